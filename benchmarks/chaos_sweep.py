@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.chaos_cluster import LOCAL, Cluster, Host, project_environment
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.tracking.server import free_port, serving
+from orchestrator.views.server import free_port, serving
 from workers.data.storage import Storage
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()")

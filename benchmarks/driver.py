@@ -20,7 +20,6 @@ from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
-from orchestrator.run.study_log import StudyLog
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
@@ -56,14 +55,13 @@ def run(sweep: SweepConfig, folder: Path) -> tuple[float, int]:
         storage,
         Planner(sweep, experiment, baseline, sweep.captions.count, NAMES),
         Search(sweep, WAYS),
-        StudyLog(sweep.name, str(folder / "study.log"), WAYS, NAMES, "benchmark"),
         workers,
         check=lambda config: None,
         emit=lambda event: None,
+        update=lambda record: None,
     )
     begin = time.perf_counter()
     driver.run()
-    driver.study.flush()
     return time.perf_counter() - begin, sum(not name.startswith("measures") for name in workers.ran)
 
 

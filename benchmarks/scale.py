@@ -34,6 +34,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +48,7 @@ from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import connected
 from orchestrator.run.driver import Driver
+from orchestrator.run.early_stopping import as_told
 from orchestrator.run.launch import launch
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.pending import Planner
@@ -54,8 +56,11 @@ from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Pool
 from orchestrator.run.progress import Progress, event_sink
 from orchestrator.run.study import Search
-from orchestrator.run.study_log import StudyLog
-from orchestrator.tracking.tracker import sync
+from orchestrator.views.follower import Views
+from orchestrator.views.study import StudyView
+from orchestrator.views.study_storage import default_journal
+from orchestrator.views.tables import Tables
+from orchestrator.views.tracker import sync
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -105,14 +110,13 @@ def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> d
             storage,
             Planner(sweep, _EXPERIMENT, DecodingConfig(sampling=Sampling()), sweep.captions.count, NAMES),
             Search(sweep, WAYS),
-            StudyLog(sweep.name, str(storage.path("study.log")), WAYS, NAMES, "benchmark"),
             pool,
             check=lambda config: None,
             emit=sink,
+            update=lambda record: None,
         )
         begin = time.monotonic()
         driver.run()
-        driver.study.flush()
         wall_s = time.monotonic() - begin
     drawn = [event for event in events if event["event"] == "shard"]
     busy_s = sum(event["seconds"] for event in drawn)
@@ -137,9 +141,11 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
     sink = event_sink(Progress(sweep.budget.trials), lambda event: None, storage.path(EVENTS))
     folder.joinpath(sweep.name).mkdir(parents=True)
     folder.joinpath(sweep.name, SHARDS).mkdir()
-    begin = time.monotonic()
+    study = StudyView(sweep, str(default_journal(storage, sweep.name)), partial(as_told, sweep), is_own=True)
+    views, begin = Views(storage, [Tables(), study]), time.monotonic()
     with file_launches(pools):
-        launch(sweep, storage, LaunchOptions(), sink, cores=1)
+        launch(sweep, storage, LaunchOptions(), views, sink, cores=1)
+    views.end("finished")
     seconds = time.monotonic() - begin - pools[0].writing_s
     begin = time.monotonic()
     shards = len(storage.names(SHARDS))

@@ -102,7 +102,7 @@ def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
 
     The first process that asks for it starts it, and stops it when no other needs it.
     """
-    from orchestrator.tracking.server import serving
+    from orchestrator.views.server import serving
     from workers.data.storage import Storage
 
     folder, lock = shared_folder / "server", FileLock(shared_folder / "server.lock")

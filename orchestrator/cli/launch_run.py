@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.run.options import LaunchOptions
-    from orchestrator.tracking.tracker import SweepTracker
+    from orchestrator.views.follower import Ending, Views
+    from orchestrator.views.tracker import SweepTracker
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -61,24 +62,24 @@ def _run(
 ) -> None:
     """See `run_sweep`; raises KeyboardInterrupt. check: raises SweepError if another launch has taken over."""
     from orchestrator.results.store import EVENTS, IDENTITY
-    from orchestrator.results.views import Views
     from orchestrator.run import progress
     from orchestrator.run.forecast import Forecast
     from orchestrator.run.launch import launch as launch_sweep
-    from orchestrator.tracking.tracker import SweepTracker
+    from orchestrator.views.tracker import SweepTracker
     from workers.runtime.threads import cores
 
-    budget = config.budget
+    budget, events = config.budget, storage.path(EVENTS)
     state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
-    events, views = storage.path(EVENTS), Views(storage)
     with ends_with(WRONG_USAGE):
         tracker = SweepTracker(storage, uri=uri) if uri else None
     if events is not None:
         events.parent.mkdir(parents=True, exist_ok=True)
-    ending, is_sweep = "failed", storage.exists(IDENTITY)
+    ending: Ending = "failed"
+    is_sweep, views = storage.exists(IDENTITY), None
     try:
         with progress.choose_view(state, as_json=as_json) as view:
             record = progress.event_sink(state, view, events)
+            views = _sweep_views(config, storage, options.study, lambda text: record({"event": "note", "note": text}))
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
@@ -88,14 +89,11 @@ def _run(
                     is_sweep = True
                     if tracker:
                         tracker.start()
-                if event["event"] in ("trial_finished", "trial_revived"):
-                    if problem := views.refresh():
-                        record({"event": "note", "note": f"tables and plot not written: {problem}"})
-                    if tracker:
-                        tracker.nudge()
+                if event["event"] in ("trial_finished", "trial_revived") and tracker:
+                    tracker.nudge()
 
             with progress.recorded_end(record):
-                outcome = launch_sweep(config, storage, options, emit, cores=cores())
+                outcome = launch_sweep(config, storage, options, views, emit, cores=cores())
         ending = "finished"
     except KeyboardInterrupt:
         ending = "interrupted"
@@ -106,8 +104,8 @@ def _run(
         kept = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
         raise CommandError(f"{explain(error)}{kept}", FAILED) from error
     finally:
-        if is_sweep:
-            _finish(storage, tracker, ending)
+        if is_sweep and views is not None:
+            _finish(views, tracker, ending)
     typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
@@ -124,24 +122,31 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     return bool(others) and all(record.state == "failed" for record in others)
 
 
-def _finish(storage: Storage, tracker: SweepTracker | None, event: Any) -> None:
-    """Write tables, plot and report, and give MLflow some time to log the rest. The results are stored: what fails here
-    is reported, and `specfrontier report` and `sync` make up for it.
-    """
-    from orchestrator.report.page import write_report
-    from orchestrator.results.views import Views
+def _sweep_views(config: SweepConfig, storage: Storage, study: str | None, note: Callable[[str], object]) -> Views:
+    """The views of a sweep that runs. study: of Optuna, a file or URL; None for a journal in the sweep's folder."""
+    from orchestrator.report.view import ReportView
+    from orchestrator.run.early_stopping import as_told
+    from orchestrator.views.follower import Views
+    from orchestrator.views.study import StudyView
+    from orchestrator.views.study_storage import default_journal
+    from orchestrator.views.tables import Tables
 
+    url = study or str(default_journal(storage, config.name))
+    study_view = StudyView(config, url, partial(as_told, config), is_own=study is None)
+    return Views(storage, [Tables(), study_view, ReportView()], note)
+
+
+def _finish(views: Views, tracker: SweepTracker | None, how: Ending) -> None:
+    """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
     try:
-        if event == "finished":
+        if how == "finished":
             say_on_terminal("writing tables, plot and report")
-        Views(storage).write()
-        write_report(storage, draw=event == "finished")  # a signal leaves no time for images
-    except Exception as error:
-        typer.echo(f"tables, plot or report not written: {explain(error)}", err=True)
+        for text in views.end(how):
+            typer.echo(text, err=True)
     finally:
         if tracker:
-            is_short = tracker.problem or event == "interrupted"
-            tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, event)
+            is_short = tracker.problem or how == "interrupted"
+            tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, how)
 
 
 def _resume_command() -> str:
@@ -187,7 +192,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
 def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
     """How to open the sweep in MLflow: the command that serves it and prints its links; those of a server."""
     from orchestrator.results.store import command
-    from orchestrator.tracking.server import find_location
+    from orchestrator.views.server import find_location
 
     found = find_location(sweep.storage, sweep.records, tracker.uri)
     if found.trials < len(sweep.records):

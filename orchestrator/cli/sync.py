@@ -46,9 +46,9 @@ def sync(
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
     from orchestrator.results.store import command
-    from orchestrator.tracking.client import public_uri, resolve_uri
-    from orchestrator.tracking.server import LOCAL_SERVER, find_location
-    from orchestrator.tracking.tracker import sync
+    from orchestrator.views.client import public_uri, resolve_uri
+    from orchestrator.views.server import LOCAL_SERVER, find_location
+    from orchestrator.views.tracker import sync
 
     with ends_with(FAILED):
         done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))

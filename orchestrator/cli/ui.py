@@ -31,9 +31,9 @@ def ui(
     instead.
     """
     from orchestrator.results.sweep import Sweep
-    from orchestrator.tracking.client import TrackingError, public_uri
-    from orchestrator.tracking.server import find_location, serving
-    from orchestrator.tracking.tracker import sync
+    from orchestrator.views.client import TrackingError, public_uri
+    from orchestrator.views.server import find_location, serving
+    from orchestrator.views.tracker import sync
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)

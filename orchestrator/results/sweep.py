@@ -31,7 +31,7 @@ from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, ref
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
-from orchestrator.results.pareto import knee, knee_confidence
+from orchestrator.results.pareto import knee, knee_confidence, nondominated
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
 from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_trials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord, trial_table
@@ -76,6 +76,13 @@ class Sweep:
     def names(self) -> SettingNames:
         """The names of the trials' settings."""
         return SettingNames(self.identity.sampling)
+
+    @cached_property
+    def front_records(self) -> tuple[TrialRecord, ...]:
+        """The feasible trials on the front of all of the sweep's objectives, by number."""
+        feasible, goals = [record for record in self.records if record.feasible], self.identity.objectives
+        on_front = nondominated(values_of(feasible, goals)[0], directions(goals)) if goals else ()
+        return tuple(record for record, kept in zip(feasible, on_front, strict=False) if kept)
 
     @property
     def baseline(self) -> TrialRecord | None:

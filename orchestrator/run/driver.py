@@ -23,7 +23,6 @@ from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.revival import replace_record, resume, revivals
 from orchestrator.run.shape_timings import ShapeTimings
 from orchestrator.run.study import Proposal, Search
-from orchestrator.run.study_log import StudyLog
 from orchestrator.run.tasks import EventSink, Outcome, SweepError, Task, TaskResult, Workers
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
@@ -35,7 +34,10 @@ _POLL_TIMEOUT_S = 0.5
 
 
 class Driver:
-    """Runs a sweep on workers and emits its events. check: raises ConfigError for a config that the model refuses."""
+    """Runs a sweep on workers and emits its events.
+
+    check: raises ConfigError for a config that the model refuses. update: called with each record that was written.
+    """
 
     def __init__(
         self,
@@ -43,22 +45,23 @@ class Driver:
         storage: Storage,
         planner: Planner,
         search: Search,
-        study: StudyLog,
         workers: Workers,
         *,
         check: Callable[[DecodingConfig], None],
         emit: EventSink,
+        update: Callable[[TrialRecord], object],
     ) -> None:
-        self.sweep, self.storage, self.planner, self.search, self.study = sweep, storage, planner, search, study
+        self.sweep, self.storage, self.planner, self.search, self.update = sweep, storage, planner, search, update
         self.workers, self.check, self.emit, self._names = workers, check, emit, SettingNames(sweep.sampling)
-        self.required = dict.fromkeys([*study.objectives, *(constraint.metric for constraint in sweep.constraints)])
+        self._objectives = [objective.metric for objective in sweep.objectives]
+        self.required = dict.fromkeys([*self._objectives, *(constraint.metric for constraint in sweep.constraints)])
         self.shards = {intern(f"shards/{name}") for name in storage.names("shards")}
         self._timings = ShapeTimings(planner, self.shards)
         self._damaged = DamagedShards(storage, planner, self.shards, emit)
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
         self._finished: list[TrialRecord] = []  # as the search knows them: revived ones as they were when they stopped
-        self._racing = EarlyStopping(sweep, list(map(Axis, study.objectives, search.directions)), self._finished)
+        self._racing = EarlyStopping(sweep, list(map(Axis, self._objectives, search.directions)), self._finished)
         self._baseline: PendingTrial | None = None
         self._limits, self._workers_alive = Limits(sweep.budget, search.is_exhausted, search.source), -1
         self._lost: set[int] = set()
@@ -103,7 +106,6 @@ class Driver:
                 return stopped_by
             proposal = self.search.propose(self._next_number, record.params if record else None)
             self._next_number += 1
-            self.study.add(proposal, self._names.name(proposal.config))
             self._pending.append(PendingTrial(proposal))
             self._start(self._pending[-1], record)
         return None
@@ -230,13 +232,9 @@ class Driver:
         if finished.state == STOPPED and finished.duplicate_of is None:
             self._limits.images -= pending.images - finished.images
         expected = at_full_size(finished, self._finished[0])
-        self.search.tell(expected, self.study.objectives)
-        if record.number not in self._lost:
-            if is_new:
-                write_trial(self.storage, record)
-            self.study.finish(finished, expected)
-            if record.is_revived:
-                self.study.revive(record)
+        self.search.tell(expected, self._objectives)
+        if is_new and record.number not in self._lost:
+            self._write(record)
         self.emit(finished_event("trial_finished", record, self._names) | {"new": is_new})
 
     def _revive(self, numbers: Collection[int], stopped_by: str) -> None:
@@ -251,7 +249,7 @@ class Driver:
             )
         racing, budget = self.sweep.racing, self.sweep.budget.images
         threshold = 1.0 if racing is None or stopped_by == "hours" else racing.revive_above
-        for queue in revivals(self._records, self.storage, self._racing.objectives, numbers, threshold, budget):
+        for queue in revivals(self._records, self._write, self._racing.objectives, numbers, threshold, budget):
             number = queue[0]
             if number not in numbers and self._limits.is_time_spent:
                 break
@@ -264,8 +262,7 @@ class Driver:
                 self.emit({"event": "revival_failed", "trial": number, "note": note})
                 continue
             record = with_constraints(pending.record, self.sweep.constraints, self._records)
-            replace_record(self._records, self.storage, record)
-            self.study.revive(self._records[number])
+            replace_record(self._records, self._write, record)
             self.emit(finished_event("trial_revived", self._records[number], self._names))
         for pending in self._pending:
             self.workers.withdraw(pending.number)
@@ -294,6 +291,10 @@ class Driver:
         self._pending.append(pending)
         self._submit_ready()
         return pending
+
+    def _write(self, record: TrialRecord) -> None:
+        write_trial(self.storage, record)
+        self.update(record)
 
     def _submit(self, tasks: Iterable[Task]) -> None:
         for task in tasks:

@@ -108,6 +108,15 @@ class EarlyStopping:
         )
 
 
+def as_told(sweep: SweepConfig, record: TrialRecord, vanilla: TrialRecord) -> tuple[TrialRecord, TrialRecord]:
+    """A trial's record as the search knows it (see `before_revival`), and the same with the values to tell."""
+    objectives = [Axis(objective.metric, objective.direction or "minimize") for objective in sweep.objectives]
+    known = EarlyStopping(sweep, objectives, ()).before_revival(record)
+    if known is not record:
+        known = with_constraints(known, sweep.constraints, [vanilla])
+    return known, at_full_size(known, vanilla)
+
+
 def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
     """A stopped trial's metrics as expected on all images: vanilla's there, plus the difference to vanilla on the
     images that both have. Other records are returned as they are.

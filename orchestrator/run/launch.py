@@ -25,7 +25,6 @@ from orchestrator.results.store import (
     write_sweep_text,
 )
 from orchestrator.results.trials import TrialRecord
-from orchestrator.results.views import Views
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.events import lost_event
@@ -36,11 +35,8 @@ from orchestrator.run.pool import Pool
 from orchestrator.run.preflight_models import check_enqueued, models_entry
 from orchestrator.run.preparation import PreparedWorkers
 from orchestrator.run.study import Search
-from orchestrator.run.study_journal import restore_journal
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_note import describe_study
-from orchestrator.run.study_storage import default_journal
 from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError, Task
+from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
@@ -65,8 +61,11 @@ class IdentityError(ValueError):
     """The store's results depend on other weights, captions or settings; the message names them, and the fix."""
 
 
-def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, *, cores: int) -> Outcome:
-    """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine.
+def launch(
+    sweep: SweepConfig, storage: Storage, options: LaunchOptions, views: Views, emit: EventSink, *, cores: int
+) -> Outcome:
+    """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine. views: started here; the caller
+    ends them.
 
     The caller holds the `driver_lock`. If a cluster on this machine is lost, another one goes on.
 
@@ -78,7 +77,7 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
     while True:
         emit({"event": "launch", **note})
         try:
-            return _launch(sweep, storage, options, emit, cores)
+            return _launch(sweep, storage, options, views, emit, cores)
         except ClusterLost as error:
             lost_at.append(len(storage.names(SHARDS)))
             if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
@@ -86,7 +85,9 @@ def launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: E
             note = {"note": f"{error}; starting another"}
 
 
-def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: EventSink, cores: int) -> Outcome:
+def _launch(
+    sweep: SweepConfig, storage: Storage, options: LaunchOptions, views: Views, emit: EventSink, cores: int
+) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
     environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
     _emit_phase(emit, f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine")
@@ -103,9 +104,8 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
         variables = {} if options.address is None else environment
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
         with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage), lose)) as pool:
-            journal = None if options.study else default_journal(storage, sweep.name)
             _emit_phase(emit, "loading the models")
-            records = _read_records(sweep, storage, journal, emit)  # while the workers load their models
+            records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
             _check_memory(facts, options)
             capabilities = Capabilities.from_mapping(facts["capabilities"])
@@ -114,6 +114,7 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
                 check_enqueued(sweep, capabilities)
                 _check_metrics(sweep, facts["metrics"])
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
+            views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive})
             preparations = [(Task(-1, REFERENCE, {"kind": REFERENCE}), "reading the reference images")]
@@ -126,23 +127,14 @@ def _launch(sweep: SweepConfig, storage: Storage, options: LaunchOptions, emit: 
                 workers.wait(PREDICTIONS)
                 return read_pool(sweep, storage, identity.experiment)
 
-            names, study_url = [axis.name for axis in identity.objectives], options.study or str(journal)
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             planner = Planner(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics)
-            directions = [axis.direction for axis in identity.objectives]
-            search = Search(sweep, directions, predicted_pool)
-            parameters = sweep.space.parameters()
-            with closing(StudyLog(sweep.name, study_url, directions, names, identity.id, parameters)) as study:
-                study.note(describe_study(identity, records, storage.display_name))
-                driver = Driver(
-                    sweep, storage, planner, search, study, workers, check=capabilities.check, emit=emit
-                )  # fmt: skip
-                outcome = driver.run(records, options.revived)
-                study.note(describe_study(identity, outcome.records, storage.display_name))
-                if problem := study.flush():
-                    emit({"event": "note", "note": problem})
-                return outcome
+            search = Search(sweep, [axis.direction for axis in identity.objectives], predicted_pool)
+            driver = Driver(
+                sweep, storage, planner, search, workers, check=capabilities.check, emit=emit, update=views.update
+            )
+            return driver.run(records, options.revived)
 
 
 def _emit_phase(emit: EventSink, phase: str) -> None:
@@ -150,15 +142,11 @@ def _emit_phase(emit: EventSink, phase: str) -> None:
     emit({"event": "phase", "phase": phase})
 
 
-def _read_records(sweep: SweepConfig, storage: Storage, journal: Path | None, emit: EventSink) -> Sequence[TrialRecord]:
-    """The trials' records. Damaged views are rebuilt from them, with a note for each. journal: of Optuna's study."""
-    records, notes = read_trials(storage), Views(storage).restore()
+def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
+    """The trials' records. Damaged lines of the events are removed, with a note."""
+    records = read_trials(storage)
     if lines := drop_damaged_lines(storage, EVENTS):
-        notes.append(f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete")
-    objectives = [objective.metric for objective in sweep.objectives]
-    if journal is not None and (note := restore_journal(journal, sweep.name, objectives, records)):
-        notes.append(note)
-    for note in notes:
+        note = f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete"
         emit({"event": "note", "note": note})
     return records
 

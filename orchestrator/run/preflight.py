@@ -14,8 +14,8 @@ from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.preflight_models import CheckedModels, in_section, prefix_errors
 from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
-from orchestrator.run.study_storage import check_url
-from orchestrator.tracking.client import default_uri
+from orchestrator.views.client import default_uri
+from orchestrator.views.study_storage import check_url
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE

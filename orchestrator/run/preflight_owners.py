@@ -9,9 +9,9 @@ from orchestrator.results.databases import MLFLOW, has_tables, is_same_database
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity, check_unused
 from orchestrator.run.preflight_models import prefix_errors
-from orchestrator.run.study_storage import check_study, damaged_line, default_journal
-from orchestrator.tracking.client import default_uri, is_database, local_database
-from orchestrator.tracking.damage import database_problem
+from orchestrator.views.client import default_uri, is_database, local_database
+from orchestrator.views.damage import database_problem
+from orchestrator.views.study_storage import check_study, damaged_line, default_journal
 from workers.data.storage import Storage
 
 

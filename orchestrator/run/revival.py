@@ -6,19 +6,17 @@ resumes with the same step.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.store import write_trial
 from orchestrator.results.trials import COMPLETE, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import at_full_size
 from orchestrator.run.pending import PendingTrial
 from orchestrator.run.study import Proposal
-from workers.data.storage import Storage
 
 _DRAWS, _SEED = 4000, 0
 # Fields of a record that its duplicates share.
@@ -50,7 +48,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Axi
 
 def revivals(
     records: MutableSequence[TrialRecord],
-    storage: Storage,
+    write: Callable[[TrialRecord], None],
     objectives: Sequence[Axis],
     numbers: Collection[int],
     threshold: float,
@@ -64,7 +62,7 @@ def revivals(
     chosen again. With a budget of images no others follow the first one: they may not be needed.
     """
     for record in [record for record in records if record.stop and record.duplicate_of is None]:
-        replace_record(records, storage, record)  # completes a step that was cut off
+        replace_record(records, write, record)  # completes a step that was cut off
     passed: set[int] = set()
 
     def run(queue: list[int]) -> Iterator[list[int]]:
@@ -95,14 +93,16 @@ def resume(record: TrialRecord) -> PendingTrial:
     return PendingTrial(proposal, seconds=record.seconds, started=record.started, history=history, stop=record.stop)
 
 
-def replace_record(records: MutableSequence[TrialRecord], storage: Storage, record: TrialRecord) -> None:
-    """Replace the record of a trial, and the results of its duplicates, in `records` and in the store."""
+def replace_record(
+    records: MutableSequence[TrialRecord], write: Callable[[TrialRecord], None], record: TrialRecord
+) -> None:
+    """Replace the record of a trial, and the results of its duplicates, in `records`, and write each."""
     shared = {name: getattr(record, name) for name in _RESULTS}
     copies = [replace(other, **shared) for other in records if other.duplicate_of == record.number]
     for changed in (record, *copies):
         if changed != records[changed.number]:
             records[changed.number] = changed
-            write_trial(storage, changed)
+            write(changed)
 
 
 def _violates(record: TrialRecord) -> bool:

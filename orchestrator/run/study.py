@@ -4,7 +4,7 @@ The search depends on the trials' results, not on their timing: trial n is propo
 been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
 worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
 
-`Search` keeps its study in memory. `study_log` writes one for Optuna users.
+`Search` keeps its study in memory. `orchestrator.views.study` writes one for Optuna users.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import ERRORS, SETTING, SettingsPool
 from orchestrator.results.axes import Direction
-from orchestrator.results.trials import FAILED, TrialRecord
-from orchestrator.run.study_storage import StudyError
+from orchestrator.results.trials import TrialRecord
+from orchestrator.views.study import objective_values
+from orchestrator.views.study_storage import StudyError
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
@@ -193,11 +194,3 @@ class Search:
         except (TypeError, ValueError) as error:
             raise StudyError(f"search.options: the {self._sampler} sampler refused them: {error}") from error
         return sampler
-
-
-def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
-    """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
-    if record.state == FAILED:
-        return None
-    values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
-    return values if all(math.isfinite(value) for value in values) else None

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from orchestrator.run.tasks import PoolError
-from orchestrator.tracking.client import Event
-from orchestrator.tracking.tracker import TrainingTracker
+from orchestrator.views.client import Event
+from orchestrator.views.tracker import TrainingTracker
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
 from workers.loading.models import unreadable_captions

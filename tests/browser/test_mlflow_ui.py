@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.runs import run_link
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.runs import run_link
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

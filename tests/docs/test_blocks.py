@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.results.views import Views
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.tables import write_tables
 from search_spaces.sweep import KEYS, SweepConfig
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.fakes.command_line import specfrontier
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     write_sweep(tmp_path / "sweeps" / "quickstart", shards=True, name="quickstart")
-    Views(Storage(tmp_path / "sweeps" / "quickstart")).write()
+    write_tables(Sweep.open(Storage(tmp_path / "sweeps" / "quickstart")))
     return tmp_path
 
 

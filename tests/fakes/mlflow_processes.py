@@ -13,10 +13,11 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import StudyError
-from orchestrator.tracking import tracker
-from orchestrator.tracking.run_log import RunLog
+from orchestrator.results.sweep import Sweep
+from orchestrator.views import tracker
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.study_storage import StudyError
+from tests.fakes.studies import named_config, study_identity, study_view
 from workers.data.storage import Storage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -43,15 +44,17 @@ def sync_together(storages: Sequence[Storage], uri: str, folder: Path) -> list[s
     return _together(_sync, folder, [(storage.uri, uri) for storage in storages])
 
 
-def open_studies_together(studies: Sequence[tuple[str, str]], url: str, folder: Path) -> list[str]:
-    """Open studies, given by name and sweep, in as many processes at once; what each printed."""
-    return _together(_open_study, folder, [(url, *study) for study in studies])
+def open_studies_together(studies: Sequence[tuple[str, int]], url: str, folder: Path) -> list[str]:
+    """Open studies in as many processes at once; what each printed. studies: name, and the sweep's second of start."""
+    return _together(_open_study, folder, [(url, name, str(second)) for name, second in studies])
 
 
-def _open_study(output: str, url: str, name: str, sweep_id: str) -> None:
+def _open_study(output: str, url: str, name: str, second: str) -> None:
     _redirect(output)
     try:
-        StudyLog(name, url, ("maximize", "minimize"), ("speedup", "fid"), sweep_id).close()
+        config = named_config(name)
+        started = f"2026-01-02T03:00:{int(second):02}+00:00"
+        study_view(config, url, is_own=False).update(Sweep(Storage("."), study_identity(config, started=started), ()))
         print("opened", flush=True)
     except StudyError as error:
         print(error, flush=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.server import free_port
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.server import free_port
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.real_sweeps import (

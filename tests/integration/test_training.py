@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from orchestrator.run.training import drafter_job, train_drafter
-from orchestrator.tracking.tracker import TrainingTracker
+from orchestrator.views.tracker import TrainingTracker
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder

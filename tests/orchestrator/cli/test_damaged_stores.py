@@ -17,7 +17,8 @@ from orchestrator.results.store import (
     read_table,
     write_sweep_text,
 )
-from orchestrator.results.views import Views
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.tables import replace_damaged, write_tables
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
@@ -86,7 +87,7 @@ def test_status_says_that_the_events_were_cut(store: Path) -> None:
 
 
 def test_sync_writes_a_damaged_table_anew(store: Path) -> None:
-    Views(Storage(store)).write()
+    write_tables(Sweep.open(Storage(store)))
     table = store / FRONT_TABLE
     whole = table.read_bytes()
     table.write_bytes(whole[:50] + bytes([whole[50] ^ 4]) + whole[51:])
@@ -118,13 +119,13 @@ def test_the_report_names_a_damaged_picture(store: Path) -> None:
 
 
 def test_a_damaged_plot_or_report_is_not_logged(store: Path) -> None:
-    Views(Storage(store)).write()
+    write_tables(Sweep.open(Storage(store)))
     write_report(Storage(store))
-    assert Views(Storage(store)).restore() == []
+    assert replace_damaged(Storage(store)) == []
     whole = {name: (store / name).read_bytes() for name in (FRONT_PLOT, REPORT)}
     for name, data in whole.items():
         (store / name).write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-    notes = Views(Storage(store)).restore()
+    notes = replace_damaged(Storage(store))
     assert [name in note for name, note in zip(whole, notes, strict=True)] == [True, True]
     assert (store / FRONT_PLOT).read_bytes() == whole[FRONT_PLOT]
     assert not (store / REPORT).exists()

@@ -20,10 +20,11 @@ import yaml
 
 from orchestrator.cli.launch import _peak_bytes, stopped_trials
 from orchestrator.cli.launch_plan import describe_plan
-from orchestrator.cli.launch_run import _finish, _summary, only_vanilla_ran
+from orchestrator.cli.launch_run import _finish, _summary, _sweep_views, only_vanilla_ran
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import PoolError
+from orchestrator.views.follower import Ending
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
@@ -335,7 +336,9 @@ def test_the_live_view_ends_before_the_report_is_written(
         finally:
             seen.append("view ended")
 
-    def launch(sweep: object, storage: object, options: object, emit: Callable[[Any], None], **rest: object) -> Any:
+    def launch(
+        sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
+    ) -> Any:
         emit({"event": "identity", "objectives": []})
         if error is not None:
             raise error
@@ -352,14 +355,16 @@ def test_the_live_view_ends_before_the_report_is_written(
 
 @pytest.mark.parametrize(("ending", "draws"), [("finished", True), ("interrupted", False), ("failed", False)])
 def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
-    ending: str, draws: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: Ending, draws: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a signal there is no time to draw images for the report."""
     page = mock.Mock(side_effect=MemoryError("out of memory"))
-    monkeypatch.setattr("orchestrator.report.page.write_report", page)
+    monkeypatch.setattr("orchestrator.report.view.write_report", page)
     write_store()
     storage, tracker = Storage("sweeps/tested"), mock.Mock(problem=None)
-    _finish(storage, tracker, ending)
+    views = _sweep_views(SweepConfig.read("tested.yaml"), storage, None, print)
+    views.start(identity("tested"))
+    _finish(views, tracker, ending)
     assert page.call_args == mock.call(storage, draw=draws)
     assert tracker.finish.call_args.args[1] == ending
     assert "out of memory" in capsys.readouterr().err
@@ -390,7 +395,9 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
     full = OSError(errno.ENOSPC, "No space left on device", "sweeps/tested/driver.lock")
     monkeypatch.setattr("orchestrator.results.locks._write", mock.Mock(side_effect=[*[None] * written, full]))
 
-    def launch(sweep: object, storage: object, options: object, emit: Callable[[Any], None], **rest: object) -> None:
+    def launch(
+        sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
+    ) -> None:
         write_store()
         emit({"event": "identity", "objectives": []})
         raise full

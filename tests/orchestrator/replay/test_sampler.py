@@ -23,7 +23,7 @@ from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
 from orchestrator.results.axes import Direction
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import Floats
-from orchestrator.run.study_storage import open_storage
+from orchestrator.views.study_storage import open_storage
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 NOISE = 0.03  # relative

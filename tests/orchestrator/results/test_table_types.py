@@ -17,7 +17,7 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.store import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.results.views import Views
+from orchestrator.views.tables import write_tables
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
 from search_spaces.schedules import SCHEDULES, Constant
@@ -41,7 +41,7 @@ def write(folder: Path, configs: Mapping[str, Any], value: float = 2) -> None:
         setting = config if isinstance(config, DecodingConfig) else DecodingConfig.from_mapping(config)
         metrics = {name: Measured(value + number, None, 8) for name in ("speedup", "fid")}
         write_trial(storage, TrialRecord(number, label, "complete", setting.with_sampling(SAMPLING), metrics=metrics))
-    Views(storage).write()
+    write_tables(Sweep.open(storage))
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def sweeps(tmp_path: Path) -> Path:
     write_sweep(tmp_path / "failures", 12, failed=(7,), repeated={9: 6})
     write_sweep(tmp_path / "broken", 3, failed=(0, 1, 2))
     for name in ("failures", "broken"):
-        Views(Storage(str(tmp_path / name))).write()
+        write_tables(Sweep.open(Storage(str(tmp_path / name))))
     tree = {"policy": "adjacency", "beta": 2, "radius": 3, "depth_range": [2, 8]}
     relaxed = {"neighbourhood": "additive", "k": 10, "delta": 1, "schedule": "linear", "budget": 2, "slope": 0}
     configs = {"vanilla": PRESETS["vanilla"], "adt": {"drafter": "eagle", "tree": tree, "acceptance": relaxed}}

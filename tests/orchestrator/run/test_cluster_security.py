@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from orchestrator.run.cluster_address import ALIVE_METHOD
-from orchestrator.tracking.server import free_port
+from orchestrator.views.server import free_port
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 

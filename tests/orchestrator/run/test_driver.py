@@ -7,7 +7,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,20 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.axes import Direction
 from orchestrator.results.store import read_trials, write_trial
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Event, Outcome, SweepError, Task, TaskResult
+from orchestrator.views.follower import Views
+from orchestrator.views.study import short_names
+from orchestrator.views.study_storage import StudyError, open_storage
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.studies import study_identity, study_view
+from tests.fakes.synthetic_sweeps import identity
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 
@@ -64,24 +67,27 @@ def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Dr
     baseline = DecodingConfig(sampling=Sampling(cfg=1.5))
     experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
     folder.mkdir(parents=True, exist_ok=True)
-    options = {"check": lambda config: None, "emit": lambda event: None, **kwargs}
+    nothing = dict.fromkeys(("check", "emit", "update"), lambda subject: None)
     return Driver(
         config,
         Storage(str(folder)),
         Planner(config, experiment, baseline, config.captions.count, NAMES),
         Search(config, DIRECTIONS),
-        StudyLog(config.name, str(folder / "study.log"), DIRECTIONS, NAMES, "digest"),
         workers,
-        **options,
+        **nothing | kwargs,
     )
 
 
 def run(config: SweepConfig, folder: Path, workers: Any, revive: Collection[int] = (), **kwargs: Any) -> Outcome:
-    made = driver(config, folder, workers, **kwargs)
-    with closing(made.study):
-        outcome = made.run(read_trials(Storage(str(folder))), revive)
-        assert made.study.flush() is None
-        return outcome
+    """Run a sweep and its study."""
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = Storage(str(folder))
+    views, stored = Views(storage, [study_view(config, folder / "study.log")]), read_trials(storage)
+    views.start(study_identity(config), stored)
+    try:
+        return driver(config, folder, workers, update=views.update, **kwargs).run(stored, revive)
+    finally:
+        assert views.end("finished") == []
 
 
 def configs(records: Sequence[TrialRecord]) -> list[DecodingConfig | None]:
@@ -154,7 +160,8 @@ def test_a_killed_sweep_resumes_to_the_same_trials(
     assert len(repeated) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
     study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 24
-    assert [t.params for t in study.trials] == [dict(r.params) for r in whole.records]
+    names = short_names(config.space.parameters())
+    assert [t.params for t in study.trials] == [{names[key]: v for key, v in r.params.items()} for r in whole.records]
 
 
 def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -396,6 +403,8 @@ def test_configs_that_the_model_cannot_serve_fail_undrawn(tmp_path: Path) -> Non
 
 
 def test_another_sweep_with_the_same_name_is_refused(tmp_path: Path) -> None:
-    run(sweep(tmp_path), tmp_path / "store", InstantWorkers())
-    with pytest.raises(ValueError, match="another sweep"):
-        StudyLog("tested", str(tmp_path / "store" / "study.log"), DIRECTIONS, NAMES, "other digest")
+    config, journal = sweep(tmp_path), tmp_path / "store" / "study.log"
+    run(config, tmp_path / "store", InstantWorkers())
+    other = Sweep(Storage(tmp_path / "other"), identity("tested", started="2025-12-24T00:00:00+00:00"), ())
+    with pytest.raises(StudyError, match="another sweep"):
+        study_view(config, journal).update(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.axes import Axis
-from orchestrator.results.store import read_trials
+from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
 from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
-from orchestrator.run.study_storage import open_storage
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
+from orchestrator.views.study_storage import open_storage
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -324,14 +325,14 @@ def test_the_probability_to_be_on_the_front_uses_what_trials_share() -> None:
 
 
 def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path))
+    write = partial(write_trial, Storage(str(tmp_path)))
     records = synthetic(0.0, 0.5)
     far = replace(synthetic(5.0, 0.1)[2], number=3)
     records.append(far)
 
     def run_all(threshold: float, budget: int | None, numbers: Collection[int] = ()) -> list[int]:
         found, current = [], list(records)
-        for number, *_ in revivals(current, storage, AXES, numbers, threshold, budget):
+        for number, *_ in revivals(current, write, AXES, numbers, threshold, budget):
             found.append(number)
             current[number] = replace(current[number], state="complete", images=CAPTIONS)
         return found
@@ -340,9 +341,9 @@ def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_pat
     assert run_all(0.05, None, [3]) == [3, 2]
     assert run_all(0.99, None) == []
     assert run_all(0.05, 1) == []
-    stuck = revivals(list(records), storage, AXES, (), 0.05, None)
+    stuck = revivals(list(records), write, AXES, (), 0.05, None)
     assert list(stuck) == [[2]], "a trial that cannot be measured is not chosen again"
-    both = [next(revivals(list(records), storage, AXES, (2, 3), 1.0, budget)) for budget in (None, 1)]
+    both = [next(revivals(list(records), write, AXES, (2, 3), 1.0, budget)) for budget in (None, 1)]
     assert both == [[2, 3], [2]], "with a budget of images no trial draws ahead"
 
 

@@ -16,6 +16,7 @@ from orchestrator.run.launch import IdentityError, keep_identity, launch
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Node, Slots
 from orchestrator.run.tasks import ClusterLost, Event, PoolError
+from orchestrator.views.follower import Views
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity
@@ -93,7 +94,7 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
 
     monkeypatch.setattr(launch_module, "_launch", lose)
     with pytest.raises(PoolError, match="lost its raylet"):
-        launch(mock.Mock(), storage, LaunchOptions(), events.append, cores=1)
+        launch(mock.Mock(), storage, LaunchOptions(), Views(storage, []), events.append, cores=1)
     assert len(started) == clusters
     assert [event["event"] for event in events] == ["launch"] * clusters
     assert "raylet" in events[1]["note"]
@@ -115,4 +116,4 @@ def test_a_cluster_without_nodes_asks_for_the_kind_of_node(storage: Storage, mon
     monkeypatch.setattr(launch_module, "Pool", mock.Mock(side_effect=AssertionError("a worker started")))
     options = LaunchOptions(address="head:6379", workers=4)
     with pytest.raises(PoolError, match="--gpus-per-worker"):
-        launch(SweepConfig.read("quickstart"), storage, options, lambda event: None, cores=1)
+        launch(SweepConfig.read("quickstart"), storage, options, Views(storage, []), lambda event: None, cores=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,21 +17,18 @@ from optuna.trial import TrialState
 
 from orchestrator.results.axes import Direction
 from orchestrator.results.store import Identity, write_identity
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.sweep import Sweep
 from orchestrator.run.preflight_owners import check_owners
-from orchestrator.run.study import Proposal
-from orchestrator.run.study_journal import restore_journal
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import StudyError, open_storage, own_trials
+from orchestrator.views.study import StudyView
+from orchestrator.views.study_storage import StudyError, open_storage, own_trials
 from tests.fakes.mlflow_processes import open_studies_together
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
-from tests.fakes.synthetic_sweeps import identity
+from tests.fakes.studies import named_config, plain_record, study_identity, study_view
 from workers.data.storage import Storage
 
 NAME = "mine"
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
-METRICS = ("speedup", "fid")
-OURS = identity(NAME)
+OURS = study_identity(named_config(NAME))
 
 
 @pytest.fixture(autouse=True)
@@ -93,17 +90,12 @@ def contents(url: str) -> list[Any]:
     ]
 
 
-def open_log(url: str, sweep_id: str = OURS.id) -> StudyLog:
-    return StudyLog(NAME, url, DIRECTIONS, METRICS, sweep_id)
-
-
-def write(log: StudyLog, *numbers: int) -> None:
-    for number in numbers:
-        log.add(Proposal(number, f"trial {number}", None, {}, {}), f"setting {number}")
-        metrics = {name: Measured(number + 1.0, 0.1, 8) for name in METRICS}
-        record = TrialRecord(number, "", "complete", None, metrics=metrics, images=8)
-        log.finish(record, record)
-    assert log.flush() is None
+def write(url: str, numbers: Sequence[int] = (), **changed: object) -> StudyView:
+    """Write the sweep's study with these trials. changed: parts of its identity."""
+    view = study_view(named_config(NAME), url, is_own=False)
+    identity = study_identity(named_config(NAME), **changed)
+    view.update(Sweep(Storage("sweeps/mine"), identity, tuple(map(plain_record, numbers))))
+    return view
 
 
 def add_trial(study: Study) -> None:
@@ -117,7 +109,7 @@ def add_trial(study: Study) -> None:
         (lambda url: create(url, "minimize", "minimize"), ("directions minimize, minimize",)),
         (lambda url: add_trial(create(url)), ("1 trial",)),
         (lambda url: create(url).set_user_attr("owner", "somebody"), ("attributes owner",)),
-        (lambda url: open_log(url, "elsewhere 2025-12-24T00:00:00+00:00").close(), ("another sweep", "2025-12-24")),
+        (lambda url: write(url, started="2025-12-24T00:00:00+00:00"), ("another sweep", "2025-12-24")),
     ],
 )
 def test_a_study_of_somebody_else_is_refused(make: Callable[[str], Any], parts: tuple[str, ...], url: str) -> None:
@@ -128,7 +120,7 @@ def test_a_study_of_somebody_else_is_refused(make: Callable[[str], Any], parts: 
         for part in ("--study", "--name", repr(NAME), *parts):
             assert part in message
     with pytest.raises(StudyError, match="--name"):
-        open_log(url)
+        write(url, [0])
     assert contents(url) == before
 
 
@@ -136,8 +128,7 @@ def test_an_empty_study_with_our_directions_becomes_ours(url: str) -> None:
     create(url)
     create(url, "minimize", name="of somebody else")
     check(url)
-    with closing(open_log(url)) as log:
-        write(log, 0)
+    write(url, [0])
     check(url, known=OURS)
     assert "another sweep" in refusal(url), "its identity is gone"
 
@@ -152,15 +143,11 @@ def test_a_storage_without_the_study_stays_without_it(url: str, folder: Path) ->
 
 
 def test_a_trial_of_somebody_else_in_our_study_shifts_none_of_ours(url: str) -> None:
-    with closing(open_log(url)) as log:
-        write(log, 0, 1)
-        log.add(Proposal(2, "trial 2", None, {}, {}), "setting 2")
-        assert log.flush() is None
+    write(url, [0, 1, 2])
     study = optuna.load_study(study_name=NAME, storage=open_storage(url))
     add_trial(study)
     check(url, known=OURS)
-    with closing(open_log(url)) as log:
-        write(log, *range(5))
+    write(url, range(5))
     trials = optuna.load_study(study_name=NAME, storage=open_storage(url)).trials
     assert [trial.values[0] for trial in trials] == [1.0, 2.0, 3.0, 9.0, 4.0, 5.0]
     assert {number: trial.user_attrs["label"] for number, trial in own_trials(trials).items()} == {
@@ -174,8 +161,7 @@ def test_a_study_of_an_earlier_version_goes_on(url: str) -> None:
     study.set_user_attr("sweep", OURS.id)
     study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs={"setting": "setting 0", "label": "trial 0"}))
     check(url, known=OURS)
-    with closing(open_log(url)) as log:
-        write(log, 0, 1)
+    write(url, [0, 1])
     trials = optuna.load_study(study_name=NAME, storage=open_storage(url)).trials
     assert [trial.user_attrs["label"] for trial in trials] == ["trial 0", "trial 1"]
 
@@ -183,12 +169,14 @@ def test_a_study_of_an_earlier_version_goes_on(url: str) -> None:
 def test_what_others_add_to_the_default_journal_is_no_damage() -> None:
     journal = Path("sweeps/mine/study.log")
     journal.parent.mkdir()
-    with closing(open_log(str(journal))) as log:
-        write(log, 0)
+    write(str(journal), [0])
     add_trial(optuna.load_study(study_name=NAME, storage=open_storage(str(journal))))
     add_trial(create(str(journal), "minimize", name="of somebody else"))
-    metrics = {name: Measured(1.0, 0.1, 8) for name in METRICS}
-    assert restore_journal(journal, NAME, METRICS, [TrialRecord(0, "", "complete", None, metrics=metrics)]) is None
+    before = contents(str(journal))
+    view = study_view(named_config(NAME), journal, is_own=True)
+    view.update(Sweep(Storage("sweeps/mine"), OURS, (plain_record(0),)))
+    assert view.notes == []
+    assert contents(str(journal)) == before
 
 
 def test_a_default_journal_of_somebody_else_is_refused() -> None:
@@ -358,7 +346,7 @@ def test_a_store_whose_launch_was_killed_early_goes_on() -> None:
 
 @pytest.mark.slow(seconds=20)
 def test_studies_that_are_opened_at_once_share_new_tables(url: str, tmp_path: Path) -> None:
-    studies = [(f"study {number}", f"sweep {number}") for number in range(4)]
+    studies = [(f"study {number}", number) for number in range(4)]
     assert open_studies_together(studies, url, tmp_path) == ["opened"] * 4
     names = optuna.get_all_study_names(open_storage(url))
     assert sorted(names) == sorted(name for name, _ in studies)
@@ -366,11 +354,11 @@ def test_studies_that_are_opened_at_once_share_new_tables(url: str, tmp_path: Pa
 
 @pytest.mark.slow(seconds=20)
 def test_of_two_sweeps_with_one_name_one_gets_the_study(url: str, tmp_path: Path) -> None:
-    printed = open_studies_together([(NAME, f"sweep {number}") for number in range(3)], url, tmp_path)
+    printed = open_studies_together([(NAME, number) for number in range(3)], url, tmp_path)
     assert sorted(line == "opened" for line in printed) == [False, False, True]
     assert all("another sweep" in line for line in printed if line != "opened")
     study = optuna.load_study(study_name=NAME, storage=open_storage(url))
-    assert study.user_attrs["sweep"] == f"sweep {printed.index('opened')}"
+    assert study.user_attrs["sweep"] == f"{OURS.experiment} 2026-01-02T03:00:0{printed.index('opened')}+00:00"
     assert [state for state in TrialState if study.get_trials(states=(state,))] == []
 
 

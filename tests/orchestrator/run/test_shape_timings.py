@@ -15,7 +15,6 @@ from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
-from orchestrator.run.study_log import StudyLog
 from orchestrator.run.tasks import Outcome, Task, TaskResult
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -95,10 +94,10 @@ def run(folder: Path, workers: Workers, *, direct: int = 1, parallel: int = 3) -
         storage,
         Planner(config, experiment, DecodingConfig(sampling=Sampling()), 16, NAMES),
         Search(config, ("maximize", "minimize")),
-        StudyLog(config.name, str(folder / "study.log"), ("maximize", "minimize"), NAMES, "digest"),
         workers,
         check=lambda config: None,
         emit=lambda event: None,
+        update=lambda record: None,
     )
     return driver.run(read_trials(storage))
 

@@ -13,24 +13,23 @@ from urllib.parse import quote
 import numpy as np
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from benchmarks.instant import plausible
 from orchestrator.replay.predict import random_settings
 from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.axes import Direction
+from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.run.study import (
-    Proposal,
-    Search,
-    objective_values,
-)
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import StudyError, check_study, open_storage
+from orchestrator.run.study import Proposal, Search
+from orchestrator.views.study import objective_values, short_names
+from orchestrator.views.study_storage import StudyError, check_study, open_storage, own_trials
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.studies import named_config, write_study
+from tests.fakes.synthetic_sweeps import BASELINE
 
 NAMES = ("speedup", "fid")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -245,16 +244,6 @@ def test_only_finite_values_are_told(metrics: dict[str, float], values: list[flo
     assert objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
 
 
-def write_study(config: SweepConfig, url: str, records: Sequence[TrialRecord], digest: str = "digest") -> StudyLog:
-    study, search = StudyLog(config.name, url, DIRECTIONS, NAMES, digest), Search(config, DIRECTIONS)
-    for entry in records:
-        study.add(search.propose(entry.number, entry.params), f"setting {entry.number}")
-        study.finish(entry, entry)
-        search.tell(entry, NAMES)
-    assert study.flush() is None
-    return study
-
-
 @pytest.mark.parametrize("url", ["study.log", "sqlite:///study.db"])
 def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -280,7 +269,7 @@ def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     attrs = study.trials[1].user_attrs
     assert attrs["label"] == "chain"
     assert attrs["digest"] == records[1].digest
-    assert attrs["setting"] == "setting 1"
+    assert attrs["setting"] == SettingNames(BASELINE.sampling).name(records[1].config)
     assert attrs["fid"] == records[1].metrics["fid"].value
     assert attrs["tree.policy"] == "chain"
     assert not any(isinstance(value, dict | list) for value in attrs.values()), "people read them in tables"
@@ -293,7 +282,7 @@ def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) 
                     constraints={"fid <= 4.5": r.metrics["fid"].value - 4.5})
         for r in drive(config, 30)
     ]  # fmt: skip
-    write_study(config, str(tmp_path / "study.log"), records)
+    write_study(config, tmp_path / "study.log", records)
     study = optuna.load_study(study_name="studied", storage=open_storage(str(tmp_path / "study.log")))
     inside = [r for r in records if r.feasible]
     assert 0 < len(inside) < len(records)
@@ -305,16 +294,18 @@ def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) 
 def test_a_partial_study_is_completed(tmp_path: Path) -> None:
     config, url = sweep(tmp_path, "random"), str(tmp_path / "study.log")
     records = drive(config, 10)
-    study = write_study(config, url, records[:6])
-    search = Search(config, DIRECTIONS)
-    for entry in records[:6]:
-        search.propose(entry.number, entry.params)
-    study.add(search.propose(6), "setting 6")  # killed before its result
-    assert study.flush() is None
+    study = write_study(config, url, records[:6])._study
+    assert study is not None
+    running = create_trial(state=TrialState.RUNNING, user_attrs={"specfrontier.trial": 6, "setting": "killed"})
+    study.add_trial(running)  # as earlier versions did before a result
     write_study(config, url, records)
     opened = optuna.load_study(study_name="studied", storage=open_storage(url))
-    assert [trial.state for trial in opened.trials] == [TrialState.COMPLETE] * 10
-    assert [trial.params for trial in opened.trials] == [dict(entry.params) for entry in records]
+    assert opened.trials[6].state == TrialState.FAIL
+    trials = own_trials(opened.trials)
+    assert [trials[number].state for number in range(10)] == [TrialState.COMPLETE] * 10
+    names = short_names(config.space.parameters())
+    expected = [{names[key]: value for key, value in entry.params.items()} for entry in records]
+    assert [trials[number].params for number in range(10)] == expected
 
 
 def test_trials_of_another_search_are_refused(tmp_path: Path) -> None:
@@ -340,7 +331,7 @@ def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     for opening in (
         lambda url: check_study(url, "studied", DIRECTIONS, None),
-        lambda url: StudyLog("studied", url, DIRECTIONS, NAMES, "digest"),
+        lambda url: write_study(named_config("studied"), url, []),
     ):
         with pytest.raises(StudyError, match=words) as raised:
             opening(url)
@@ -363,7 +354,7 @@ def test_a_sqlite_file_whose_name_would_be_cut(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a#b%3Fc d.db?timeout=5"
     check_study(url, "studied", DIRECTIONS, None)
     assert list(tmp_path.iterdir()) == []
-    StudyLog("studied", url, DIRECTIONS, NAMES, "digest").close()
+    write_study(named_config("studied"), url, [])
     assert [path.name for path in tmp_path.iterdir()] == ["a#b?c d.db"]
 
 

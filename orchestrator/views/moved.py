@@ -6,9 +6,9 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from orchestrator.tracking.client import artifact_folder, default_uri, local_database
-from orchestrator.tracking.run_log import LoggedRun
-from orchestrator.tracking.runs import SWEEP_ID
+from orchestrator.views.client import artifact_folder, default_uri, local_database
+from orchestrator.views.run_log import LoggedRun
+from orchestrator.views.runs import SWEEP_ID
 from workers.data.storage import Storage
 
 _EXPERIMENTS = (

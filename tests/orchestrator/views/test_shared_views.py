@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.tracking import runs
-from orchestrator.tracking.shared_views import front_view, trials_view, view_tags
+from orchestrator.views import runs
+from orchestrator.views.shared_views import front_view, trials_view, view_tags
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 

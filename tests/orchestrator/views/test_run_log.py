@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.results.store import MLFLOW_RUNS
-from orchestrator.tracking.run_log import LoggedRun, RunLog
+from orchestrator.views.run_log import LoggedRun, RunLog
 from workers.data.storage import Storage
 
 HERE, THERE = "http://here:5000", "http://there:5000"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.results.store import MLFLOW_RUNS
-from orchestrator.tracking.client import TrackingError, default_uri
-from orchestrator.tracking.damage import database_problem, restore_tracking
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.server import find_location
-from orchestrator.tracking.tracker import SyncResult, sync
+from orchestrator.views.client import TrackingError, default_uri
+from orchestrator.views.damage import database_problem, restore_tracking
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.server import find_location
+from orchestrator.views.tracker import SyncResult, sync
 from tests.fakes.mlflow_processes import sync_in_child
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

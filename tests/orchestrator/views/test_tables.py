@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import pytest
 from PIL import Image
 
-from orchestrator.results import plots
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
-from orchestrator.results.sweep import Front, Sweep
-from orchestrator.results.views import INTERVAL_S, Views
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.tables import write_tables
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 
 def test_views_say_what_the_records_say(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, 12)
-    Views(Storage(tmp_path)).write()
+    write_tables(Sweep.open(Storage(tmp_path)))
     table, sweep = pq.read_table(tmp_path / TRIAL_TABLE), Sweep.open(tmp_path)
     assert table.column("number").to_pylist() == [record.number for record in records]
     assert table.column("state").to_pylist() == [record.state for record in records]
@@ -37,32 +34,14 @@ def test_views_say_what_the_records_say(tmp_path: Path) -> None:
 
 def test_an_empty_sweep_has_no_views(tmp_path: Path) -> None:
     write_sweep(tmp_path, 0)
-    Views(Storage(tmp_path)).write()
+    write_tables(Sweep.open(Storage(tmp_path)))
     assert not (tmp_path / TRIAL_TABLE).exists()
 
 
 def test_a_sweep_of_failures_has_its_table(tmp_path: Path) -> None:
     write_sweep(tmp_path, 3, failed=(0, 1, 2))
-    Views(Storage(tmp_path)).write()
+    write_tables(Sweep.open(Storage(tmp_path)))
     assert pq.read_table(tmp_path / TRIAL_TABLE).num_rows == 3
     assert pq.read_table(tmp_path / FRONT_TABLE).num_rows == 0
     with Image.open(tmp_path / FRONT_PLOT) as picture:
         assert picture.format == "PNG"
-
-
-def test_views_are_refreshed_when_they_are_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_sweep(tmp_path, 6)
-    now = [time.monotonic()]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    kept = Views(Storage(tmp_path))
-    written: list[float] = []
-
-    def picture(front: Front, title: str) -> bytes:
-        written.append(now[0])
-        return b"png"
-
-    monkeypatch.setattr(plots, "front_plot", picture)
-    for seconds in (0, INTERVAL_S - 1, 2, 1, INTERVAL_S):
-        now[0] += seconds
-        kept.refresh()
-    assert len(written) == 2, "at 21 and at 42 s, not at 0, 19 and 22"

@@ -18,11 +18,11 @@ from orchestrator.results.config_file import trial_text
 from orchestrator.results.names import SettingNames
 from orchestrator.results.redaction import redact_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
-from orchestrator.tracking import runs
-from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
-from orchestrator.tracking.run_log import LoggedRun, RunLog
-from orchestrator.tracking.shared_views import trials_view, view_tags
-from orchestrator.tracking.sweep_metrics import sweep_metrics
+from orchestrator.views import runs
+from orchestrator.views.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
+from orchestrator.views.run_log import LoggedRun, RunLog
+from orchestrator.views.shared_views import trials_view, view_tags
+from orchestrator.views.sweep_metrics import sweep_metrics
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from orchestrator.results.trials import TrialRecord
-from orchestrator.tracking.client import (
+from orchestrator.views.client import (
     URI_VARIABLE,
     TrackingError,
     artifact_folder,
@@ -26,11 +26,11 @@ from orchestrator.tracking.client import (
     public_uri,
     resolve_uri,
 )
-from orchestrator.tracking.damage import database_problem
-from orchestrator.tracking.moved import current_uri, has_run, repair_artifacts
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.runs import SweepRun, compare_link, front_numbers, run_link, view_link
-from orchestrator.tracking.shared_views import front_view, trials_view
+from orchestrator.views.damage import database_problem
+from orchestrator.views.moved import current_uri, has_run, repair_artifacts
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.runs import SweepRun, compare_link, front_numbers, run_link, view_link
+from orchestrator.views.shared_views import front_view, trials_view
 from workers.data.storage import Storage
 
 LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`

@@ -14,9 +14,9 @@ import pytest
 from orchestrator.results.names import SettingNames
 from orchestrator.results.store import MLFLOW_RUNS, write_identity
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.tracking import runs
-from orchestrator.tracking.client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
-from orchestrator.tracking.run_log import LoggedRun, RunLog, sole_writer
+from orchestrator.views import runs
+from orchestrator.views.client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
+from orchestrator.views.run_log import LoggedRun, RunLog, sole_writer
 from search_spaces.presets import PRESETS
 from search_spaces.trial import Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
@@ -230,7 +230,7 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     code = (
         "import sys, time; from workers.data.storage import Storage\n"
-        "from orchestrator.tracking.run_log import sole_writer\n"
+        "from orchestrator.views.run_log import sole_writer\n"
         "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
@@ -246,7 +246,7 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys; import orchestrator.tracking.tracker, orchestrator.tracking.server, orchestrator.cli.ui, "
+        "import sys; import orchestrator.views.tracker, orchestrator.views.server, orchestrator.cli.ui, "
         "orchestrator.cli.sync; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
-from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.run.study import Proposal
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_storage import open_storage
+from orchestrator.views.study_storage import open_storage
 from search_spaces.presets import preset
+from tests.fakes.studies import named_config, plain_record, write_study
 
 CONFIG = preset("vanilla")
 PICTURE, HEAT_MAP = b"picture", b"heat map"
 
 
-def write_study(folder: Path, draw: Callable[[], None]) -> None:
-    """A study of two trials with the same config beside its pictures, which are drawn while the first one runs."""
-    metrics = {"speedup": Measured(1.0, 0.1, 8)}
-    with closing(StudyLog("mine", str(folder / "study.log"), ["maximize"], ["speedup"], "id of mine")) as log:
-        for number in range(2):
-            log.add(Proposal(number, "", CONFIG, {}, {}), "vanilla")
-            draw()
-            record = TrialRecord(number, "", "complete", CONFIG, metrics=metrics, images=8)
-            log.finish(record, record)
-        assert log.flush() is None
+def write_pictured_study(folder: Path) -> None:
+    """A study of two trials with the same config beside its pictures."""
+    records = [replace(plain_record(number), config=CONFIG) for number in range(2)]
+    write_study(named_config("mine"), folder / "study.log", records)
 
 
 def artifacts(folder: Path) -> list[dict[str, bytes]]:
@@ -51,12 +42,9 @@ def draw(folder: Path, name: str, content: bytes) -> None:
 def test_each_trial_has_the_pictures_of_its_config(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-
-    def draw_both() -> None:
-        draw(folder, "pictures", PICTURE)
-        draw(folder, "heatmaps", HEAT_MAP)
-
-    write_study(folder, draw_both)
+    draw(folder, "pictures", PICTURE)
+    draw(folder, "heatmaps", HEAT_MAP)
+    write_pictured_study(folder)
     assert artifacts(folder) == [{"images.png": PICTURE, "heatmap.png": HEAT_MAP}] * 2
     moved = folder.rename(tmp_path / "there")
     draw(moved, "pictures", b"of a revived trial")
@@ -64,7 +52,7 @@ def test_each_trial_has_the_pictures_of_its_config(tmp_path: Path) -> None:
 
 
 def test_a_study_elsewhere_has_no_artifacts(tmp_path: Path) -> None:
-    write_study(tmp_path, lambda: None)
+    write_pictured_study(tmp_path)
     assert artifacts(tmp_path) == [{}, {}]
     assert [path.name for path in tmp_path.iterdir()] == ["study.log"]
 
@@ -74,5 +62,6 @@ def test_a_file_system_without_links_has_no_artifacts(tmp_path: Path, monkeypatc
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    write_study(tmp_path, lambda: draw(tmp_path, "pictures", PICTURE))
+    draw(tmp_path, "pictures", PICTURE)
+    write_pictured_study(tmp_path)
     assert artifacts(tmp_path) == [{}, {}]

@@ -11,11 +11,11 @@ import pytest
 from mlflow.artifacts import download_artifacts
 
 from orchestrator.results.store import read_trials
-from orchestrator.tracking.client import default_uri
-from orchestrator.tracking.moved import repair_artifacts
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.server import find_location
-from orchestrator.tracking.tracker import sync
+from orchestrator.views.client import default_uri
+from orchestrator.views.moved import repair_artifacts
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.server import find_location
+from orchestrator.views.tracker import sync
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -21,10 +21,10 @@ import pytest
 from orchestrator.errors import FAILED, WRONG_USAGE
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.trials import TrialRecord
-from orchestrator.tracking.client import TrackingError
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.server import free_port
-from orchestrator.tracking.tracker import SweepTracker, SyncResult, sync
+from orchestrator.views.client import TrackingError
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.server import free_port
+from orchestrator.views.tracker import SweepTracker, SyncResult, sync
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.odd_servers import HTTP, odd_server
@@ -188,7 +188,7 @@ def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
         yield f"http://{HOST}:5000", Server()
 
     before = signal.getsignal(signal.SIGTERM)
-    with mock.patch("orchestrator.tracking.server.serving", serving), mock.patch("orchestrator.tracking.tracker.sync"):
+    with mock.patch("orchestrator.views.server.serving", serving), mock.patch("orchestrator.views.tracker.sync"):
         shown = specfrontier("ui", storage.uri)
     assert (shown.code, shown.err) == (0, "")
     assert signal.getsignal(signal.SIGTERM) == before

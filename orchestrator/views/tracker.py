@@ -21,12 +21,12 @@ from typing import Any, Protocol
 
 from orchestrator.results.launches import load_identity
 from orchestrator.results.store import planned_trials
-from orchestrator.results.views import Views
-from orchestrator.tracking.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
-from orchestrator.tracking.damage import restore_tracking
-from orchestrator.tracking.mirror import SweepMirror
-from orchestrator.tracking.run_log import RunLog, sole_writer
-from orchestrator.tracking.training_mirror import TrainingMirror
+from orchestrator.views.client import Event, TrackingError, as_tracking_error, public_uri, resolve_uri
+from orchestrator.views.damage import restore_tracking
+from orchestrator.views.mirror import SweepMirror
+from orchestrator.views.run_log import RunLog, sole_writer
+from orchestrator.views.tables import replace_damaged
+from orchestrator.views.training_mirror import TrainingMirror
 from workers.data.storage import Storage
 
 RETRY_S = (1.0, 60.0)  # the first wait after a failure, and the longest; each wait doubles the last
@@ -205,7 +205,7 @@ def sync(
     """
     uri = resolve_uri(storage, uri)
     with as_tracking_error(uri), sole_writer(storage):
-        for text in [*restore_tracking(storage, uri), *Views(storage).restore()]:
+        for text in [*restore_tracking(storage, uri), *replace_damaged(storage)]:
             note(text)
         mirror = SweepMirror(storage, uri, _experiment_name(storage, experiment), note)
         logged = mirror.update(running=False)

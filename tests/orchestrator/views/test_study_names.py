@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.distributions import FloatDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import create_trial
 from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
-from orchestrator.results.store import read_trials
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.run.study import Proposal
-from orchestrator.run.study_log import StudyLog
-from orchestrator.run.study_names import short_names
-from orchestrator.run.study_note import describe_study
-from orchestrator.run.study_storage import open_storage
+from orchestrator.run.study import Search
+from orchestrator.views.front_table import literal
+from orchestrator.views.study import describe_sweep, short_names
+from orchestrator.views.study_storage import open_storage
 from search_spaces.sweep import SweepConfig, ready_spaces
+from tests.fakes.studies import named_config, plain_record, study_identity, study_view, write_study
 from tests.fakes.synthetic_sweeps import write_sweep
-from workers.data.storage import Storage
 
 BUDGETS = [f"space={drafter}.acceptance=constant.budget" for drafter in ("eagle", "jacobi")]
 
@@ -49,45 +46,32 @@ def params_of(url: str) -> list[dict[str, float]]:
     return [trial.params for trial in optuna.load_study(study_name="named", storage=open_storage(url)).trials]
 
 
-def write(url: str, number: int, parameters: list[str]) -> None:
-    domain = FloatDistribution(0, 4)
-    with closing(StudyLog("named", url, ("maximize", "minimize"), ("speedup", "fid"), "id", parameters)) as log:
-        log.add(Proposal(number, "", None, {BUDGETS[0]: 2.0}, {BUDGETS[0]: domain}), "a setting")
-        assert log.flush() is None
-
-
 def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
-    new, old = str(tmp_path / "new.log"), str(tmp_path / "old.log")
-    for number in range(2):
-        write(new, number, BUDGETS)
-    assert params_of(new) == [{"budget (eagle, constant)": 2.0}] * 2
+    new, old, config = str(tmp_path / "new.log"), str(tmp_path / "old.log"), named_config("named")
+    short = short_names(config.space.parameters())
+    search = Search(config, ("maximize", "minimize"))
+    params = next(p.params for p in map(search.propose, range(99)) if any(short[name] != name for name in p.params))
+    records = [replace(plain_record(number), params=params) for number in range(2)]
+    write_study(config, new, records)
+    assert params_of(new) == [{short[name]: value for name, value in params.items()}] * 2
     before = optuna.create_study(study_name="named", storage=open_storage(old), directions=["maximize", "minimize"])
-    before.set_user_attr("sweep", "id")
-    before.add_trial(
-        create_trial(
-            state=TrialState.RUNNING,
-            params={BUDGETS[0]: 2.0},
-            distributions={BUDGETS[0]: FloatDistribution(0, 4)},
-            user_attrs={"setting": "a setting"},
-        )
-    )
-    for number in range(2):
-        write(old, number, BUDGETS)
-    assert params_of(old) == [{BUDGETS[0]: 2.0}] * 2
+    before.set_user_attr("sweep", study_identity(config).id)
+    attrs = {"setting": "a setting", "specfrontier.trial": 0}
+    before.add_trial(create_trial(values=[1.0, 1.0], user_attrs=attrs))
+    write_study(config, old, records)
+    assert params_of(old) == [{}, params]
 
 
 def test_the_dashboards_note_has_the_front(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", 20, name="a|b*")
-    storage, url = Storage(str(tmp_path / "sweep")), str(tmp_path / "study.log")
-    sweep = Sweep.open(storage)
-    text = describe_study(sweep.identity, read_trials(storage), "sweeps/demo")
-    with closing(StudyLog("named", url, ("maximize", "minimize"), ("speedup", "fid"), "id")) as log:
-        log.note(text * 3)
-        log.note(text)
-        assert log.flush() is None
+    sweep, url = Sweep.open(tmp_path / "sweep"), str(tmp_path / "study.log")
+    view = study_view(named_config("named"), url)
+    view.update(sweep)
+    view.end(replace(sweep, records=sweep.records[:12]), "finished")
+    view.end(sweep, "finished")
     shown = get_note(optuna.load_study(study_name="named", storage=open_storage(url)))
-    assert shown == text, "a shorter note replaces a longer one"
+    assert shown == describe_sweep(sweep), "a shorter note replaces a longer one"
     assert r"a\|b\*" in shown
     members = front_of([sweep]).members
     assert members
-    assert all(f"| {member.record.number} | {member.title} |" in shown for member in members)
+    assert all(f"| {member.record.number} {literal(member.title)} |" in shown for member in members)

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.results.json_lines import append_line, read_lines
 from orchestrator.results.locks import exclusive
 from orchestrator.results.store import MLFLOW_LOCK, MLFLOW_RUNS
-from orchestrator.tracking.client import Event, TrackingError, public_uri
+from orchestrator.views.client import Event, TrackingError, public_uri
 from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
 

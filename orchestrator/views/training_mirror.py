@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.tracking.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
-from orchestrator.tracking.runs import MAX_PARAM, clean_tags, legal_name, user
+from orchestrator.views.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
+from orchestrator.views.runs import MAX_PARAM, clean_tags, legal_name, user
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

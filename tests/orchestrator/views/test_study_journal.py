@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ import pytest
 
 from benchmarks.instant import InstantWorkers
 from orchestrator.results.store import read_trials
-from orchestrator.run.study_journal import restore_journal
-from orchestrator.run.study_storage import open_storage
-from tests.orchestrator.run.test_driver import NAMES, run, sweep
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
+from orchestrator.views.study_storage import open_storage
+from tests.fakes.studies import study_identity, study_view
+from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.storage import Storage
 
 TRIALS = 6
@@ -30,7 +32,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def studied(journal: Path) -> list[Any]:
     study = optuna.load_study(study_name="tested", storage=open_storage(str(journal)))
-    return [(t.number, t.state, t.params, t.values, t.user_attrs, t.system_attrs) for t in study.trials]
+    return [
+        (t.number, t.state, t.params, t.values, t.user_attrs, t.system_attrs, t.datetime_start, t.datetime_complete)
+        for t in study.trials
+    ]
+
+
+def restore(folder: Path, store: Path, records: Sequence[TrialRecord] | None = None) -> list[str]:
+    """Open and complete the study of a store; what is said about it."""
+    config = sweep(folder, changes={"budget.trials": TRIALS})
+    view = study_view(config, store / "study.log")
+    found = read_trials(Storage(store)) if records is None else records
+    view.update(Sweep(Storage(store), study_identity(config), tuple(found)))
+    return view.notes
 
 
 def torn(data: bytes) -> bytes:
@@ -39,7 +53,8 @@ def torn(data: bytes) -> bytes:
 
 def torn_and_continued(data: bytes) -> bytes:
     """As the first resume after a torn line used to leave it."""
-    return data[:-700] + data[-300:]
+    *whole, first, second = data.splitlines(keepends=True)
+    return b"".join([*whole, first[:50], second])
 
 
 def other_value(data: bytes) -> bytes:
@@ -70,27 +85,30 @@ def no_object(data: bytes) -> bytes:
 def test_a_damaged_journal_is_rebuilt_at_a_resume(
     finished: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
-    expected, records = studied(finished / "study.log"), read_trials(Storage(finished))
-    assert restore_journal(finished / "study.log", "tested", NAMES, records) is None
+    expected = studied(finished / "study.log")
+    assert restore(tmp_path, finished) == []
     store = tmp_path / "store"
     shutil.copytree(finished, store)
     journal = store / "study.log"
     damaged = damage(journal.read_bytes())
     journal.write_bytes(damaged)
-    note = restore_journal(journal, "tested", NAMES, read_trials(Storage(store)))
-    assert note is not None
+    (note,) = restore(tmp_path, store)
     assert note.startswith(f"{journal}: ")
     assert (store / "study.log.damaged").read_bytes() == damaged
-    run(sweep(tmp_path, changes={"budget.trials": TRIALS}), store, InstantWorkers())
     assert studied(journal) == expected
-    assert restore_journal(journal, "tested", NAMES, records) is None
+    assert restore(tmp_path, store) == []
 
 
 def test_a_journal_with_a_finished_trial_that_has_no_record_is_rebuilt(finished: Path, tmp_path: Path) -> None:
-    journal = Path(shutil.copy(finished / "study.log", tmp_path))
-    assert "trial 5" in str(restore_journal(journal, "tested", NAMES, read_trials(Storage(finished))[:5]))
+    store = tmp_path / "store"
+    shutil.copytree(finished, store)
+    (note,) = restore(tmp_path, store, read_trials(Storage(finished))[:5])
+    assert "trial 5" in note
+    assert len(studied(store / "study.log")) == 5
 
 
-def test_a_sweep_without_a_journal_has_nothing_to_restore(tmp_path: Path) -> None:
-    assert restore_journal(tmp_path / "study.log", "tested", NAMES, []) is None
-    assert not (tmp_path / "study.log").exists()
+def test_a_lost_journal_is_rebuilt(finished: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(finished, store, ignore=shutil.ignore_patterns("study.log"))
+    assert restore(tmp_path, store) == []
+    assert studied(store / "study.log") == studied(finished / "study.log")

@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.results.axes import Direction
 from orchestrator.results.databases import OPTUNA, engine_options, has_tables, may_create_tables
@@ -25,7 +25,7 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 
 SWEEP = "sweep"  # a user attribute of a study: the sweep that it belongs to
 TRIAL = "specfrontier.trial"  # a user attribute of a trial: its number in the sweep
-_SETTING = "setting"  # a user attribute of every trial of a sweep
+_SETTING, _IMAGES = "setting", "images"  # user attributes of every trial of a sweep
 _METRIC_NAMES = "study:metric_names"  # an attribute of Optuna's own
 
 
@@ -109,14 +109,16 @@ def check_owner(
 
 
 def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """A sweep's trials in its study by their numbers in the sweep. Trials that others added are left out.
+    """A sweep's finished trials in its study by their numbers in the sweep. Trials that others added are left out.
 
-    In studies of earlier versions a trial's number in the study is that in the sweep.
+    In studies of earlier versions a trial's number in the study may be that in the sweep, and trials that were running
+    when the sweep was killed have no images.
     """
     found: dict[int, FrozenTrial] = {}
     for trial in trials:
         number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
-        if isinstance(number, int):
+        is_whole = trial.state == TrialState.COMPLETE or (trial.state.is_finished() and _IMAGES in trial.user_attrs)
+        if isinstance(number, int) and is_whole:
             found.setdefault(number, trial)
     return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from orchestrator.tracking.runs import ERROR, KIND, LABEL, PARETO, SERIES, SWEEP_ID, SweepRun
+from orchestrator.views.runs import ERROR, KIND, LABEL, PARETO, SERIES, SWEEP_ID, SweepRun
 
 _TAG = "mlflow.sharedViewState."
 _PARAMS = ("drafter.kind", "tree.policy", "acceptance.neighbourhood", "acceptance.schedule")

@@ -11,8 +11,8 @@ from orchestrator.results.databases import sole_creator
 from orchestrator.results.json_lines import drop_damaged_lines
 from orchestrator.results.store import MLFLOW_RUNS
 from orchestrator.results.text import counted
-from orchestrator.tracking.client import TrackingError, default_uri, local_database, public_uri
-from orchestrator.tracking.moved import repair_artifacts
+from orchestrator.views.client import TrackingError, default_uri, local_database, public_uri
+from orchestrator.views.moved import repair_artifacts
 from workers.data.storage import Storage
 
 _COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.run.study_storage import open_storage
-from orchestrator.tracking.client import TrackingError
-from orchestrator.tracking.tracker import SyncResult, sync
+from orchestrator.views.client import TrackingError
+from orchestrator.views.study_storage import open_storage
+from orchestrator.views.tracker import SyncResult, sync
 from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_together
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep

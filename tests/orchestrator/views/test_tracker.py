@@ -15,11 +15,12 @@ import pytest
 import yaml
 
 from orchestrator.results.store import read_trials, trial_file, write_trial
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.results.views import Views
-from orchestrator.tracking.client import Event, TrackingError
-from orchestrator.tracking.run_log import RunLog
-from orchestrator.tracking.tracker import SweepTracker, SyncResult, TrainingTracker, sync
+from orchestrator.views.client import Event, TrackingError
+from orchestrator.views.run_log import RunLog
+from orchestrator.views.tables import write_tables
+from orchestrator.views.tracker import SweepTracker, SyncResult, TrainingTracker, sync
 from search_spaces.trial import DecodingConfig
 from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
@@ -86,7 +87,7 @@ def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
 def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Storage, tmp_path: Path) -> None:
     from mlflow.artifacts import download_artifacts
 
-    Views(storage).write()
+    write_tables(Sweep.open(storage))
     storage.write("report.html", b"a view")
     assert sync(storage) == SyncResult(TRIALS, 0)
     found = client(storage)

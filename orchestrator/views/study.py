@@ -1,0 +1,312 @@
+"""The study of a sweep for Optuna users: every finished trial. The sweep never reads it.
+
+A trial is added in one step, with everything that is known of it, so the study has it whole or not at all. A user
+attribute says which trial of the sweep it is. Trials that others add stay there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from optuna.artifacts import ArtifactMeta
+from optuna.distributions import BaseDistribution
+from optuna.samplers import RandomSampler
+from optuna.study import Study, create_study, load_study
+from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
+
+from orchestrator.results.databases import sole_creator
+from orchestrator.results.redaction import without_credentials
+from orchestrator.results.store import ARTIFACTS, TRIAL_PICTURES
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.views.follower import Ending, View
+from orchestrator.views.front_table import front_table, literal
+from orchestrator.views.study_storage import (
+    SWEEP,
+    TRIAL,
+    StudyError,
+    check_owner,
+    damaged_line,
+    open_storage,
+    own_trials,
+    reason,
+    storage_problem,
+)
+from search_spaces.params import ConfigError
+from search_spaces.sweep import SweepConfig
+
+_STOPPED_EARLY = "stopped early"  # a constraint
+_NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
+_ARTIFACT = "artifacts:"  # prefix of the attributes in which Optuna keeps what it knows of an artifact
+_MAX_ATTEMPTS = 5  # at one trial that the storage refuses
+_BRANCH = re.compile(r"=([^.]+)")
+
+Entry = TypeVar("Entry")
+
+
+class StudyView(View[Sweep]):
+    """The study of a sweep at a storage.
+
+    config: the sweep's. told: a trial's record as the search knows it, and the same with the values to tell; given the
+    record and vanilla's. is_own: the storage is a journal that the sweep made; if it is damaged or differs from the
+    records it is kept as FILE.damaged, and the study is rebuilt.
+
+    Optuna has no pruning for several objectives: a stopped trial is complete there. Its user attribute `stopped` has
+    the reason, the metrics are values on its `images`, and it violates the constraint `stopped early`, so it is not
+    among the study's best trials. Optuna changes no finished trial: results of revived trials are attributes
+    of the study.
+    """
+
+    end_timeout_s = 30.0
+
+    def __init__(
+        self,
+        config: SweepConfig,
+        url: str,
+        told: Callable[[TrialRecord, TrialRecord], tuple[TrialRecord, TrialRecord]],
+        *,
+        is_own: bool = False,
+    ) -> None:
+        super().__init__()
+        self._config, self._url, self._told, self._is_own = config, url, told, is_own
+        self._journal = None if "://" in url else Path(url).expanduser()
+        self._study: Study | None = None
+        self._short: Mapping[str, str] = {}
+        self._known: set[int] | None = None  # trials that the study has; None if they must be read again
+        self._attempts: Counter[int] = Counter()
+
+    def update(self, source: Sweep) -> None:
+        """Add the trials that the study lacks, and new results of revived ones.
+
+        Raises:
+            StudyError: the storage cannot be opened, or has the study of another sweep.
+        """
+        if self._study is None:
+            self._study = self._open(source)
+            self._write_note(self._study, source)
+        known = self._read_known(self._study) if self._known is None else self._known
+        self._known = None  # until everything is written: an entry may arrive although it failed
+        for record in source.records:
+            if record.number not in known and self._attempts[record.number] < _MAX_ATTEMPTS:
+                self._attempts[record.number] += 1
+                self._study.add_trial(self._make_trial(source, record))
+                known.add(record.number)
+            if record.is_revived:
+                self._add_revival(self._study, source, record)
+        if refused := [record.number for record in source.records if record.number not in known]:
+            raise StudyError(f"the storage refuses trial {refused[0]}")
+        self._known = known
+
+    def end(self, source: Sweep, how: Ending) -> None:
+        if self._study is not None:
+            self._write_note(self._study, source)
+
+    def explain(self, error: Exception) -> str:
+        return reason(error)
+
+    def describe(self, problem: str) -> str:
+        place = without_credentials(self._url)
+        return f"{place}: the study lacks trials or results ({problem}); the next --resume adds them"
+
+    def _open(self, sweep: Sweep) -> Study:
+        """Open the study, or create it. A journal of the sweep's own that cannot be used is set aside."""
+        try:
+            with sole_creator(self._url):
+                if self._is_own and (problem := self._journal_problem(sweep)):
+                    assert self._journal is not None
+                    kept = self._journal.with_name(f"{self._journal.name}.damaged")
+                    self._journal.replace(kept)
+                    self.notes.append(
+                        f"{self._url}: {problem}; rebuilt from the trials' records, the old file is kept as {kept.name}"
+                    )
+                return self._load(sweep)
+        except StudyError:
+            raise
+        except Exception as error:  # any exception of the database's driver
+            raise StudyError(storage_problem(self._url, error)) from error
+
+    def _load(self, sweep: Sweep) -> Study:
+        identity, name = sweep.identity, self._config.name
+        directions = [axis.direction for axis in identity.objectives]
+        storage = open_storage(self._url)
+        check_owner(storage, self._url, name, directions, identity.id)
+        try:
+            study = load_study(study_name=name, storage=storage, sampler=RandomSampler())
+        except KeyError:
+            study = create_study(study_name=name, storage=storage, directions=directions, sampler=RandomSampler())
+        if not own_trials(study.get_trials(deepcopy=False)):  # a new study, or one whose first launch was killed
+            study.set_user_attr(SWEEP, identity.id)
+            study.set_user_attr(_NAMES, _SHORT)
+            study.set_metric_names([axis.name for axis in identity.objectives])
+        is_short = study.user_attrs.get(_NAMES) == _SHORT
+        self._short = short_names(self._config.space.parameters()) if is_short else {}
+        return study
+
+    def _read_known(self, study: Study) -> set[int]:
+        """The numbers of the sweep's trials in the study. Those that earlier versions left running are failed."""
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if TRIAL in trial.user_attrs and not trial.state.is_finished():
+                study.tell(trial.number, state=TrialState.FAIL)
+        return set(own_trials(trials))
+
+    def _journal_problem(self, sweep: Sweep) -> str | None:
+        """Why the journal cannot be continued; None if it can. What others added does not count."""
+        assert self._journal is not None
+        if not self._journal.exists():
+            return None
+        if line := damaged_line(self._journal):
+            return f"line {line} is damaged"
+        records = {record.number: record for record in sweep.records}
+        try:
+            trials = own_trials(self._load(sweep).get_trials(deepcopy=False))
+        except StudyError:
+            raise
+        except Exception as error:  # whatever Optuna raises for an entry that it did not write
+            return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        for number, trial in trials.items():
+            record = records.get(number)
+            if record is None or not _is_same(trial, self._make_trial(sweep, record)):
+                return f"trial {number} differs from its record"
+        return None
+
+    def _make_trial(self, sweep: Sweep, record: TrialRecord) -> FrozenTrial:
+        """A finished trial of the study."""
+        finished, expected = self._told(record, sweep.records[0])
+        attrs: dict[str, Any] = {
+            TRIAL: record.number,
+            "setting": sweep.names.name(record.config),
+            "label": record.label,
+        }
+        if record.config is not None:
+            attrs |= record.config.flat() | {"digest": record.digest}
+        attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {"images": finished.images}
+        if finished.cause:
+            attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
+        values = objective_values(expected, [axis.name for axis in sweep.identity.objectives])
+        stopped = {_STOPPED_EARLY: 1.0} if finished.state == STOPPED else {}
+        trial = create_trial(
+            state=TrialState.FAIL if values is None else TrialState.COMPLETE,
+            values=values,
+            params=self._shorten(record.params),
+            distributions=self._shorten(self._distributions(record)),
+            user_attrs=attrs,
+            system_attrs=_link_pictures(self._journal, record.digest),
+            constraints=None if values is None else {**finished.constraints, **stopped},
+        )
+        if times := _times(record):
+            trial.datetime_start, trial.datetime_complete = times[0], times[-1]
+        return trial
+
+    def _distributions(self, record: TrialRecord) -> Mapping[str, BaseDistribution]:
+        """Where the trial's parameters come from; nothing if the space does not contain its setting."""
+        trial = FixedTrial(dict(record.params))
+        if record.params:
+            with suppress(ConfigError):  # an invalid config, whose parameters are known nevertheless
+                self._config.space.suggest(trial)
+        return trial.distributions
+
+    def _shorten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        return {self._short.get(name, name): entry for name, entry in entries.items()}
+
+    def _add_revival(self, study: Study, sweep: Sweep, record: TrialRecord) -> None:
+        names = [axis.name for axis in sweep.identity.objectives if axis.name in record.metrics]
+        values = ", ".join(f"{name} {record.metrics[name].value:.6g}" for name in names)
+        key, text = f"revived {record.number}", f"{record.state} at {record.images} images: {values}"
+        if study.user_attrs.get(key) != text:
+            study.set_user_attr(key, text)
+
+    def _write_note(self, study: Study, sweep: Sweep) -> None:
+        """Replace the note of the study in Optuna's dashboard, if the dashboard is installed."""
+        try:
+            from optuna_dashboard import save_note  # type: ignore[import-untyped]
+        except ImportError:
+            return
+        save_note(study, describe_sweep(sweep))
+
+
+def describe_sweep(sweep: Sweep) -> str:
+    """The note of a study in Markdown: the sweep's facts, its front, and the commands that say more."""
+    goals = ", ".join(f"{axis.direction} {axis.name}" for axis in sweep.identity.objectives)
+    place = sweep.storage.display_name
+    lines = [
+        f"**{literal(sweep.name)}**: {literal(sweep.identity.target)}; {goals}",
+        "A view of the trials' records, which the sweep never reads. Stopped trials are complete here and violate "
+        "`stopped early`.",
+        f"`specfrontier pareto {place}` has the front's confidence, `specfrontier report {place} --open` the images.",
+        "\n".join(front_table(sweep)),
+    ]
+    return "\n\n".join(filter(None, lines))
+
+
+def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
+    """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
+    if record.state == FAILED:
+        return None
+    values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
+    return values if all(math.isfinite(value) for value in values) else None
+
+
+def short_names(names: Iterable[str]) -> Mapping[str, str]:
+    """A short name for each parameter of a space, all different: `budget (exponential)`, `delta`.
+
+    The last key of a parameter, followed by the branch that it belongs to if another parameter has the same key, or by
+    all of its branches; else the name itself.
+    """
+    left, found = list(names), dict[str, str]()
+    for depth in (0, 1, None):
+        shorter = {name: _shorten_name(name, depth) for name in left}
+        counts = Counter(shorter.values())
+        found |= {name: short for name, short in shorter.items() if counts[short] == 1}
+        left = [name for name in left if name not in found]
+    return found | {name: name for name in left}
+
+
+def _shorten_name(name: str, depth: int | None) -> str:
+    """`space=eagle.acceptance=constant.budget` as `budget`, `budget (constant)` or `budget (eagle, constant)`. depth:
+    number of branches (None: all).
+    """
+    path, _, key = name.rpartition(".")
+    branches = _BRANCH.findall(path)
+    shown = branches if depth is None else branches[len(branches) - depth :]
+    return f"{key} ({', '.join(shown)})" if shown else key
+
+
+def _times(record: TrialRecord) -> list[datetime]:
+    """When the trial started and finished, as far as it is known, in local time as Optuna has it."""
+    moments = [datetime.fromisoformat(text) for text in (record.started, record.finished) if text]
+    return [moment.astimezone().replace(tzinfo=None) for moment in moments]
+
+
+def _is_same(trial: FrozenTrial, other: FrozenTrial) -> bool:
+    """Whether a trial of a study has the parameters, values and attributes of another one."""
+    return (trial.params, trial.values, trial.user_attrs) == (other.params, other.values, other.user_attrs)
+
+
+def _link_pictures(journal: Path | None, digest: str) -> dict[str, str]:
+    """Attributes for a config's pictures as artifacts of its trial: links to the files beside the journal.
+
+    The links are relative, so that the folder can be moved. A file system without links has no artifacts.
+    """
+    found: dict[str, str] = {}
+    for index, (name, folder) in enumerate(TRIAL_PICTURES.items()):
+        picture = journal.parent / folder / f"{digest}.png" if journal is not None and digest else None
+        if picture is None or journal is None or not picture.is_file():
+            continue
+        link = journal.parent / ARTIFACTS / f"{digest}-{index}"  # the dashboard serves hexadecimal digits and hyphens
+        with suppress(OSError):
+            link.parent.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                link.symlink_to(Path("..", folder, picture.name))
+            meta = ArtifactMeta(link.name, name, "image/png", None)
+            found[_ARTIFACT + link.name] = json.dumps(asdict(meta))
+    return found

@@ -1,0 +1,71 @@
+"""The result files in a sweep's folder, rebuilt from the trials' records: tables and a plot of the front."""
+
+from __future__ import annotations
+
+from orchestrator.results.checked_text import HTML, load_text
+from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
+from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.views.follower import Ending, View
+from workers.data.pictures import is_intact_png
+from workers.data.storage import Storage
+
+_KIND = "trials"  # of the tables
+
+
+class Tables(View[Sweep]):
+    """trials.parquet, front.parquet and front.png, written at most once per interval and in 1/50 of the time."""
+
+    interval_s, cost_factor = 20.0, 50.0
+    may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_checked = False
+
+    def update(self, source: Sweep) -> None:
+        if not self._is_checked:
+            self.notes += replace_damaged(source.storage)
+            self._is_checked = True
+        write_tables(source)
+
+    def end(self, source: Sweep, how: Ending) -> None:
+        return
+
+    def describe(self, problem: str) -> str:
+        return f"tables or plot not written: {problem}"
+
+
+def write_tables(sweep: Sweep) -> None:
+    """Write tables and plot, unless the sweep has no trials yet."""
+    from orchestrator.results.plots import front_plot
+    from workers.data.records import write_shard
+
+    if not sweep.records:
+        return
+    for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, sweep.front())):
+        write_shard(sweep.storage, name, table, {"kind": _KIND})
+    title = f"{sweep.name}: {sweep.identity.target}"
+    sweep.storage.write(FRONT_PLOT, front_plot(front_of([sweep]), title))
+
+
+def replace_damaged(storage: Storage) -> list[str]:
+    """Write the tables and the plot again if one of them is damaged, and set a damaged report aside; returns a sentence
+    about each damaged file.
+    """
+    place, notes = storage.display_name, []
+    for name in filter(storage.exists, (TRIAL_TABLE, FRONT_TABLE)):
+        try:
+            read_table(storage, name, [], fix="written anew from the trials' records")
+        except ValueError as error:
+            notes.append(str(error))
+    if storage.exists(FRONT_PLOT) and not is_intact_png(storage.read(FRONT_PLOT)):
+        notes.append(f"{place}/{FRONT_PLOT}: damaged; drawn anew from the trials' records")
+    if notes:
+        write_tables(Sweep.open(storage))
+    try:
+        if storage.exists(REPORT):
+            load_text(storage.read(REPORT), HTML)
+    except ValueError as error:
+        storage.move(REPORT, f"{REPORT}.damaged")
+        notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it anew")
+    return notes
