@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -41,7 +41,10 @@ def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
             parameters.append(parameter)
             continue
         found = {name: hint for name, hint in get_type_hints(group, include_extras=True).items() if _is_option(hint)}
-        defaults = {field.name: field.default for field in fields(group)}
+        defaults = {
+            field.name: inspect.Parameter.empty if field.default is MISSING else field.default
+            for field in fields(group)
+        }
         parameters += [
             inspect.Parameter(name, parameter.kind, default=defaults[name], annotation=hint)
             for name, hint in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -20,27 +21,40 @@ Examples:
 """
 
 
-def reference(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")],
+Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """The options that say which features are computed, of which images."""
+
     out: Annotated[
         str, typer.Option(metavar="FILE", callback=o.output_file((".parquet",)), help="Output path or URI.")
-    ] = "reference.parquet",
-    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of images (all).")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="Selects the images or scenes.")] = 0,
+    ] = "reference.parquet"
+    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of images (all).")] = None
+    seed: Annotated[int, typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="Selects the images or scenes.")] = 0
     models: Annotated[
         str, typer.Option(metavar="MODELS", help="builtin, or a folder with its own features.safetensors.")
-    ] = "builtin",
+    ] = "builtin"
     inception: Annotated[
         str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
-    ] = None,
+    ] = None
     inception_tf: Annotated[
         str | None, typer.Option(metavar="FILE", help="The same network, resized as TensorFlow 1 did it.")
-    ] = None,
-    vgg: Annotated[str | None, typer.Option(metavar="FILE", help="Add VGG-16, for precision and recall.")] = None,
-    device: o.Device = None,
-    threads: o.Threads = None,
-    as_json: o.AsJson = False,
-) -> None:
+    ] = None
+    vgg: Annotated[str | None, typer.Option(metavar="FILE", help="Add VGG-16, for precision and recall.")] = None
+    device: o.Device = None
+    threads: o.Threads = None
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """The given weight files, by extractor."""
+        given = {"inception": self.inception, "inception_tf": self.inception_tf, "vgg": self.vgg}
+        return {key: path for key, path in given.items() if path is not None}
+
+
+@o.grouped
+def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) -> None:
     """Compute the features of real images, which a sweep compares its images with.
 
     Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
@@ -52,14 +66,13 @@ def reference(
     from workers.metrics.extractors import load_extractors
     from workers.models.checkpoint_files import WeightsError
 
-    torch_device = o.pick_device(device)
+    torch_device = o.pick_device(options.device)
     try:
-        storage, name = Storage.holding(out)
-        files = {"inception": inception, "inception_tf": inception_tf, "vgg": vgg}
-        weights = {key: path for key, path in files.items() if path is not None}
-        extractors = list(load_extractors(find_entry(models).folder, weights, torch_device).values())
+        storage, name = Storage.holding(options.out)
+        folder_of_models = find_entry(options.models).folder
+        extractors = list(load_extractors(folder_of_models, options.weights, torch_device).values())
         built = build_reference(
-            folder, extractors, size=extractors[0].side, count=count, seed=seed, on_progress=_progress
+            folder, extractors, size=extractors[0].side, count=options.count, seed=options.seed, on_progress=_progress
         )
     except WeightsError as error:
         raise CommandError(str(error), FAILED) from error
