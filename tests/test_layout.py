@@ -39,7 +39,7 @@ MAX_PACKAGE_LINES = {
     "workers.loading": 850,
     "workers.metrics": 2940,
     "workers.models": 3530,
-    "workers.replay": 1357,
+    "workers.replay": 1354,
     "workers.runtime": 960,
     "workers.scenes": 377,
     "workers.training": 1318,

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
+from search_spaces.trees import TreePolicy
+from search_spaces.trial import DecodingConfig
 from workers.metrics.estimate import Estimate, block_sizes, with_left_out
-from workers.replay.outcomes import StepOutcomes
+from workers.models.target import Grid
+from workers.replay.outcomes import StepOutcomes, step_outcomes
+from workers.replay.recording import RecordedSteps
+from workers.replay.subtrees import subtree
 
 LENGTH, MEASURES = "mean_accepted_length", ("total_variation", "excess", "code_distance", "surprise")
 QUANTITIES = (LENGTH, *MEASURES)
@@ -40,6 +48,36 @@ class Prediction:
     def vanilla(cls, images: int) -> Prediction:
         """One token per pass, without any relaxation: known, not predicted."""
         return cls({name: Estimate(float(name == LENGTH), 0.0, images) for name in QUANTITIES})
+
+
+@dataclass(eq=False)
+class Recording:
+    """Steps that a setting took on so many images. block [S]: of each step's caption."""
+
+    config: DecodingConfig
+    steps: RecordedSteps
+    block: Tensor
+    images: int
+    grid: Grid
+
+    def outcomes(self, rule: AcceptanceRule, tables: NeighbourTables, tree: TreePolicy | None = None) -> StepOutcomes:
+        """The outcomes of a rule. tree: one that the recorded trees contain, to which the rule is applied instead."""
+        if rule.neighbourhood.reads_ranking and self.steps.ranking is None:
+            self.steps = self.steps.ranked()
+        kept, levels = (None, None) if tree is None else subtree(self.steps, self.config.policy, tree)
+        return step_outcomes(self.steps, rule, tables, kept=kept, levels=levels)
+
+    @cached_property
+    def own_speed(self) -> float:
+        """Tokens per pass of the recorded rule, which has no neighbourhood."""
+        outcomes = step_outcomes(self.steps, self.config.acceptance, NeighbourTables(), costs=False)
+        return self.predict(outcomes).mean_accepted_length.value
+
+    def predict(self, outcomes: StepOutcomes, step: Tensor | None = None, position: Tensor | None = None) -> Prediction:
+        """From the outcomes of the recorded steps, or of R passes: `step` [R] stands for each, at `position` [R]."""
+        block = self.block if step is None else self.block[step]
+        position = self.steps.position if position is None else position
+        return predict(outcomes, block, position // self.grid.cols, self.images)
 
 
 def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: int) -> Prediction:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from search_spaces.acceptance import EXACT, AcceptanceRule
-from search_spaces.neighbourhoods import NeighbourTables
+from search_spaces.acceptance import EXACT
 from search_spaces.params import ConfigError
-from search_spaces.trees import Adjacency, Chain, Static, TreePolicy
+from search_spaces.trees import Adjacency, Chain, Static
 from search_spaces.trial import DecodingConfig, DrafterChoice, Jacobi, NoDrafter, Sampling
 from workers.decoding.build import build_tables, drafter_class
 from workers.decoding.engine import Engine, Observer
@@ -22,28 +20,13 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.loading.models import Models
 from workers.metrics.estimate import BLOCKS
-from workers.replay.outcomes import StepOutcomes, step_outcomes
-from workers.replay.prediction import Prediction, interpolate, predict
-from workers.replay.recording import RecordedSteps, StepRecorder
+from workers.replay.prediction import Prediction, Recording
+from workers.replay.recording import StepRecorder
 from workers.replay.simulation import simulate
-from workers.replay.subtrees import subtree, union_policy
-from workers.replay.windows import RECORDED_RULES, RELAXED, neighbours, relaxed_weight, window_lengths
+from workers.replay.subtrees import union_policy
+from workers.replay.windows import RECORDED_RULES, predict_window, window_lengths
 
 MAX_STEPS = 512  # of a recording, about
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Recording:
-    """Steps of trees of a policy. block [S]: of each step's caption."""
-
-    policy: TreePolicy
-    steps: RecordedSteps
-    block: Tensor
-
-    def outcomes(self, rule: AcceptanceRule, tables: NeighbourTables, tree: TreePolicy) -> StepOutcomes:
-        """The outcomes of a rule, applied to a tree that the recorded ones contain."""
-        kept, levels = subtree(self.steps, self.policy, tree)
-        return step_outcomes(self.steps, rule, tables, kept=kept, levels=levels)
 
 
 class RecordingKey(NamedTuple):
@@ -56,20 +39,17 @@ class RecordingKey(NamedTuple):
     trees: str
 
 
-_RecordingId = tuple[RecordingKey, int, AcceptanceRule]  # the length of a Jacobi window, 0 for trees; the recorded rule
-
-
-def _runs(key: RecordingKey, settings: Sequence[DecodingConfig]) -> dict[_RecordingId, DecodingConfig]:
+def _runs(settings: Sequence[DecodingConfig]) -> list[DecodingConfig]:
     """The settings to run and record for all settings with one `recording_key`."""
     config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
     if not isinstance(config.drafter, Jacobi):
-        return {(key, 0, EXACT): config}
+        return [config]
     assert isinstance(config.policy, Chain), "a window is a chain"
-    return {
-        (key, length, rule): replace(config, policy=replace(config.policy, length=length), acceptance=rule)
+    return [
+        replace(config, policy=replace(config.policy, length=length), acceptance=rule)
         for length in window_lengths(setting.policy.bounds.depth for setting in settings)
         for rule in RECORDED_RULES
-    }
+    ]
 
 
 def recording_key(config: DecodingConfig) -> RecordingKey:
@@ -100,8 +80,7 @@ class Replayer:
         self, models: Models, requests: Sequence[Request], *, seed: int = 0, batch: int = 32, max_steps: int = MAX_STEPS
     ) -> None:
         self.models, self.requests, self.seed, self.batch, self.max_steps = models, requests, seed, batch, max_steps
-        self._recordings: dict[_RecordingId, _Recording] = {}
-        self._speeds: dict[_RecordingId, float] = {}  # of recorded windows, in tokens per pass
+        self._recordings: dict[RecordingKey, list[Recording]] = {}
 
     def record(self, configs: Iterable[DecodingConfig]) -> None:
         """Make every recording that these settings need.
@@ -113,8 +92,8 @@ class Replayer:
         for config in configs:
             if not isinstance(config.drafter, NoDrafter):
                 groups.setdefault(recording_key(config), []).append(config)
-        runs = [run for key, group in groups.items() for run in _runs(key, group).items()]
-        self._recordings |= {place: self._record(config) for place, config in runs}
+        runs = {key: _runs(settings) for key, settings in groups.items()}  # checks all before the first image
+        self._recordings |= {key: [self._record(config) for config in configs] for key, configs in runs.items()}
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -125,61 +104,15 @@ class Replayer:
         """
         if isinstance(config.drafter, NoDrafter):
             return Prediction.vanilla(len(self.requests))
-        key, tables = recording_key(config), build_tables(config, self.models.target)
+        recordings, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
         if isinstance(config.drafter, Jacobi):
-            return replace(self._predict_window(key, config, tables), approximate=True)
-        recording, policy = self._recording((key, 0, EXACT), config), config.policy
+            return predict_window(recordings, config, tables)
+        (recording,) = recordings
         outcomes_of = partial(recording.outcomes, config.acceptance, tables)
-        if isinstance(policy, Adjacency):
-            simulated = simulate(recording.steps, policy, self.models.target.grid, outcomes_of)
-            return replace(self._prediction(recording, *simulated), approximate=True)
-        return self._prediction(recording, outcomes_of(policy))
-
-    def _recording(self, place: _RecordingId, config: DecodingConfig) -> _Recording:
-        """A recording, ranked if the setting's rule needs it."""
-        recording = self._recordings[place]
-        if config.acceptance.neighbourhood.reads_ranking and recording.steps.ranking is None:
-            recording = self._recordings[place] = replace(recording, steps=recording.steps.ranked())
-        return recording
-
-    def _predict_window(self, key: RecordingKey, config: DecodingConfig, tables: NeighbourTables) -> Prediction:
-        """Of a Jacobi window; see `windows`."""
-        recorded = {length for other, length, _ in self._recordings if other == key}
-        low, high, weight = neighbours(config.policy.bounds.depth, recorded)
-        ends = [self._at_own_speed(key, length, config, tables) for length in dict.fromkeys((low, high))]
-        return interpolate(ends[0], ends[-1], weight)
-
-    def _at_own_speed(
-        self, key: RecordingKey, length: int, config: DecodingConfig, tables: NeighbourTables
-    ) -> Prediction:
-        """Of a window of one of the recorded lengths."""
-        exact, relaxed = (
-            self._prediction(recording, step_outcomes(recording.steps, config.acceptance, tables))
-            for recording in (self._recording((key, length, rule), config) for rule in RECORDED_RULES)
-        )
-        emitted = exact.mean_accepted_length.value, relaxed.mean_accepted_length.value
-        speeds = self._speed((key, length, EXACT)), self._speed((key, length, RELAXED))
-        return interpolate(exact, relaxed, relaxed_weight(speeds, emitted))
-
-    def _speed(self, place: _RecordingId) -> float:
-        """Tokens per pass of the recorded rule in its own recording."""
-        if place not in self._speeds:
-            recording = self._recordings[place]
-            outcomes = step_outcomes(recording.steps, place[2], NeighbourTables(), costs=False)
-            self._speeds[place] = self._prediction(recording, outcomes).mean_accepted_length.value
-        return self._speeds[place]
-
-    def _prediction(
-        self,
-        recording: _Recording,
-        outcomes: StepOutcomes,
-        step: Tensor | None = None,
-        position: Tensor | None = None,
-    ) -> Prediction:
-        """From the outcomes of the recorded steps, or of rounds for which `step` [R] stand at token positions [R]."""
-        block = recording.block if step is None else recording.block[step]
-        position = recording.steps.position if position is None else position
-        return predict(outcomes, block, position // self.models.target.grid.cols, len(self.requests))
+        if isinstance(config.policy, Adjacency):
+            simulated = simulate(recording.steps, config.policy, recording.grid, outcomes_of)
+            return replace(recording.predict(*simulated), approximate=True)
+        return recording.predict(outcomes_of(config.policy))
 
     def run(
         self, config: DecodingConfig, requests: Sequence[Request], batch: int, observer: Observer | None = None
@@ -189,7 +122,7 @@ class Replayer:
         engine = Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
         return list(engine.run(requests))
 
-    def _record(self, config: DecodingConfig) -> _Recording:
+    def _record(self, config: DecodingConfig) -> Recording:
         assert config.sampling is not None
         # a pass emits at least one token, and two or three in the mean
         most = len(self.requests) * self.models.target.grid.tokens
@@ -200,4 +133,5 @@ class Replayer:
         keys = image_keys(self.seed, captions, [request.sample for request in self.requests], steps.image.device)
         place = {caption: index % BLOCKS for index, caption in enumerate(dict.fromkeys(captions))}
         blocks = torch.tensor([place[caption] for caption in captions], device=keys.device)
-        return _Recording(config.policy, steps, blocks[(steps.image[:, None] == keys).long().argmax(1)])
+        block = blocks[(steps.image[:, None] == keys).long().argmax(1)]
+        return Recording(config, steps, block, len(self.requests), self.models.target.grid)

@@ -10,16 +10,41 @@ length. Its own speed is where it emits as many tokens per pass as the window sl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.schedules import Constant
+from search_spaces.trial import DecodingConfig
+from workers.replay.prediction import Prediction, Recording, interpolate
 
-RELAXED = AcceptanceRule(schedule=Constant(4.0))
-RECORDED_RULES = (EXACT, RELAXED)
+RECORDED_RULES = (EXACT, AcceptanceRule(schedule=Constant(4.0)))
 _RATIO = 2.0  # of neighbouring recorded lengths, at most
 _MARGIN = 0.5  # of the distance between the two speeds, to which they are extrapolated
+
+
+def predict_window(recordings: Sequence[Recording], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
+    """The prediction for a Jacobi window. recordings: of each length, by the exact rule, then by the relaxed one.
+
+    Raises:
+        ConfigError: the window's length is not between two recorded ones.
+    """
+    by_length: dict[int, list[Recording]] = {}
+    for recording in recordings:
+        by_length.setdefault(recording.config.policy.bounds.depth, []).append(recording)
+    low, high, weight = neighbours(config.policy.bounds.depth, by_length)
+    ends = [_at_own_speed(by_length[length], config.acceptance, tables) for length in dict.fromkeys((low, high))]
+    return replace(interpolate(ends[0], ends[-1], weight), approximate=True)
+
+
+def _at_own_speed(recordings: Sequence[Recording], rule: AcceptanceRule, tables: NeighbourTables) -> Prediction:
+    """The prediction for a window of one recorded length."""
+    exact, relaxed = (recording.predict(recording.outcomes(rule, tables)) for recording in recordings)
+    emitted = exact.mean_accepted_length.value, relaxed.mean_accepted_length.value
+    weight = relaxed_weight((recordings[0].own_speed, recordings[1].own_speed), emitted)
+    return interpolate(exact, relaxed, weight)
 
 
 def window_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
