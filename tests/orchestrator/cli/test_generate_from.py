@@ -21,6 +21,7 @@ from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 from workers.models.families.scenes import BUILTIN
 
@@ -43,10 +44,11 @@ space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep of a copy of the built-in model, with a sampling that is not the target's default."""
+    """A sweep of a small model with the built-in metrics, with a sampling that is not the target's default."""
     folder = tmp_path_factory.mktemp("sweep")
-    models = folder / "models"
-    shutil.copytree(BUILTIN, models)
+    models = tiny_scenes(folder / "models")
+    for net in ("features", "clip"):
+        shutil.copy(BUILTIN / f"{net}.safetensors", models)
     (folder / "space.yaml").write_text(SPACE.format(models=models))
     with local_launches():
         ran = specfrontier("launch", str(folder / "space.yaml"), "--out", str(folder), "--no-mlflow")
@@ -99,9 +101,9 @@ def test_against_vanilla_measures_the_ratio_on_the_same_captions(sweep: Sweep, t
     assert not list((tmp_path / "vanilla").glob("0*.png")), "a folder holds one run"
 
 
-def test_without_a_sweep_vanilla_has_the_configs_own_sampling(tmp_path: Path) -> None:
-    words = ("--preset", "speculative", "--set", "sampling.cfg=2", "--against", "vanilla", "--out", str(tmp_path))
-    ran = specfrontier("generate", CAPTIONS[0], *words)
+def test_without_a_sweep_vanilla_has_the_configs_own_sampling(sweep: Sweep, tmp_path: Path) -> None:
+    words = ("--preset", "eagle1", "--set", "sampling.cfg=2", "--against", "vanilla", "--out", str(tmp_path))
+    ran = specfrontier("generate", CAPTIONS[0], *words, "--models", str(sweep.models))
     assert ran.code == 0, ran.err
     other = json.loads((tmp_path / "vanilla" / "statistics.json").read_text())
     assert (other["config"]["drafter"]["kind"], other["config"]["sampling"]["cfg"]) == ("none", 2.0)
