@@ -10,17 +10,24 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
 from workers.runtime.threads import use_threads
 
+if TYPE_CHECKING:
+    from search_spaces.trial import DecodingConfig
+    from workers.loading.dry_run import Footprint
+    from workers.loading.models import Models
+
 use_threads(1)  # processes share the cores, and results of sweeps that are compared must not depend on their number
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:  # Triton reads it when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 _LONG_S = 30.0
+_DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # an idle process per core, which no test uses
@@ -78,6 +85,23 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all test processes."""
     folder = tmp_path_factory.getbasetemp()
     return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture
+def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dry runs of equal models and configs are made once for all tests of a process: one takes a second."""
+    from orchestrator.doctor import checkup, plan
+    from workers.loading.dry_run import footprint
+
+    def remembered(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
+        size = sum(parameter.numel() for parameter in models.target.parameters())
+        key = (models.target.name, size, models.target.dtype, config, batch, pictures)
+        if key not in _DRY_RUNS:
+            _DRY_RUNS[key] = footprint(models, config, batch, pictures)
+        return _DRY_RUNS[key]
+
+    for module in (checkup, plan):
+        monkeypatch.setattr(module, "footprint", remembered)
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,10 @@ NEEDS = {"network", "gpu", "checkpoints", "cluster", "browser", "captions and im
 TOO_SLOW = {"takes minutes", "takes hours"}
 
 # Ray and the sweep commands warn of their own imports, and a benchmark may have been imported before
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("equal_dry_runs_once"),
+]
 RUN_HERE = [page for page in PAGES if any(not block.mark for block in shell_blocks(page))]
 MARKED = [block for page in PAGES for block in shell_blocks(page) if block.mark]
 

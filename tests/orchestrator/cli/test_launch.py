@@ -53,6 +53,9 @@ class RayStarted(BaseException):
     """Raised instead of starting Ray."""
 
 
+pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working folder with tested.yaml; Ray must not start."""

@@ -31,30 +31,13 @@ from orchestrator.doctor.machine import (
 )
 from orchestrator.doctor.plan import Gpu, Workload, describe_plan, forecast, gpu_of
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
-from workers.loading.dry_run import Footprint, footprint
 from workers.loading.meter import Work
-from workers.loading.models import Models
 from workers.models.checkpoint_files import content_hash
 from workers.runtime.memory import format_bytes
 from workers.runtime.threads import cores
 
-DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
-
-
-@pytest.fixture(autouse=True)
-def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dry runs of equal models and configs are made once for all tests."""
-
-    def remembered(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
-        key = (models.target.name, models.target.dtype, config, batch, pictures)
-        if key not in DRY_RUNS:
-            DRY_RUNS[key] = footprint(models, config, batch, pictures)
-        return DRY_RUNS[key]
-
-    monkeypatch.setattr(checkup, "footprint", remembered)
-    monkeypatch.setattr(plan, "footprint", remembered)
+pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
 
 
 def doctor(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
