@@ -6,6 +6,7 @@ Everything is read from syntax trees, so an import inside a function or under TY
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -200,6 +201,16 @@ def test_workers_do_not_import_sweep_libraries() -> None:
         if entry.library in SWEEP_LIBRARIES - allowed.get(module, set())
     )
     assert not report(wrong)
+
+
+def test_private_names_of_ray_are_used_in_one_module() -> None:
+    """Also by text, as in `ray._private.worker` and in strings."""
+    found = {
+        module
+        for module, (path, _) in sources().items()
+        if re.search(r"\bray\.(_[a-z]|core\b)", path.read_text("utf-8"))
+    }
+    assert found == {"orchestrator.run.ray_internals"}
 
 
 def test_search_spaces_import_torch_for_typing_only() -> None:

@@ -15,7 +15,6 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_space, grouped
 from orchestrator.results.text import clean
 from orchestrator.run.options import LaunchOptions
-from orchestrator.run.preflight_machine import check_resources
 
 if TYPE_CHECKING:
     from search_spaces.sweep import SweepConfig
@@ -62,9 +61,9 @@ def launch(space: Space, options: LaunchOptions, list_spaces: List = False, as_j
     """
     with ends_with(WRONG_USAGE):
         config, storage = _read_space(space, options.changes(), options.out)
-        typer.echo(
-            f"{clean(config.name)}: checking models, captions and stores", err=True
-        )  # these imports take seconds
+        typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
+        from orchestrator.run.preflight import check_resources  # these imports take seconds
+
         check_resources(
             options.workers, options.cpus_per_worker, options.gpus_per_worker or 0.0, options.address,
             config.requested_metrics,

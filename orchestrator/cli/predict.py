@@ -97,7 +97,7 @@ def predict(
 
 def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
     from orchestrator.replay.predict import predict_space
-    from orchestrator.run.preflight_models import check_configs, in_section, models_entry
+    from orchestrator.run.preflight import check_configs, in_section, models_entry
     from workers.data.captions import read_captions
     from workers.loading.models import Capabilities
     from workers.loading.models_yaml import load_entry

@@ -1,32 +1,187 @@
-"""Connects to the Ray cluster that workers run on, or starts one on this machine."""
+"""Connects to the Ray cluster that workers run on, or starts one on this machine, and notices when it is lost.
+
+Ray itself retries for minutes, then aborts the process.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import grpc
 import ray
-from ray._private import ray_constants
-from ray._private.authentication import authentication_token_setup
-from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
 from orchestrator.interrupts import Terminated, cleaned_up
 from orchestrator.proxies import without_proxy
-from orchestrator.run.cluster_address import ClusterAddress, requires_token, resolve_address
+from orchestrator.results.redaction import without_credentials
+from orchestrator.run import ray_internals
 from orchestrator.run.cluster_guard import ClusterGuard
 from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit
 from orchestrator.run.tasks import ClusterLost, PoolError
 
-_AUTH_MODE = "RAY_AUTH_MODE"
-_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+GCS_TIMEOUT_S = 25.0  # Ray aborts the process after 60; a GCS that Redis or Kubernetes restarts is back by then
+_CLIENT = "ray://"  # such a driver runs outside of the cluster
+_AUTO = "auto"
+_ADDRESS, _AUTH_MODE, _JOB_CONFIG = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_TOKEN, _TOKEN_PATH, _DEFAULT_TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
+_ESSENTIAL_PROCESSES = frozenset({"gcs_server", "raylet"})
+_PROBE_INTERVAL_S = 1.0
+_CONNECT_TIMEOUT_S = 3.0
+_ANSWER_TIMEOUT_S = 6.0
+_NODE_TIMEOUT_S = 5.0  # for a node that has just started
+_NODE_INTERVAL_S = 0.5
+_HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:/?#@\[\]\s]+):(?P<port>[0-9]{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAddress:
+    """The address of a cluster, as `ray.init` takes it: HOST:PORT or ray://HOST:PORT.
+
+    source: the option, variable or file that names it. fix: what to do if there is no cluster.
+    """
+
+    address: str
+    source: str
+    fix: str
+
+    @property
+    def is_client(self) -> bool:
+        """Whether the driver is a Ray client, outside of the cluster."""
+        return self.address.startswith(_CLIENT)
+
+    @property
+    def endpoint(self) -> str:
+        """HOST:PORT of the server; this machine's address for localhost, as Ray replaces it."""
+        host, _, port = self.address.removeprefix(_CLIENT).rpartition(":")
+        if not self.is_client and host.strip("[]") in ("localhost", "127.0.0.1", "::1"):
+            host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            host = f"[{host}]" if ":" in host else host
+        return f"{host}:{port}"
+
+    def problem(self, text: str, fix: str | None = None) -> PoolError:
+        """An error that names the source of the address, and the fix."""
+        return PoolError(f"{self.source}: {text}; {fix or self.fix}")
+
+
+def resolve_address(given: str) -> ClusterAddress:
+    """The cluster that --address names. auto: RAY_ADDRESS, a Ray process on this machine, or the file of the last
+    `ray start`, in Ray's own order.
+
+    Raises:
+        ValueError: not an address of a cluster.
+        PoolError: auto, and there is no cluster, or several.
+    """
+    option = f"--address {without_credentials(given)}"
+    if given != _AUTO:
+        return _parse_address(given, option, "`ray status` on the head node shows the address")
+    if (named := os.environ.get(_ADDRESS, "")) not in ("", _AUTO):
+        source = f"{option}: {_ADDRESS} is {without_credentials(named)}"
+        return _parse_address(named, source, f"correct or unset {_ADDRESS}")
+    running = sorted(ray_internals.local_clusters())
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    file = Path(folder, "ray", "ray_current_cluster")
+    if len(running) == 1:
+        source = f"{option}: a Ray process on this machine belongs to {running[0]}"
+        return _parse_address(running[0], source, "restart it, or give --address HOST:PORT")
+    if file.is_file() and (stored := file.read_text().strip()):
+        fix = "start the cluster, remove the file, or give --address HOST:PORT"
+        return _parse_address(stored, f"{option}: {file} names {stored}", fix)
+    if running:
+        raise PoolError(f"{option}: several clusters run on this machine; give one of {', '.join(running)}")
+    raise PoolError(
+        f"{option}: no Ray cluster runs on this machine, {_ADDRESS} is not set, and there is no {file}; start a "
+        "cluster with `ray start --head`, or give --address HOST:PORT"
+    )
+
+
+def _parse_address(address: str, source: str, fix: str) -> ClusterAddress:
+    """The address with its source.
+
+    Raises:
+        ValueError: it has no HOST:PORT; the message says what to write.
+    """
+    if address.startswith(("http://", "https://")):
+        raise ValueError(f"{source}: this is the dashboard; give HOST:PORT of `ray start --port` (6379)")
+    parts = _HOST_PORT.fullmatch(address.removeprefix(_CLIENT))
+    if parts is None or not 0 < int(parts["port"]) < 1 << 16:
+        raise ValueError(
+            f"{source}: not the address of a Ray cluster; give HOST:PORT, [IPV6]:PORT, ray://HOST:PORT or auto, or "
+            "leave --address out to start Ray on this machine"
+        )
+    return ClusterAddress(address, source, fix)
+
+
+def requires_token(cluster: ClusterAddress) -> bool:
+    """Whether the cluster refuses the calls of this process, by its mode and token (RAY_AUTH_MODE).
+
+    Raises:
+        PoolError: nothing responds at the address, or no cluster, or one of another version of Ray; or this machine is
+            not a node of it.
+    """
+    if not ray_internals.uses_proxy() and (reason := _connection_problem(cluster.endpoint)):
+        raise cluster.problem(f"no response from {cluster.endpoint} ({reason})")
+    try:
+        if cluster.is_client:
+            ray_internals.ping_client_server(cluster.endpoint, _ANSWER_TIMEOUT_S)
+        else:
+            _check_membership(cluster)
+    except ray_internals.MissingName:  # Ray finds out when it connects
+        return False
+    except PoolError:
+        raise
+    except grpc.RpcError as error:
+        if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+            return True
+        server = "a Ray client server (port 10001)" if cluster.is_client else "a Ray cluster (GCS, port 6379)"
+        uses_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+        over_tls = "" if uses_tls else ", or one that needs RAY_USE_TLS"
+        raise cluster.problem(f"{cluster.endpoint} is not {server}{over_tls} ({error.code().name})") from error
+    except RuntimeError as error:  # certificates that RAY_USE_TLS needs
+        raise cluster.problem(str(error), "set the variables of Ray's TLS, or unset RAY_USE_TLS") from error
+    return False
+
+
+def _check_membership(cluster: ClusterAddress) -> None:
+    """Check that a process of this machine is a node of the cluster, as Ray needs for a driver, and of its version.
+
+    Raises:
+        PoolError: none is, or it is not.
+    """
+    end = time.monotonic() + _NODE_TIMEOUT_S
+    while True:
+        nodes = ray_internals.local_node_ids()
+        version, are_alive = ray_internals.check_alive(cluster.endpoint, nodes, _ANSWER_TIMEOUT_S)
+        if version != ray.__version__:
+            text = f"the cluster has Ray {version}, this process has {ray.__version__}"
+            raise cluster.problem(text, "install the same version on all machines")
+        if any(are_alive):
+            return
+        if time.monotonic() > end:
+            text = f"this machine is not a node of the cluster at {cluster.endpoint}"
+            raise cluster.problem(text, "launch on one of its nodes, with `ray job submit`, or at ray://HOST:10001")
+        time.sleep(_NODE_INTERVAL_S)
+
+
+def _connection_problem(endpoint: str) -> str | None:
+    """Connect once to HOST:PORT; returns the system's reason if that fails."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -54,9 +209,9 @@ def connected(
             stack.enter_context(cleaned_up(guard.kill))
             # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts. The files of a job,
             # if this process is one, are on the job's own cluster.
-            variables = {**environment, **guard.mark, **_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
+            variables = {**environment, **guard.mark, **_new_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
             stack.enter_context(_environment(variables))
-            stack.enter_context(_loopback())
+            stack.enter_context(ray_internals.on_loopback())
             local_cores = max(cores, round((slots.count or 1) * slots.cpus + 0.5))
             options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
             options |= {"num_cpus": local_cores, "_temp_dir": str(guard.folder / "ray")}
@@ -83,8 +238,6 @@ def _environment(variables: Mapping[str, str | None]) -> Iterator[None]:
         yield
     finally:
         _set(before)
-        Config.initialize("")  # Ray caches the mode and the token; this process's next cluster may have others
-        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _set(variables: Mapping[str, str | None]) -> None:
@@ -93,34 +246,25 @@ def _set(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    ray_internals.forget_authentication()
 
 
-def _token(folder: Path) -> dict[str, str]:
+def _has_token() -> bool:
+    """Whether the user has a token, by Ray's variables or its file."""
+    path = Path(os.environ.get(_TOKEN_PATH) or _DEFAULT_TOKEN_PATH).expanduser()
+    return bool(os.environ.get(_TOKEN)) or path.is_file()
+
+
+def _new_token(folder: Path) -> dict[str, str]:
     """The environment variable of a new token in a folder of this user alone; none if the user has a token.
 
     If there is none, Ray writes one that other users can read to ~/.ray, which may be read-only.
     """
-    loader = AuthenticationTokenLoader.instance()
-    loader.reset_cache()
-    if loader.has_token(ignore_auth_mode=True):
+    if _has_token():
         return {}
     path = folder / "auth_token"
-    path.write_text(generate_new_authentication_token())
-    return {"RAY_AUTH_TOKEN_PATH": str(path)}
-
-
-@contextlib.contextmanager
-def _loopback() -> Iterator[None]:
-    """Clusters that start in the block use the loopback's address, so all of their sockets are bound to it.
-
-    Ray does so by itself where it supports no clusters of machines (macOS, Windows). It replaces a given 127.0.0.1 by
-    the address of the network.
-    """
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+    path.write_text(secrets.token_hex(32))
+    return {_TOKEN_PATH: str(path)}
 
 
 def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None:
@@ -135,7 +279,7 @@ def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None
     if cluster is not None:
         _authenticate(cluster)
     handler = signal.getsignal(signal.SIGTERM)
-    ray._private.worker._worker_logs_enabled = False  # a dead raylet's last words would go to standard output
+    ray_internals.hide_worker_logs()
     try:
         ray.init("local" if cluster is None else cluster.address, **options)
     except SystemExit:  # by Ray's own handler
@@ -154,20 +298,17 @@ def _authenticate(cluster: ClusterAddress) -> None:
     Raises:
         PoolError: no cluster responds, or it requires a token that the user does not have.
     """
-    mode = os.environ.get(_AUTH_MODE)
-    if requires_token(cluster) and mode is None:
-        if not authentication_token_setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
-            fix = "copy the head node's ~/.ray/auth_token here, or name a file by RAY_AUTH_TOKEN_PATH"
-            raise cluster.problem("the cluster requires a token, and there is none", fix)
-    elif mode is None:
-        os.environ[_AUTH_MODE] = "disabled"
-        Config.initialize("")  # Ray caches the mode
-        return
-    if requires_token(cluster):
-        if mode is not None and mode.lower() != "token":
-            raise cluster.problem(f"the cluster requires a token, and {_AUTH_MODE} is {mode}", f"unset {_AUTH_MODE}")
-        fix = "copy the head node's ~/.ray/auth_token here, or name that file by RAY_AUTH_TOKEN_PATH"
-        raise cluster.problem("the cluster refuses this user's token", fix)
+    mode, is_refused = os.environ.get(_AUTH_MODE), requires_token(cluster)
+    copy = f"copy the head node's {_DEFAULT_TOKEN_PATH} here, or name that file by {_TOKEN_PATH}"
+    if mode is None:
+        if is_refused and not _has_token():
+            raise cluster.problem("the cluster requires a token, and there is none", copy)
+        _set({_AUTH_MODE: "token" if is_refused else "disabled"})
+        is_refused = is_refused and requires_token(cluster)
+    if is_refused and (mode or "token").lower() != "token":
+        raise cluster.problem(f"the cluster requires a token, and {_AUTH_MODE} is {mode}", f"unset {_AUTH_MODE}")
+    if is_refused:
+        raise cluster.problem("the cluster refuses this user's token", copy)
 
 
 def _connect_problem(cluster: ClusterAddress | None, error: Exception) -> PoolError:
@@ -184,3 +325,40 @@ def alive_nodes() -> list[Node]:
     """The nodes that the cluster has now."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return [Node(node["Resources"], node["Labels"]) for node in nodes if node["Alive"]]
+
+
+class ClusterMonitor:
+    """Notices that the cluster that this process is connected to lost what a driver cannot do without."""
+
+    def __init__(self) -> None:
+        context = ray.get_runtime_context()
+        is_client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
+        self._gcs_address = "" if is_client else context.gcs_address  # such a driver connects to a proxy
+        self._node_id = context.get_node_id()
+        self._probed = time.monotonic()
+        self._silent_since: float | None = None
+
+    def responds(self) -> bool:
+        """Whether the cluster responds now, as of the last second; calls of Ray would block if not.
+
+        Raises:
+            ClusterLost: a process of a cluster that this process started has died.
+            PoolError: the GCS of another cluster has not responded for a while.
+        """
+        if lost := sorted(ray_internals.dead_processes() & _ESSENTIAL_PROCESSES):
+            raise ClusterLost(f"Ray on this machine lost its {' and '.join(lost)}")
+        if self._gcs_address and time.monotonic() - self._probed >= _PROBE_INTERVAL_S:
+            is_up = _connection_problem(self._gcs_address) is None
+            self._probed = time.monotonic()
+            self._silent_since = None if is_up else self._silent_since or self._probed
+        silence = 0.0 if self._silent_since is None else self._probed - self._silent_since
+        if silence > GCS_TIMEOUT_S:
+            problem = f"Ray's GCS at {self._gcs_address} has not responded for {silence:.0f} s; start the cluster again"
+            raise PoolError(problem)
+        return self._silent_since is None
+
+    def check_node(self) -> None:
+        """Raise PoolError if the node of this process is dead: Ray would wait for it. Call it while Ray responds."""
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        if any(node["NodeID"] == self._node_id and not node["Alive"] for node in nodes):
+            raise PoolError("Ray's node on the driver's machine died; start it again")

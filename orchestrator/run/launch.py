@@ -32,7 +32,7 @@ from orchestrator.run.options import LaunchOptions
 from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
-from orchestrator.run.preflight_models import check_enqueued, models_entry
+from orchestrator.run.preflight import check_enqueued, models_entry
 from orchestrator.run.preparation import PreparedWorkers
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError, Task

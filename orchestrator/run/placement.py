@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
@@ -22,6 +22,7 @@ from workers.runtime.threads import thread_environment
 Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
+ROLES = GENERATE, TIME = "generate", "time"  # of workers: everything but timing, and timing
 _MAX_DIFFERENCE = 1e-4  # of float32 numbers, relative to the largest
 _SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
 _SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # of workers that generate
@@ -86,8 +87,8 @@ class Placement:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What at least one worker must be able to do, as attributes of a `PoolWorker`."""
-        return ("generates",) if self.times is None else ("generates", "times")
+        """The roles that at least one worker must have."""
+        return (GENERATE,) if self.times is None else ROLES
 
     @property
     def alternatives(self) -> list[Labels]:
@@ -103,9 +104,10 @@ class Placement:
                 return [kind]
         return self.alternatives
 
-    def uses(self, node: Node) -> bool:
-        """Whether the sweep has work for a worker on this node."""
-        return not self.alternatives or any(has_labels(node.labels, labels) for labels in self.alternatives)
+    def capacity(self, slots: Slots, nodes: Sequence[Node]) -> int:
+        """How many workers the nodes hold for which the sweep has work; at least 1, because nodes may still join."""
+        used = [node for node in nodes if any(has_labels(node.labels, labels) for labels in self.alternatives or [{}])]
+        return max(1, sum(node.room(slots) for node in used))
 
     def check(self, slots: Slots, nodes: Sequence[Node]) -> None:
         """Check that the cluster has every kind of node. With a number of workers, missing ones may join later.
@@ -179,26 +181,6 @@ def _have_gpus(nodes: Sequence[Node]) -> bool:
     return any(node.resources.get("GPU", 0) >= 1 for node in nodes)
 
 
-def worker_capacity(slots: Slots, nodes: Sequence[Node]) -> int:
-    """How many workers these nodes hold; at least 1, because nodes may still join."""
-    return max(1, sum(node.room(slots) for node in nodes))
-
-
-class Roles(NamedTuple):
-    """Why a worker may not generate, and why it may not time; None if it may."""
-
-    generation_problem: str | None
-    timing_problem: str | None
-
-    @property
-    def generates(self) -> bool:
-        return self.generation_problem is None
-
-    @property
-    def times(self) -> bool:
-        return self.timing_problem is None
-
-
 @dataclass(slots=True)
 class WorkerAgreement:
     """The facts that workers share: those that generate, and those that time. The first of each sets them.
@@ -208,8 +190,8 @@ class WorkerAgreement:
 
     unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images. active:
     True until the first images are generated. groups: Facts, and the nodes that would generate the same images.
-    has_failed: Whether a worker did not start; another one takes its place. problems: Why the last worker that was
-    refused a role was refused, by role.
+    has_failed: Whether a worker did not start; another one takes its place. problems: Why the last worker that may not
+    have a role may not, by role.
     """
 
     unstarted: set[str]
@@ -222,20 +204,21 @@ class WorkerAgreement:
     has_failed: bool = False
     problems: dict[str, str] = field(default_factory=dict)
 
-    def add(self, worker: str, facts: Facts | None) -> Roles:
-        """Record the facts of a worker; returns what it may do. `facts` is None if it did not start."""
+    def add(self, worker: str, facts: Facts | None) -> dict[str, str]:
+        """Record the facts of a worker, None if it did not start; returns why it may not have a role, by role."""
         self.unstarted.discard(worker)
         if facts is None:
             self.has_failed = True
-            return Roles("it did not start", "it did not start")
+            return dict.fromkeys(ROLES, "it did not start")
         generation = self._generation_problem(facts)
         if generation is None and self.generating is None:
             self.generating = {**facts, **self.stored}
         timing = self._timing_problem(facts)
         if timing is None and self.timing is None:
             self.timing = facts
-        self.problems |= {role: text for role, text in (("generate", generation), ("time", timing)) if text}
-        return Roles(generation, timing)
+        problems = {role: text for role, text in zip(ROLES, (generation, timing), strict=True) if text}
+        self.problems |= problems
+        return problems
 
     def check(self) -> None:
         """Check the first workers, once all of them have started.
@@ -245,9 +228,9 @@ class WorkerAgreement:
         """
         if self.unstarted or not self.active:
             return
-        found = {"generate": self.generating, "time": self.timing}
+        found = dict(zip(ROLES, (self.generating, self.timing), strict=True))
         missing = [role for role, facts in found.items() if facts is None and role in self.problems]
-        if missing and not self.has_failed and (missing[0] == "generate" or self.placement.times is not None):
+        if missing and not self.has_failed and (missing[0] == GENERATE or self.placement.times is not None):
             problem = f"no worker can {missing[0]} what this sweep needs: {self.problems[missing[0]]}"
             raise PoolError(f"{problem}. Start workers on other nodes, or launch under another --name")
         if self.generating is None or self.stored:

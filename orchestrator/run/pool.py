@@ -19,18 +19,19 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from orchestrator.run.cluster import alive_nodes
-from orchestrator.run.cluster_monitor import ClusterMonitor
+from orchestrator.run.cluster import ClusterMonitor, alive_nodes
 from orchestrator.run.placement import (
     ANYWHERE,
+    GENERATE,
     NODE_ID_LABEL,
+    ROLES,
+    TIME,
     Labels,
     Node,
     Placement,
     Slots,
     WorkerAgreement,
     describe_labels,
-    worker_capacity,
 )
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
@@ -118,7 +119,7 @@ class PoolWorker:
     """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
 
     labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
-    is ready. generates, times: What it may do, once it is ready; `generates` includes everything but timing.
+    is ready. roles: What it may do, once it is ready.
 
     task: The task that it runs since `since`; without a task, `since` is its start or the end of its last task.
     is_obsolete: Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
@@ -130,8 +131,7 @@ class PoolWorker:
     node: str = ""
     reply: Any = None
     ready: bool = False
-    generates: bool = False
-    times: bool = False
+    roles: frozenset[str] = frozenset()
     task: Task | None = None
     since: float = 0.0
     is_obsolete: bool = False
@@ -147,7 +147,7 @@ class PoolWorker:
         return self.labels.get(NODE_ID_LABEL, "")
 
     def can_run(self, task: Task) -> bool:
-        return self.is_idle and (self.times if task.kind == TimingShard.kind else self.generates)
+        return self.is_idle and (TIME if task.kind == TimingShard.kind else GENERATE) in self.roles
 
     def request_facts(self) -> None:
         self.reply = self.handle.facts.remote()
@@ -229,11 +229,6 @@ class Pool:
     @property
     def alive(self) -> int:
         return sum(worker.ready for worker in self._workers)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the workers that have started, idle or busy."""
-        return sorted(worker.name for worker in self._workers if worker.ready)
 
     @property
     def _node_ids(self) -> set[str]:
@@ -321,7 +316,7 @@ class Pool:
         problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers if worker.ready]
         results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
         is_untimed = any(task.kind == TimingShard.kind for task in self._waiting)
-        is_untimed &= not any(worker.times for worker in self._workers)
+        is_untimed &= not any(TIME in worker.roles for worker in self._workers)
         if self._untimed.update(is_untimed, self._clock.now):
             self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
         self._release()
@@ -333,7 +328,7 @@ class Pool:
             return
         for worker in [*self._workers]:
             others = [other for other in self._workers if other.ready and other is not worker]
-            is_last = not all(any(getattr(other, role) for other in others) for role in self._placement.roles)
+            is_last = not all(any(role in other.roles for other in others) for role in self._placement.roles)
             if worker.task is None and not is_last and self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
                 self._remove(worker)
                 self._released += 1
@@ -344,17 +339,19 @@ class Pool:
 
     def _handle_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> None:
         """Use a worker that has started for what it may do, or replace it."""
-        roles = self._agreement.add(worker.name, facts)
-        if problem := cause or (None if roles.generates or roles.times else roles.generation_problem):
+        problems = self._agreement.add(worker.name, facts)
+        roles = frozenset(ROLES) - problems.keys()
+        if problem := cause or (None if roles else problems[GENERATE]):
             self._handle_failed_start(worker, problem)
         else:
-            if not roles.generates:
-                self._warn(f"{worker.name} runs timing shards only: {roles.generation_problem}")
-            worker.ready, worker.generates, worker.times = True, roles.generates, roles.times
-            worker.labels, worker.node = (facts or {}).get("labels", {}), (facts or {}).get("node", "")
+            assert facts is not None
+            worker.ready, worker.roles = True, roles
+            worker.labels, worker.node = facts.get("labels", {}), facts.get("node", "")
             self._failed_starts = 0
-            if roles.generates:
+            if GENERATE in roles:
                 self._facts = self._facts or facts
+            else:
+                self._warn(f"{worker.name} runs timing shards only: {problems[GENERATE]}")
         self._agreement.check()
 
     def _handle_death(self, worker: PoolWorker, death: str) -> TaskResult | None:
@@ -399,7 +396,7 @@ class Pool:
         idle = [worker for worker in self._workers if worker.is_idle]
         while idle and (task := next((task for task in self._waiting if any(w.can_run(task) for w in idle)), None)):
             able = [worker for worker in idle if worker.can_run(task)]
-            worker = min(able, key=lambda worker: (worker.times, -worker.since))
+            worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
             worker.run(task, self._clock.now)
             idle.remove(worker)
             self._waiting.remove(task)
@@ -436,7 +433,7 @@ class Pool:
 
     def _target_count(self) -> int:
         if self._slots.count is None:
-            return worker_capacity(self._slots, [node for node in self._nodes if self._placement.uses(node)])
+            return self._placement.capacity(self._slots, self._nodes)
         starting = sum(not worker.ready for worker in self._workers)
         self._released = max(0, self._released - max(0, len(self._waiting) - starting))
         return self._slots.count - self._released

@@ -1,35 +1,55 @@
-"""Checks of a sweep before any worker starts: the store, model files, captions, reference, metrics and search, and the
-addresses of Ray, Optuna and MLflow. Workers repeat the checks that need loaded weights.
+"""Checks of a sweep before any worker starts: the machine, the store, model files, captions, reference, metrics and
+search, the addresses of Ray, Optuna and MLflow, and that all that will be written to is the sweep's own. Workers repeat
+the checks that need loaded weights.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+
+from orchestrator.errors import explain
 from orchestrator.outputs import check_lasting, check_writable
 from orchestrator.replay.predict import check_pool
+from orchestrator.results.axes import Direction
+from orchestrator.results.databases import MLFLOW, has_tables, is_same_database
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import SWEEP, read_identity, read_trials
-from orchestrator.run import preflight_models as models
-from orchestrator.run.cluster_address import requires_token, resolve_address
+from orchestrator.results.store import SWEEP, Identity, check_unused, read_identity, read_trials
+from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
-from orchestrator.run.preflight_models import CheckedModels, in_section, prefix_errors
-from orchestrator.run.preflight_owners import check_owners
 from orchestrator.run.study import Search
-from orchestrator.views.client import default_uri
-from orchestrator.views.study_storage import check_url
+from orchestrator.views.client import default_uri, is_database, local_database
+from orchestrator.views.damage import database_problem
+from orchestrator.views.study_storage import check_study, check_url, damaged_line, default_journal
 from search_spaces.params import ConfigError, at, unknown_choice
+from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
-from workers.data.captions import Caption, captions_hash
+from workers.data import reference as reference_images
+from workers.data.captions import Caption, captions_hash, read_captions
 from workers.data.shards import FORMAT, plan_timing
 from workers.data.storage import Storage
+from workers.data.text_files import and_more
+from workers.loading.models import Capabilities, unreadable_captions
+from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics import fid
 from workers.metrics.estimate import BLOCKS
-from workers.metrics.extractors import unavailable_metrics
+from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
 from workers.metrics.metric import OWN_TIMINGS, TIMINGS
-from workers.metrics.registry import registered_metrics, uses_timings
+from workers.metrics.networks import Extractor
+from workers.metrics.registry import registered_metrics, uses_timings, weight_keys
+from workers.models.checkpoint_files import WeightsError
+from workers.models.target import Target
+from workers.runtime.threads import cores
 
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or scheme+driver
+_MAX_WORKERS_PER_CORE = 16  # on this machine, where workers may share cores
 
 
 def preflight(
@@ -59,21 +79,21 @@ def preflight(
     directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if not is_client:  # else the cluster's machines have the files, and its workers check them
-        model = models.read_models(sweep)
-        captions = models.read_sweep_captions(sweep, model)
+        model = read_models(sweep)
+        captions = read_sweep_captions(sweep, model)
         if identity is not None and identity.captions["hash"] != captions_hash(captions):
             raise ConfigError(
                 ("captions",),
                 f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
                 "restore the original, or launch under another --name",
             )
-        models.check_reference(sweep, model)
+        check_reference(sweep, model)
         _check_available(sweep, model, captions)
         if identity is None:  # an older version let such a sweep start
             _check_constraints(sweep)
         _check_image_count(sweep, model, len(captions))
         resolved = sweep.resolve(model.capabilities.sampling)
-        models.check_configs(resolved, model.capabilities)
+        check_configs(resolved, model.capabilities)
         _check_timing(resolved, len(captions))
         _check_racing(sweep)
         check_pool(resolved, model.capabilities)
@@ -81,8 +101,7 @@ def preflight(
 
 
 def _check_cluster(address: str | None) -> bool:
-    """Check that the cluster responds, or that Ray can keep its files on this machine. Whether the driver is a Ray
-    client.
+    """Check that the cluster responds, or that Ray can start here; returns whether the driver is a Ray client.
 
     Raises:
         ValueError, PoolError: see `resolve_address`, `requires_token` and `check_root`.
@@ -107,7 +126,7 @@ def _check_tracking_uri(uri: str, storage: Storage) -> None:
             f"--tracking-uri {without_credentials(uri)}: not an MLflow address; give http://HOST:PORT, sqlite:///FILE "
             "or a database URL"
         )
-    with prefix_errors("--tracking-uri"):
+    with _prefix_errors("--tracking-uri"):
         check_url(uri)
     if uri and uri != default_uri(storage):  # the default database can be rebuilt from the sweep
         check_lasting("--tracking-uri", uri)
@@ -238,3 +257,211 @@ def _check_racing(sweep: SweepConfig) -> None:
 def _remaining(captions: int) -> int:
     """The captions of a jackknife replicate, which leaves out the largest block."""
     return captions - -(-captions // min(BLOCKS, captions))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedModels:
+    """A sweep's models as far as the headers of their files determine them.
+
+    extractors: the feature extractors by role, without their weights; all distances use "features".
+    """
+
+    entry: Entry
+    target: Target
+    capabilities: Capabilities
+    extractors: Mapping[str, Extractor]
+
+    @property
+    def features(self) -> Extractor:
+        """The network for distances."""
+        return self.extractors["features"]
+
+
+def models_entry(sweep: SweepConfig) -> Entry:
+    """The entry of a models.yaml, or of a folder, that the sweep names.
+
+    Raises:
+        ConfigError: the sweep names an entry but no file; no such file, folder or entry; the file is invalid.
+    """
+    models = sweep.models
+    if models.name is not None and models.file == BUILTIN_NAME:
+        problem = f"{models.name} is an entry of a models.yaml; add --models models.yaml"
+        raise ConfigError(("models", "name"), problem)
+    with in_section("models"):
+        return find_entry(models.file, models.name)
+
+
+def read_models(sweep: SweepConfig) -> CheckedModels:
+    """The headers of the models' files, checked against the architecture.
+
+    Raises:
+        ConfigError: files are missing, truncated or of another family, or their sizes do not match.
+    """
+    entry = models_entry(sweep)
+    with in_section("models"):
+        entry.check_files(weight_keys(sweep.requested_metrics))
+        models = load_on_meta(entry)
+        problems = check_weights(entry.folder, entry.metrics, sweep.requested_metrics)
+        if problems:
+            texts = [f"{entry.name}.metrics.{key}: {problem}" for key, problem in problems.items()]
+            raise WeightsError(f"{entry.where}: {'; '.join(texts)}")
+        extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
+    return CheckedModels(entry, models.target, Capabilities.of(models), extractors)
+
+
+def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Caption]:
+    """The captions, checked against the target's vocabulary.
+
+    Raises:
+        ConfigError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
+    """
+    with in_section("captions"):
+        captions = read_captions(**sweep.captions.to_mapping())
+    problems = unreadable_captions(model.target, [caption.text for caption in captions])
+    if problems:
+        index, problem = min(problems, key=lambda entry: captions[entry[0]].id)
+        more = and_more(len(problems) - 1, "caption")
+        raise ConfigError(("captions",), f"{captions[index].location}: {problem}{more}")
+    return captions
+
+
+def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
+    """Check that the reference suits the feature extractor, if the extractor takes the model's images at all.
+
+    Raises:
+        ConfigError: see `workers.data.reference.check_reference`.
+    """
+    takes_images = model.features.image_size in (None, model.capabilities.image_size)
+    if not takes_images or sweep.reference.source == NO_REFERENCE:
+        return
+    with in_section("reference"):
+        reference_images.check_reference(
+            **sweep.reference.to_mapping(),
+            extractors=tuple(model.extractors.values()),
+            size=model.capabilities.image_size,
+        )
+
+
+def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Check that the models support the enqueued configs and every branch of the space, at the ends of its ranges.
+
+    Raises:
+        ConfigError: names the label or the branch, and the key.
+    """
+    check_enqueued(sweep, capabilities)
+    assert sweep.sampling is not None
+    for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
+        kinds = ", ".join(branch.params.values())
+        with at(*(("space", f"({kinds})") if kinds else ("space",))):
+            corners = [leaf.domain.corners for leaf in branch.leaves]
+            lowest = [ends[0] for ends in corners]
+            # all fields at their lowest, then each in turn at its highest
+            for values in (lowest, *([*lowest[:i], ends[-1], *lowest[i + 1 :]] for i, ends in enumerate(corners))):
+                try:
+                    config = branch.config(values, sweep.sampling)
+                except ConfigError:
+                    continue  # the space itself reported invalid corners when it was read
+                capabilities.check(config)
+
+
+def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
+    """Raise ConfigError, with the label, if the models do not support an enqueued config."""
+    for entry in sweep.enqueue:
+        with at("enqueue", entry.label):
+            capabilities.check(entry.config)
+
+
+def check_resources(
+    workers: int | None, cpus: float, gpus: float, address: str | None, metrics: Collection[str]
+) -> None:
+    """Refuse resources that no machine has; without an address, those that this machine lacks. cpus, gpus: per worker.
+
+    metrics: of the sweep (none: all). Workers that share a GPU would slow each other down in timing shards.
+
+    Raises:
+        ValueError: names the option and what the machine has.
+    """
+    for option, amount in (("--cpus-per-worker", cpus), ("--gpus-per-worker", gpus)):
+        if not math.isfinite(amount):
+            raise ValueError(f"{option} {amount}: give a finite number")
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"--gpus-per-worker {gpus:g}: Ray gives a fraction of one GPU, or whole GPUs")
+    if 0 < gpus < 1 and uses_timings(metrics):
+        raise ValueError(
+            f"--gpus-per-worker {gpus:g}: workers that share a GPU disturb each other's timings; give whole GPUs, "
+            "or leave speeds out of the sweep's metrics, objectives and constraints (docs/cluster.md)"
+        )
+    if address is not None:
+        return
+    advice = "lower it, or give the --address of a cluster"
+    if cpus > cores():
+        raise ValueError(f"--cpus-per-worker {cpus:g}: this machine has {cores()} cores; {advice}")
+    if workers is not None and workers > cores() * _MAX_WORKERS_PER_CORE:
+        most = cores() * _MAX_WORKERS_PER_CORE
+        raise ValueError(f"--workers {workers}: this machine has {cores()} cores, for at most {most} workers; {advice}")
+    if gpus > 0 and gpus > (count := torch.cuda.device_count()):
+        raise ValueError(f"--gpus-per-worker {gpus:g}: this machine has {count} GPUs that torch can use; {advice}")
+
+
+def check_owners(
+    name: str,
+    directions: Sequence[Direction],
+    storage: Storage,
+    identity: Identity | None,
+    study: str | None,
+    tracking: str,
+) -> None:
+    """Refuse anything that another sweep or program has. Writes nothing.
+
+    identity: of the sweep, None if it is new. study: as given, None for the default journal. tracking: MLflow's URI, ""
+    for none.
+
+    Raises:
+        ValueError, OSError: names what is there and the option that avoids it.
+    """
+    if identity is None:
+        check_unused(storage)
+    if study is not None and is_database(tracking) and is_same_database(study, tracking):
+        options = f"--study {without_credentials(study)} and --tracking-uri {without_credentials(tracking)}"
+        raise ValueError(f"{options} are one database; Optuna and MLflow need one each")
+    sweep_id, journal = identity.id if identity else None, default_journal(storage, name)
+    if study is not None:
+        with _prefix_errors("--study"):
+            check_study(study, name, directions, sweep_id)
+    elif journal.exists() and not (identity is not None and journal.is_file() and damaged_line(journal)):
+        check_study(str(journal), name, directions, sweep_id)  # a damaged one is rebuilt from the trials' records
+    _check_tracking_database(tracking, storage)
+
+
+def _check_tracking_database(uri: str, storage: Storage) -> None:
+    """Refuse a database of another program than MLflow. Whether a server responds does not matter yet."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if not is_database(uri):
+        return
+    try:
+        has_tables(uri, MLFLOW)
+    except (SQLAlchemyError, ImportError):  # logging is delayed, the sweep is not
+        return
+    except ValueError as error:
+        if uri == default_uri(storage) and (database := local_database(uri)) and database_problem(database):
+            return  # set aside when the sweep is logged
+        raise ValueError(f"--tracking-uri {without_credentials(uri)}: {error}") from error
+
+
+@contextmanager
+def _prefix_errors(key: str) -> Iterator[None]:
+    """Prefix the message of a ValueError raised inside with an option."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+@contextmanager
+def in_section(*path: str) -> Iterator[None]:
+    """Turn a ValueError or OSError raised inside into a ConfigError about a key of the sweep's file."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise ConfigError(path, explain(error)) from error

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestrator.outputs import check_writable, output_folder
-from orchestrator.run.preflight_machine import check_resources
+from orchestrator.run.preflight import check_resources
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.run.cluster_address import ALIVE_METHOD
+from orchestrator.run.ray_internals import ALIVE_METHOD
 from orchestrator.views.server import free_port
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder

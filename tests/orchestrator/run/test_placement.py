@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.run.placement import Node, Placement, Slots, WorkerAgreement, check_demand, fit, worker_capacity
+from orchestrator.run.placement import Node, Placement, Slots, WorkerAgreement, check_demand, fit
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 
@@ -60,7 +60,7 @@ def test_nodes_to_come_have_gpus_only_if_workers_ask_for_them() -> None:
     ],
 )
 def test_capacity_counts_what_fits_each_node(slots: Slots, nodes: list[dict[str, float]], count: int) -> None:
-    assert worker_capacity(slots, [Node(resources) for resources in nodes]) == count
+    assert Placement().capacity(slots, [Node(resources) for resources in nodes]) == count
 
 
 def placement(quality: dict[str, str] | None, timing: dict[str, str] | None, *metrics: str) -> Placement:
@@ -79,10 +79,10 @@ def test_timing_follows_its_own_labels_else_those_of_quality() -> None:
     assert placement(None, A10G, "step_compression", "fid") == Placement({}, None)
 
 
-def test_nodes_of_no_use_are_left_out_only_if_both_kinds_are_named() -> None:
+def test_nodes_without_work_are_left_out_only_if_both_kinds_are_named() -> None:
     nodes = [Node({"CPU": 1.0}, labels) for labels in (H100, A10G, {"gpu": "t4"}, {})]
-    assert [Placement({}, A10G).uses(node) for node in nodes] == [True] * 4
-    assert [Placement(H100, A10G).uses(node) for node in nodes] == [True, True, False, False]
+    assert Placement({}, A10G).capacity(Slots(), nodes) == 4
+    assert Placement(H100, A10G).capacity(Slots(), nodes) == Placement(H100, A10G).capacity(Slots(), nodes[:2]) == 2
 
 
 def test_a_kind_that_no_node_has_is_refused_unless_nodes_may_come() -> None:
@@ -108,6 +108,11 @@ def facts(
     return found | {"numerics": numerics, "labels": labels, **other}
 
 
+def granted(problems: dict[str, str]) -> tuple[bool, bool]:
+    """Whether a worker may generate, and time."""
+    return "generate" not in problems, "time" not in problems
+
+
 @pytest.mark.parametrize(
     ("precision", "device", "shift", "generates", "times"),
     [
@@ -124,19 +129,18 @@ def test_numbers_decide_who_generates_and_the_device_who_times(
 ) -> None:
     agreement = WorkerAgreement(set())
     first = agreement.add("worker-0", facts(precision=precision))
-    assert (first.generates, first.times) == (True, True)
-    roles = agreement.add("worker-1", facts(device, precision=precision, shift=shift))
-    assert (roles.generates, roles.times) == (generates, times)
+    assert first == {}
+    problems = agreement.add("worker-1", facts(device, precision=precision, shift=shift))
+    assert granted(problems) == (generates, times)
 
 
 @pytest.mark.parametrize("key", ["models", "extractors", "captions", "precision", "kernels"])
 def test_another_experiment_or_other_kernels_exclude_a_worker(key: str) -> None:
     agreement = WorkerAgreement(set())
     agreement.add("worker-0", facts() | {key: "first"})
-    roles = agreement.add("worker-1", facts() | {key: "second"})
-    assert not roles.generates
-    assert not roles.times
-    assert str(roles.generation_problem).startswith(f"{key}: second")
+    problems = agreement.add("worker-1", facts() | {key: "second"})
+    assert granted(problems) == (False, False)
+    assert problems["generate"].startswith(f"{key}: second")
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
@@ -149,15 +153,15 @@ def test_labels_decide_who_may_generate_and_time_in_any_order(order: tuple[int, 
     ]
     for index in order:
         found, expected = workers[index]
-        roles = agreement.add("abc"[index], found)
-        assert (roles.generates, roles.times) == expected
+        problems = agreement.add("abc"[index], found)
+        assert granted(problems) == expected
     agreement.check()
 
 
 def test_a_label_does_not_hide_another_device() -> None:
     agreement = WorkerAgreement(set(), Placement({}, {"gpu": "a10g"}))
     agreement.add("worker-0", facts(gpu="a10g"))
-    assert not agreement.add("worker-1", facts("cuda (T4)", gpu="a10g")).times
+    assert "time" in agreement.add("worker-1", facts("cuda (T4)", gpu="a10g"))
 
 
 def test_a_resumed_sweep_generates_and_times_as_it_began() -> None:
@@ -166,9 +170,9 @@ def test_a_resumed_sweep_generates_and_times_as_it_began() -> None:
     stored = {key: first[key] for key in ("device", "numerics")}
     agreement = WorkerAgreement({"a", "b"}, stored=stored)
     other = agreement.add("a", facts("cuda (L4)", precision="float32", shift=1e-6))
-    assert (other.generates, other.times) == (True, False)
+    assert granted(other) == (True, False)
     same = agreement.add("b", first)
-    assert (same.generates, same.times) == (True, True)
+    assert granted(same) == (True, True)
     agreement.check()
 
 
@@ -195,14 +199,14 @@ def test_a_sweep_that_no_worker_can_generate_or_time_ends(
 def test_a_sweep_without_timings_needs_no_worker_that_times() -> None:
     stored = {key: facts(precision="float32")[key] for key in ("device", "numerics")}
     agreement = WorkerAgreement({"worker-0"}, Placement({}, None), stored)
-    assert agreement.add("worker-0", facts("cuda (L4)", precision="float32")).generates
+    assert "generate" not in agreement.add("worker-0", facts("cuda (L4)", precision="float32"))
     agreement.check()
 
 
 def test_a_store_without_numbers_needs_the_same_device() -> None:
     agreement = WorkerAgreement(set(), stored={"device": "cuda (A10G)"})
-    assert not agreement.add("worker-0", facts("cuda (L4)", precision="float32")).generates
-    assert agreement.add("worker-1", facts(precision="float32")).generates
+    assert "generate" in agreement.add("worker-0", facts("cuda (L4)", precision="float32"))
+    assert "generate" not in agreement.add("worker-1", facts(precision="float32"))
 
 
 def test_two_odd_workers_that_start_early_stop_nothing() -> None:

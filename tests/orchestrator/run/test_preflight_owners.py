@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 from orchestrator.results.axes import Direction
 from orchestrator.results.store import Identity, write_identity
 from orchestrator.results.sweep import Sweep
-from orchestrator.run.preflight_owners import check_owners
+from orchestrator.run.preflight import check_owners
 from orchestrator.views.study import StudyView
 from orchestrator.views.study_storage import StudyError, open_storage, own_trials
 from tests.fakes.mlflow_processes import open_studies_together

@@ -1,0 +1,142 @@
+"""The private names of Ray that this project uses, and what is done if a version of Ray lacks one.
+
+No other module uses them. Ray may change them in any version, so `pyproject.toml` bounds its version. Without a name, a
+check is left to Ray's own, later one; only the loopback is not given up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from operator import attrgetter
+from typing import Any
+
+import ray
+
+from orchestrator.run.tasks import PoolError
+
+ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_PROXY_VARIABLE = "RAY_grpc_enable_http_proxy"
+_PING_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
+
+
+class PrivateName(StrEnum):
+    """MODULE:ATTRIBUTE of each private name."""
+
+    CHANNEL = "ray._private.grpc_utils:init_grpc_channel"
+    CHECK_ALIVE_REPLY = "ray.core.generated.gcs_service_pb2:CheckAliveReply"
+    CHECK_ALIVE_REQUEST = "ray.core.generated.gcs_service_pb2:CheckAliveRequest"
+    CLUSTERS_ENABLED = "ray._private.ray_constants:ENABLE_RAY_CLUSTER"
+    CONFIG = "ray._raylet:Config.initialize"
+    GCS_ADDRESSES = "ray._private.services:find_gcs_addresses"
+    GCS_ADDRESSES_CACHE = "ray._private.services:find_gcs_addresses.cache_clear"
+    NODE = "ray._private.worker:_global_node"
+    NODE_IDS = "ray._private.services:find_node_ids"
+    PING_REQUEST = "ray.core.generated.ray_client_pb2:ClusterInfoRequest"
+    PING_TYPE = "ray.core.generated.ray_client_pb2:ClusterInfoType.PING"
+    TOKENS = "ray._raylet:AuthenticationTokenLoader.instance"
+    WORKER_LOGS = "ray._private.worker:_worker_logs_enabled"
+
+
+class MissingName(PoolError):
+    """This version of Ray lacks a private name."""
+
+
+def _private(name: PrivateName) -> Any:
+    """The value of a private name. Raises MissingName."""
+    try:
+        return attrgetter(name.partition(":")[2])(_module(name))
+    except (ImportError, AttributeError) as error:
+        problem = f"Ray {ray.__version__} has no {name}"
+        raise MissingName(f"{problem}; install a version that specfrontier's pyproject.toml allows") from error
+
+
+def _module(name: PrivateName) -> Any:
+    return importlib.import_module(name.partition(":")[0])
+
+
+def forget_authentication() -> None:
+    """Make Ray read its mode and token again: it caches them, and this process's next cluster may have others."""
+    with suppress(MissingName):
+        _private(PrivateName.CONFIG)("")
+        _private(PrivateName.TOKENS)().reset_cache()
+
+
+@contextmanager
+def on_loopback() -> Iterator[None]:
+    """Clusters that start in the block use the loopback's address, so all of their sockets are bound to it.
+
+    Ray does so by itself where it supports no clusters of machines (macOS, Windows). It replaces a given 127.0.0.1 by
+    the address of the network.
+
+    Raises:
+        MissingName: this version of Ray cannot be kept on the loopback.
+    """
+    before, constants = _private(PrivateName.CLUSTERS_ENABLED), _module(PrivateName.CLUSTERS_ENABLED)
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def hide_worker_logs() -> None:
+    """Keep the last messages of a raylet that dies off standard output."""
+    with suppress(MissingName):
+        _private(PrivateName.WORKER_LOGS)
+        _module(PrivateName.WORKER_LOGS)._worker_logs_enabled = False
+
+
+def dead_processes() -> set[str]:
+    """The kinds of processes that have died in a cluster that this process started."""
+    with suppress(MissingName):
+        node = _private(PrivateName.NODE)
+        return set() if node is None else {name for name, _ in node.dead_processes()}
+    return set()
+
+
+def local_clusters() -> set[str]:
+    """The addresses of the clusters to which Ray processes on this machine belong."""
+    with suppress(MissingName):
+        _private(PrivateName.GCS_ADDRESSES_CACHE)()
+        return set(_private(PrivateName.GCS_ADDRESSES)())
+    return set()
+
+
+def local_node_ids() -> list[str]:
+    """The ids, in hexadecimal digits, of the Ray nodes that run on this machine."""
+    return sorted(_private(PrivateName.NODE_IDS)())
+
+
+def ping_client_server(endpoint: str, timeout_s: float) -> None:
+    """Call the server of Ray clients at HOST:PORT. Raises as `_ask`."""
+    _ask(endpoint, _PING_METHOD, _private(PrivateName.PING_REQUEST)(type=_private(PrivateName.PING_TYPE)), timeout_s)
+
+
+def check_alive(endpoint: str, nodes: Sequence[str], timeout_s: float) -> tuple[str, list[bool]]:
+    """The version of Ray of the GCS at HOST:PORT, and whether each of these nodes is alive there. Raises as `_ask`."""
+    request = _private(PrivateName.CHECK_ALIVE_REQUEST)(node_ids=map(bytes.fromhex, nodes))
+    reply = _private(PrivateName.CHECK_ALIVE_REPLY).FromString(_ask(endpoint, ALIVE_METHOD, request, timeout_s))
+    return reply.ray_version, list(reply.raylet_alive)
+
+
+def _ask(endpoint: str, method: str, request: Any, timeout_s: float) -> bytes:
+    """The answer to one call, made with the user's token if RAY_AUTH_MODE says so. As Ray's own calls, it does not use
+    a proxy.
+
+    Raises:
+        grpc.RpcError: no answer, or a refusal.
+        RuntimeError: the certificates that RAY_USE_TLS needs are missing, or a private name is.
+    """
+    options = (("grpc.enable_http_proxy", int(uses_proxy())),)
+    with _private(PrivateName.CHANNEL)(endpoint, options) as channel:
+        answer: bytes = channel.unary_unary(method)(request.SerializeToString(), timeout=timeout_s)
+        return answer
+
+
+def uses_proxy() -> bool:
+    """Whether the user wants Ray's calls to go through a proxy."""
+    return os.environ.get(_PROXY_VARIABLE, "0").lower() in ("1", "true")
