@@ -26,7 +26,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator": 545,
     "orchestrator.cli": 2529,
     "orchestrator.doctor": 762,
-    "orchestrator.replay": 819,
+    "orchestrator.replay": 811,
     "orchestrator.report": 1081,
     "orchestrator.results": 4405,
     "orchestrator.run": 5161,

@@ -58,10 +58,10 @@ Settings: TypeAlias = dict[DecodingConfig, Mapping[str, Any] | None]
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
 
 _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
-_LEVEL_COST = 0.1  # of a pass of the target
+_LEVEL_COST = 0.1  # seconds of a drafted level over those of a pass of the target
 _FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
 SPEEDUP = "speedup"
-_AXES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
+_AXES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # axes of the predicted front
 
 
 def sample_settings(

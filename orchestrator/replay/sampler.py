@@ -139,7 +139,7 @@ class ReplaySampler(BaseSampler):
         ):
             return params[param_name]
         raise ValueError(
-            f"the pool was not drawn from this space: {param_name} in {param_distribution} was asked for, and its "
+            f"the pool was not sampled from this space: {param_name} in {param_distribution} was asked for, and its "
             f"setting is {dict(params)}"
         )
 
@@ -167,7 +167,7 @@ class ReplaySampler(BaseSampler):
         taken = [row for other in others if (row := self._row(other)) is not None]
         free = np.setdiff1d(np.arange(len(self._pool)), [*taken, *given_up])
         if not len(free):
-            raise PoolExhausted(f"all {len(self._pool)} settings of the pool have been proposed; draw a larger pool")
+            raise PoolExhausted(f"all {len(self._pool)} settings of the pool have been proposed; sample a larger pool")
         finished = [t for t in others if t.state == TrialState.COMPLETE and self._describe(t) is not None]
         running = [t for t in others if t.state in (TrialState.RUNNING, TrialState.WAITING)]
         pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from botorch.models.model_list_gp_regression import ModelListGP
 
 _BLOCK = 256  # candidates evaluated at once
-_MIN_RELATIVE_NOISE = 1e-3  # of the objective's spread
+_MIN_RELATIVE_NOISE = 1e-3  # smallest error, as a share of the objective's spread
 _FIT_TOLERANCE = 1e-6  # relative, of a fit's likelihood; SciPy's default takes up to eight times as long
 
 
@@ -109,14 +109,6 @@ class Surrogate:
         with torch.no_grad():
             gains = [acquisition(block[:, None]) for block in torch.split(self._scaled(candidates), _BLOCK)]
         return torch.cat(gains).numpy()
-
-    def draws(self, features: Floats, *, count: int, seed: int) -> Floats:
-        """Values of the objectives, then violations of the constraints, [count, N, m + c] from the joint posterior."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            samples = self.model.posterior(self._scaled(features)).rsample(torch.Size([count])).detach()
-        drawn = [outcome.restore(samples[..., index]) for index, outcome in enumerate(self._outcomes)]
-        return torch.stack(drawn, dim=-1).numpy()
 
     def uncertainty(self, candidates: Floats) -> Floats:
         """The product over objectives of the posterior variance [N]."""

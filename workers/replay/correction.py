@@ -22,7 +22,7 @@ from workers.metrics.estimate import Estimate
 from workers.replay.prediction import LENGTH, Prediction
 
 Array = NDArray[np.float64]
-Kind = tuple[str, str]  # of drafter and tree
+Kind = tuple[str, str]  # kinds of drafter and tree
 
 # standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line does not explain
 _OFFSETS, _SLOPES, _NOISES = (0.003, 0.01, 0.03, 0.1), (0.03, 0.1, 0.3), (0.003, 0.01, 0.02, 0.04)
@@ -38,7 +38,7 @@ class Observation(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """Standard deviations: of offsets, of slopes, and of what the line does not explain."""
+    """Standard deviations of offsets, of slopes, and of what the line does not explain."""
 
     offset: float
     slope: float
@@ -47,7 +47,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """The regression on n observations. weights [n]: of the observations' covariances with a prediction."""
+    """The regression on n observations. weights [n]: weights of the observations' covariances with a prediction."""
 
     kinds: tuple[Kind, ...]
     excess: Array

@@ -1,7 +1,7 @@
 """Seconds of a pass by the shape of what is drafted, so that a setting that was never timed has a speed.
 
 What a pass costs depends on drafter, tree, sampling and kind of neighbourhood, and not on the rule's numbers. Within
-one such family it is taken as linear in the levels and nodes of the tree.
+one such group it is taken as linear in the levels and nodes of the tree.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.statistics import ImageStatistics
 from workers.metrics.estimate import Estimate
 
-_TIMED_SHAPES = 3  # of a family: the smallest tree, the largest, and one between
+_TIMED_SHAPES = 3  # trees timed in each group: the smallest, the largest, and one between
 
-Family = tuple[object, ...]
+Group = tuple[object, ...]
 
 
 class ImageCost(NamedTuple):
-    """Seconds of one image: `prefill` once, `per_pass` for each pass of the target after it; error: of `per_pass`."""
+    """Seconds of one image: `prefill` once, `per_pass` for each later pass of the target. error: that of `per_pass`."""
 
     prefill: float
     per_pass: float
@@ -38,19 +38,19 @@ class ImageCost(NamedTuple):
         return cls(float(np.mean(prefills)), float(rates.mean()), error)
 
 
-def cost_family(config: DecodingConfig) -> Family:
-    """Settings of one family differ only in the tree's size and the rule's numbers."""
+def _group(config: DecodingConfig) -> Group:
+    """Settings of one group differ only in the tree's size and the rule's numbers."""
     shape = config.shape
     return shape.drafter, shape.policy.kind, shape.sampling, shape.work
 
 
 def configs_to_time(configs: Iterable[DecodingConfig]) -> list[DecodingConfig]:
-    """At most three settings of each family, by the size of their trees."""
-    families: dict[Family, dict[tuple[int, int], DecodingConfig]] = {}
+    """At most three settings of each group, by the size of their trees."""
+    groups: dict[Group, dict[tuple[int, int], DecodingConfig]] = {}
     for config in configs:
-        families.setdefault(cost_family(config), {}).setdefault(_size(config), config)
+        groups.setdefault(_group(config), {}).setdefault(_size(config), config)
     chosen = []
-    for by_size in families.values():
+    for by_size in groups.values():
         sizes = sorted(by_size)
         places = np.linspace(0, len(sizes) - 1, min(_TIMED_SHAPES, len(sizes))).round().astype(int)
         chosen += [by_size[sizes[place]] for place in places]
@@ -59,21 +59,21 @@ def configs_to_time(configs: Iterable[DecodingConfig]) -> list[DecodingConfig]:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs of timed settings, and of all others of their families."""
+    """Costs of timed settings, and of all others of their groups."""
 
     timed: Mapping[DecodingConfig, ImageCost]
 
     def cost(self, config: DecodingConfig) -> ImageCost:
-        """The cost of a setting: least squares over its family's timed settings, and never outside their range.
+        """The cost of a setting: least squares over its group's timed settings, and never outside their range.
 
         Raises:
-            KeyError: nothing of its family was timed.
+            KeyError: nothing of its group was timed.
         """
-        family = {other: cost for other, cost in self.timed.items() if cost_family(other) == cost_family(config)}
-        if not family:
-            raise KeyError(cost_family(config))
-        sizes, costs = [_terms(other) for other in family], list(family.values())
-        weights = _terms(config) @ np.linalg.pinv(np.array(sizes))  # of the timed costs
+        group = {other: cost for other, cost in self.timed.items() if _group(other) == _group(config)}
+        if not group:
+            raise KeyError(_group(config))
+        sizes, costs = [_terms(other) for other in group], list(group.values())
+        weights = _terms(config) @ np.linalg.pinv(np.array(sizes))  # weights of the timed costs
         rates = [cost.per_pass for cost in costs]
         per_pass = float(np.clip(weights @ rates, min(rates), max(rates)))
         error = float(np.linalg.norm(weights * [cost.error for cost in costs]))

@@ -22,7 +22,7 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.target import Target
 
-_MAX_NODES = 256  # of a recorded tree; beyond them it lacks the least likely
+_MAX_NODES = 256  # nodes of a recorded tree; it lacks the least likely beyond them
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class NestedDrafting(DynamicTree):
         super().__init__(config, target, drafter)
         assert isinstance(config.policy, NestedTrees)
         self.sizes = config.policy.sizes
-        self.depths: dict[int, int] = {}  # of the deepest tree of each width
+        self.depths: dict[int, int] = {}  # depth of the deepest tree of each width
         for depth, width, _ in self.sizes:
             self.depths[width] = max(depth, self.depths.get(width, 0))
         self.expanded = sum(width * (depth - 1) for width, depth in self.depths.items())
@@ -93,7 +93,7 @@ class NestedDrafting(DynamicTree):
         levels = [
             _Level(tokens[:, 0], scores[:, 0], torch.full_like(tokens[:, 0], -1), narrow.expand(batch.size, -1, -1))
         ]
-        start = 0  # of the ids of the level above
+        start = 0  # first id of the level above
         for depth in range(2, self.max_levels + 1):
             above = levels[-1]
             expanded = self._expanded(above, depth)

@@ -1,7 +1,7 @@
 """What an acceptance rule would have done at recorded steps, in expectation over the acceptance tests' random numbers.
 
-Siblings are tried in order, as in decoding, at all inner slots of all steps at once; the chance to reach a node is the
-product of the chances along its path. The only noise left is that of the recorded drafts.
+Siblings are tried in order, as in decoding, at all inner slots of all steps at once; a node is reached with the
+product of the probabilities along its path. The only noise left is that of the recorded drafts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.replay.recording import RecordedSteps
 class StepOutcomes:
     """Expectations of a rule at S steps.
 
-    at_least [S, D]: the chance that so many drafts are accepted; 1 for none. The others are sums over the emitted
+    at_least [S, D]: probability that so many drafts are accepted; 1 for none. The others are sums over the emitted
     tokens. total_variation [S]: between each token's distribution, given the tokens before it, and
     the target's. Exact where children are chosen, and in the mean over drafts for a chain of sampled ones with optimal
     resampling (Cool-SD, Theorem 2); with the papers' resampling, or several sampled siblings, an upper bound: the sum
@@ -93,7 +93,7 @@ def _deepest(steps: RecordedSteps) -> int:
 class _Siblings:
     """The tests of all inner slots of all steps, flattened to S * I rows.
 
-    accept, excess [S, N]: once a node's parent is accepted, the chance that the node is, and by how much it is higher
+    accept, excess [S, N]: once a node's parent is accepted, its own probability, and by how much it is higher
     than the exact rule's. bias [S * I]: sum over the tests of sampled children of the total variation that each adds.
     """
 
@@ -188,7 +188,7 @@ def _total_variation(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Tensor) -> StepOutcomes:
-    """Multiply the chances along every path from the root. total_variation [S, I]: of the token after each slot."""
+    """Multiply the probabilities along every path. total_variation [S, I]: that of the token after each slot."""
     count, nodes = steps.tokens.shape
     row = torch.arange(count, device=siblings.accept.device)[:, None]
     reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot

@@ -93,7 +93,7 @@ def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
 
 
 class StepRecorder:
-    """An engine's observer that keeps the rounds of every image, or a random share of them.
+    """An engine's observer that keeps the passes of every image, or a random share of them.
 
     sampling: the engine's. codebook [V, d]: the vectors that codes are decoded from.
     """
@@ -103,19 +103,19 @@ class StepRecorder:
         self._parts: list[RecordedSteps] = []
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
-        """Record a round. logits [B, N+1, V]: the target's guided logits."""
+        """Record a pass. logits [B, N+1, V]: the target's guided logits."""
         numbers = rng.uniform(batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted))
         rows = (numbers < self._share).nonzero()[:, 0]
         if len(rows):
             self._parts.append(_steps(batch, tree, logits, self._sampling, self._codebook).select(rows))
 
     def steps(self) -> RecordedSteps:
-        """All rounds so far."""
+        """All passes so far."""
         return RecordedSteps.concat(self._parts)
 
 
 def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, codebook: Tensor) -> RecordedSteps:
-    """The round of every row."""
+    """The pass of every row."""
     children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
     is_leaf = (children < 0).all(2)
     count = int((~is_leaf).sum(1).max()) if tree.shape.nodes else 0

@@ -26,7 +26,7 @@ from workers.replay.simulation import simulate
 from workers.replay.subtrees import union_policy
 from workers.replay.windows import RECORDED_RULES, predict_window, window_lengths
 
-MAX_STEPS = 512  # of a recording, about
+MAX_STEPS = 512  # steps of a recording, about
 
 
 class RecordingKey(NamedTuple):

@@ -1,8 +1,8 @@
-"""Adjacency trees in replay: the policy adapts sizes along simulated images, and recorded steps stand for rounds.
+"""Adjacency trees in replay: the policy adapts sizes along simulated images, and recorded steps stand for passes.
 
-What a round emits depends on the size of its tree, and that on what rounds before it emitted. So images are simulated:
-a round at a token is replaced by its image's recorded step nearest on the grid, with the tree of the size that
-the policy asks for, and the number of accepted drafts is sampled from the outcomes' chances.
+What a pass emits depends on the size of its tree, and that on what passes before it emitted. So images are simulated:
+a pass at a token is replaced by its image's recorded step nearest on the grid, with the tree of the size that
+the policy asks for, and the number of accepted drafts is sampled from the outcomes' probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPLICAS = 4  # simulated images of each recorded one
 def simulate(
     steps: RecordedSteps, policy: Adjacency, grid: Grid, outcomes_of: Callable[[Dynamic], StepOutcomes]
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
-    """The outcomes of R simulated rounds, the recorded step [R] that stands for each, and its token position [R].
+    """The outcomes of R simulated passes, the recorded step [R] that stands for each, and its token position [R].
 
     outcomes_of: the outcomes of the recorded steps with a dynamic tree of one of the policy's sizes.
     """

@@ -21,8 +21,8 @@ from search_spaces.trial import DecodingConfig
 from workers.replay.prediction import Prediction, Recording, interpolate
 
 RECORDED_RULES = (EXACT, AcceptanceRule(schedule=Constant(4.0)))
-_RATIO = 2.0  # of neighbouring recorded lengths, at most
-_MARGIN = 0.5  # of the distance between the two speeds, to which they are extrapolated
+_RATIO = 2.0  # largest ratio of neighbouring recorded lengths
+_MARGIN = 0.5  # extrapolation on both sides, as a share of the distance between the two speeds
 
 
 def predict_window(recordings: Sequence[Recording], config: DecodingConfig, tables: NeighbourTables) -> Prediction:
