@@ -16,7 +16,7 @@ import psutil
 
 from benchmarks.chaos_sweep import POLL_S, ChaosSweep
 from orchestrator.errors import FAILED, WRONG_USAGE
-from orchestrator.results.store import EVENTS, FRONT_TABLE, MLFLOW_RUNS, STUDY, TRIAL_TABLE
+from orchestrator.results.store import EVENTS, FRONT_TABLE, MLFLOW_PLACE, STUDY, TRIAL_TABLE
 from orchestrator.results.trials import TrialRecord
 
 TERMINATED = 128 + signal.SIGTERM
@@ -24,7 +24,7 @@ STOP_S = 30.0  # of SIGSTOP
 _GCS_TIMEOUT_S = 75.0  # for a driver to end without its GCS: 25 s of patience, and Ray's shutdown takes 18
 _SIGTERM_TIMEOUT_S = 15.0
 _UNWRITABLE_S = 10.0  # of a store that is full or read-only; the driver may end before
-_VIEWS = (STUDY, EVENTS, MLFLOW_RUNS, TRIAL_TABLE, FRONT_TABLE)
+_VIEWS = (STUDY, EVENTS, MLFLOW_PLACE, TRIAL_TABLE, FRONT_TABLE)
 _VIEWS_TORN = 2
 
 

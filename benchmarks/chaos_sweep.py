@@ -16,8 +16,7 @@ from typing import Any
 
 from benchmarks.chaos_cluster import LOCAL, Cluster, Host, project_environment
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.views.server import free_port, serving
-from workers.data.storage import Storage
+from orchestrator.views.mlflow_server import free_port, serving
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()")
 METRICS = ("step_compression", "caption_accuracy", "fid", "drift")  # of SWEEP, those that timing does not change
@@ -63,7 +62,7 @@ class Tracking:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        server = serving(Storage(str(self.folder)), f"sqlite:///{self.folder}/mlflow.db", "127.0.0.1", self.port)
+        server = serving(f"sqlite:///{self.folder}/mlflow.db", "127.0.0.1", self.port)
         _, self.process = self._running.enter_context(server)
 
     def kill(self) -> None:

@@ -185,7 +185,7 @@ KINDS: Mapping[str, Kind] = {
     "tables": Kind(f"{NAME}/*[lt].parquet", (_pareto,), (_launch, log_to_mlflow)),
     "front.png": Kind(f"{NAME}/front.png", (_status,), (log_to_mlflow,)),
     "report.html": Kind(f"{NAME}/report.html", (_status,), (log_to_mlflow,)),
-    "mlflow.jsonl": Kind(f"{NAME}/mlflow.jsonl", (_status,), (log_to_mlflow,)),
+    "mlflow.json": Kind(f"{NAME}/mlflow.json", (_status,), (log_to_mlflow,)),
     "mlflow.db": Kind("mlflow.db", (), (log_to_mlflow,)),
     "store.id": Kind(f"{NAME}/store.id", (_status,), (_launch,)),
     "locks": Kind(f"{NAME}/*.lock", (_status,), (_launch, log_to_mlflow)),

@@ -126,8 +126,7 @@ def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
 
     The first process that asks for it starts it, and stops it when no other needs it.
     """
-    from orchestrator.views.server import serving
-    from workers.data.storage import Storage
+    from orchestrator.views.mlflow_server import serving
 
     folder, lock = shared_folder / "server", FileLock(shared_folder / "server.lock")
     folder.mkdir(exist_ok=True)
@@ -141,8 +140,7 @@ def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
         with lock:
             if not address.exists():
                 database = shutil.copy(empty_database, folder / "mlflow.db")
-                storage = Storage(str(folder / "x"))
-                base, _ = owned.enter_context(serving(storage, f"sqlite:///{database}", "127.0.0.1", 0))
+                base, _ = owned.enter_context(serving(f"sqlite:///{database}", "127.0.0.1", 0))
                 address.write_text(base)
                 owned.callback(fcntl.flock, users, fcntl.LOCK_EX)  # waits for the other processes
                 owned.callback(remove_address)

@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1081,
     "orchestrator.results": 4405,
     "orchestrator.run": 5161,
-    "orchestrator.views": 2335,
+    "orchestrator.views": 2024,
     "search_spaces": 3690,
     "specfrontier": 509,
     "workers": 370,

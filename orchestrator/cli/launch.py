@@ -168,7 +168,7 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) ->
     """
     from orchestrator.run.preflight import preflight
     from orchestrator.run.tasks import PoolError
-    from orchestrator.views.client import resolve_uri
+    from orchestrator.views.mlflow_client import resolve_uri
 
     uri = resolve_uri(storage, options.tracking_uri) if options.mlflow else ""
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.tables import safe_text
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, say_on_terminal
 from orchestrator.results.text import counted
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.run.options import LaunchOptions
-    from orchestrator.views.follower import Ending, Views
-    from orchestrator.views.tracker import SweepTracker
+    from orchestrator.views.follower import Ending, View, Views
+    from orchestrator.views.mlflow import MlflowView
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -29,8 +29,6 @@ _EXHAUSTED = {
     "space": "all points of the space are done",
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
-_MLFLOW_TIMEOUT_S = 60.0  # at the end of a sweep
-_MLFLOW_SHORT_TIMEOUT_S = 3.0  # if the server did not respond before, or a signal ends the sweep
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
 
 
@@ -65,32 +63,28 @@ def _run(
     from orchestrator.run import progress
     from orchestrator.run.forecast import Forecast
     from orchestrator.run.launch import launch as launch_sweep
-    from orchestrator.views.tracker import SweepTracker
+    from orchestrator.views.follower import Views
+    from orchestrator.views.mlflow import MlflowView
     from workers.runtime.threads import cores
 
     budget, events = config.budget, storage.path(EVENTS)
     state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
-    with ends_with(WRONG_USAGE):
-        tracker = SweepTracker(storage, uri=uri) if uri else None
+    mlflow = MlflowView(storage, uri) if uri else None
+    kept = [*_sweep_views(config, storage, options.study), *([mlflow] if mlflow else [])]
+    views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))
     if events is not None:
         events.parent.mkdir(parents=True, exist_ok=True)
     ending: Ending = "failed"
-    is_sweep, views = storage.exists(IDENTITY), None
+    is_sweep = storage.exists(IDENTITY)
     try:
         with progress.choose_view(state, as_json=as_json) as view:
             record = progress.event_sink(state, view, events)
-            views = _sweep_views(config, storage, options.study, lambda text: record({"event": "note", "note": text}))
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
                 check()
                 record(event)
-                if event["event"] == "identity":
-                    is_sweep = True
-                    if tracker:
-                        tracker.start()
-                if event["event"] in ("trial_finished", "trial_revived") and tracker:
-                    tracker.nudge()
+                is_sweep = is_sweep or event["event"] == "identity"
 
             with progress.recorded_end(record):
                 outcome = launch_sweep(config, storage, options, views, emit, cores=cores())
@@ -101,12 +95,12 @@ def _run(
     except ValueError as error:  # the same command would fail again
         raise CommandError(str(error), WRONG_USAGE) from error
     except (RuntimeError, OSError) as error:
-        kept = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
-        raise CommandError(f"{explain(error)}{kept}", FAILED) from error
+        hint = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
+        raise CommandError(f"{explain(error)}{hint}", FAILED) from error
     finally:
-        if is_sweep and views is not None:
-            _finish(views, tracker, ending)
-    typer.echo(_summary(storage, tracker, outcome.stopped_by), err=as_json)
+        if is_sweep:
+            _finish(views, ending)
+    typer.echo(_summary(storage, mlflow, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
         raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
@@ -122,31 +116,25 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     return bool(others) and all(record.state == "failed" for record in others)
 
 
-def _sweep_views(config: SweepConfig, storage: Storage, study: str | None, note: Callable[[str], object]) -> Views:
-    """The views of a sweep that runs. study: of Optuna, a file or URL; None for a journal in the sweep's folder."""
+def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> list[View[Sweep]]:
+    """Result files, study and report of a sweep. study: Optuna's, a file or URL; None for a journal in its folder."""
     from orchestrator.report.view import ReportView
     from orchestrator.run.early_stopping import as_told
-    from orchestrator.views.follower import Views
     from orchestrator.views.study import StudyView
     from orchestrator.views.study_storage import default_journal
     from orchestrator.views.tables import Tables
 
     url = study or str(default_journal(storage, config.name))
     study_view = StudyView(config, url, partial(as_told, config), is_own=study is None)
-    return Views(storage, [Tables(), study_view, ReportView()], note)
+    return [Tables(), study_view, ReportView()]
 
 
-def _finish(views: Views, tracker: SweepTracker | None, how: Ending) -> None:
+def _finish(views: Views, how: Ending) -> None:
     """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
-    try:
-        if how == "finished":
-            say_on_terminal("writing tables, plot and report")
-        for text in views.end(how):
-            typer.echo(text, err=True)
-    finally:
-        if tracker:
-            is_short = tracker.problem or how == "interrupted"
-            tracker.finish(_MLFLOW_SHORT_TIMEOUT_S if is_short else _MLFLOW_TIMEOUT_S, how)
+    if how == "finished":
+        say_on_terminal("writing tables, plot and report")
+    for text in views.end(how):
+        typer.echo(text, err=True)
 
 
 def _resume_command() -> str:
@@ -160,7 +148,7 @@ def _resume_command() -> str:
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) -> str:
+def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> str:
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
     from orchestrator.results.choices import choose, default_limit, example_limit
@@ -168,6 +156,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     from orchestrator.results.speed_check import time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep, front_of
+    from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
@@ -186,18 +175,7 @@ def _summary(storage: Storage, tracker: SweepTracker | None, stopped_by: str) ->
     if found.candidates:
         choose_one = command(storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml")
         lines.append(f"choose   {choose_one}")
-    return safe_text([*lines, *(_mlflow_lines(sweep, tracker) + tracker.notes if tracker else ())])
-
-
-def _mlflow_lines(sweep: Sweep, tracker: SweepTracker) -> list[str]:
-    """How to open the sweep in MLflow: the command that serves it and prints its links; those of a server."""
-    from orchestrator.results.store import command
-    from orchestrator.views.server import find_location
-
-    found = find_location(sweep.storage, sweep.records, tracker.uri)
-    if found.trials < len(sweep.records):
-        missing = counted(len(sweep.records) - found.trials, "trial")
-        return [f"MLflow   {missing} not logged ({tracker.problem}); log them with: {command(sweep.storage, 'sync')}"]
-    if not found.has_server:
-        return [f"MLflow   {command(sweep.storage, 'ui')}"]
-    return [f"{name:<8} {link}" for name, link in found.links(tracker.public_uri).items() if name != "mlflow"]
+    if mlflow and mlflow.location:
+        ways = mlflow.location.links() if is_server(mlflow.uri) else {"MLflow": command(storage, "ui")}
+        lines += [f"{name:<8} {way}" for name, way in ways.items() if name != "mlflow"]
+    return safe_text(lines)

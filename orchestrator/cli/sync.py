@@ -46,20 +46,19 @@ def sync(
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
     from orchestrator.results.store import command
-    from orchestrator.views.client import public_uri, resolve_uri
-    from orchestrator.views.server import LOCAL_SERVER, find_location
-    from orchestrator.views.tracker import sync
+    from orchestrator.views.mlflow import sync
+    from orchestrator.views.mlflow_client import is_server, public_uri
+    from orchestrator.views.mlflow_server import LOCAL_SERVER
 
     with ends_with(FAILED):
         done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
-        found = find_location(opened.storage, opened.records, resolve_uri(opened.storage, uri))
-    tracking_uri = public_uri(found.uri)
-    links = found.links(tracking_uri if found.has_server else LOCAL_SERVER)  # of a database: while `ui` serves it
+    found, tracking_uri = done.location, public_uri(done.location.uri)
+    links = found.links("" if is_server(found.uri) else LOCAL_SERVER)  # of a database: while `ui` serves it
     if as_json:
         facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
         typer.echo(json.dumps(facts, ensure_ascii=False))
         return
     typer.echo(f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}")
-    shown = links if found.has_server else {"MLflow": command(opened.storage, "ui")}
+    shown = links if is_server(found.uri) else {"MLflow": command(opened.storage, "ui")}
     for name, text in shown.items():
         typer.echo(f"{name:<7} {text}")

@@ -31,30 +31,31 @@ def ui(
     instead.
     """
     from orchestrator.results.sweep import Sweep
-    from orchestrator.views.client import TrackingError, public_uri
-    from orchestrator.views.server import find_location, serving
-    from orchestrator.views.tracker import sync
+    from orchestrator.views.mlflow import find_location, last_place, sync
+    from orchestrator.views.mlflow_client import TrackingError, is_server
+    from orchestrator.views.mlflow_server import serving
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
     with ends_with(FAILED):
-        found = find_location(opened.storage, opened.records)
-        if found.has_server:
-            _show(found.links(public_uri(found.uri)))
-            if (missing := len(opened.records) - found.trials) > 0:
+        uri, experiment = last_place(opened)
+        if is_server(uri):
+            found = find_location(opened, uri)
+            _show(found.links())
+            if (missing := len(opened.records) - len(found.runs)) > 0:
                 typer.echo(f"{counted(missing, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)
             return
-        if found.is_behind(len(opened.records)):  # a running sweep logs its trials itself: then `sync` refuses
-            try:
-                sync(opened.storage, found.uri, note=partial(typer.echo, err=True))
-            except TrackingError as error:
-                typer.echo(f"Not all trials are in MLflow: {error}", err=True)
+        try:
+            found = sync(opened.storage, uri, experiment or None, partial(typer.echo, err=True)).location
+        except TrackingError as error:  # such as a running sweep, which logs its trials itself
+            typer.echo(f"MLflow may lack trials: {error}", err=True)
+            found = find_location(opened, uri)
         if host not in _LOOPBACK:
             typer.echo(f"Anyone who can reach {host}:{port} can read and change MLflow's data.", err=True)
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with serving(opened.storage, found.uri, host, port) as (base, server):
-                _show(find_location(opened.storage, opened.records).links(base))
+            with serving(uri, host, port) as (base, server):
+                _show(found.links(base))
                 typer.echo("Ctrl-C stops it.")
                 code = server.wait()
                 raise OSError(f"MLflow's server exited (code {code})")

@@ -7,7 +7,7 @@ shards/, measures/          results of the workers' tasks, named by `workers.dat
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
 events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
-mlflow.jsonl                runs that were logged to MLflow
+mlflow.json                 where the sweep was logged to MLflow last
 predictions.parquet         settings that the replay sampler chooses from
 store.id, *.lock            checks that all workers see this store, and that one process at a time writes (`locks`)
 """
@@ -39,7 +39,7 @@ TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatma
 TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folders by what a user sees as a file's name
 ARTIFACTS = "artifacts"  # of the study: links to pictures
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
-MLFLOW_RUNS, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.jsonl", "mlflow.lock", "driver.lock", "store.id"
+MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.json", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
 _RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS, ARTIFACTS)
 _MAX_NAMED = 4  # files in a message

@@ -23,8 +23,7 @@ from orchestrator.results.store import SWEEP, Identity, check_unused, read_ident
 from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.study import Search
-from orchestrator.views.client import default_uri, is_database, local_database
-from orchestrator.views.damage import database_problem
+from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
 from orchestrator.views.study_storage import check_study, check_url, damaged_line, default_journal
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.space import MAX_CHECKED_BRANCHES

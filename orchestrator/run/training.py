@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from orchestrator.run.tasks import PoolError
-from orchestrator.views.client import Event
-from orchestrator.views.tracker import TrainingTracker
+from orchestrator.views.follower import Ending, Follower
+from orchestrator.views.mlflow_client import resolve_uri
+from orchestrator.views.training import TrainingView
 from workers.data.captions import read_captions
 from workers.data.storage import Storage
 from workers.loading.models import unreadable_captions
@@ -94,19 +95,19 @@ def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str]
     """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
     journal, storage = job.file("journal.jsonl"), Storage(str(job.out))
     params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
-    tracker = TrainingTracker(journal, storage, uri=uri, params=params, resume=resume)
-    tracker.start()
-    event: Event = "failed"
+    view = TrainingView(journal, resolve_uri(storage, uri), params, resume=resume)
+    follower: Follower[Path] = Follower(view, lambda: journal)
+    how: Ending = "failed"
+    follower.notify()
     try:
         yield
-        event = "finished"
+        how = "finished"
     except KeyboardInterrupt:
-        event = "interrupted"
+        how = "interrupted"
         raise
     finally:
-        problem = tracker.finish(event=event)
-        if problem is not None:
-            log(f"MLflow does not have all of the curve ({problem}); {journal} does")
+        if problem := follower.end(how):
+            log(problem)
 
 
 def _train_in_group(

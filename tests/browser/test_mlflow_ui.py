@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.views.run_log import RunLog
-from orchestrator.views.runs import run_link
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.mlflow import find_location
+from orchestrator.views.mlflow_pages import run_link
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
@@ -81,7 +82,8 @@ def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str
     for name in ("tree.policy", "acceptance.delta", "speedup", "error/fid"):
         assert name in text
     assert "n/a" not in text
-    shown = {run.trial for run in RunLog(storage).runs() if run.run_id in links["compare"]}
+    found = find_location(Sweep.open(storage), links["mlflow"])
+    shown = {number for number, run_id in found.runs.items() if run_id in links["compare"]}
     assert f"Comparing {len(shown)} Runs" in text
     assert len(shown) > 1
 
@@ -102,8 +104,8 @@ def test_the_runs_table_and_the_fronts_chart_need_no_click(page: Page, links: di
 
 
 def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:
-    run = RunLog(storage).runs()[2]
-    address = run_link(run.run_id, run.experiment_id, links["mlflow"])
+    found = find_location(Sweep.open(storage), links["mlflow"])
+    address = run_link(found.runs[2], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/artifacts/images.png?"))
     picture = page.locator("img[src^='blob:']").first
     picture.wait_for(timeout=WAIT)

@@ -14,14 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.results.sweep import Sweep
-from orchestrator.views import tracker
-from orchestrator.views.run_log import RunLog
+from orchestrator.views import mlflow
+from orchestrator.views.mlflow_pages import MlflowLocation
 from orchestrator.views.study_storage import StudyError
 from tests.fakes.studies import named_config, study_identity, study_view
+from tests.fakes.synthetic_sweeps import identity
 from workers.data.storage import Storage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking", __name__])
+
+
+def sync_result(logged: int, already: int) -> mlflow.SyncResult:
+    """A result to compare with: its location does not count."""
+    return mlflow.SyncResult(logged, already, MlflowLocation(identity("any"), ""))
 
 
 def run_in_child(function: Callable[..., None], *arguments: str) -> int:
@@ -99,7 +105,7 @@ def _sync_and_die_early(output: str, storage: str, uri: str) -> None:
 
 def _sync(output: str, storage: str, uri: str = "") -> None:
     _redirect(output)
-    print(tracker.sync(Storage(storage), uri or None), flush=True)
+    print(mlflow.sync(Storage(storage), uri or None), flush=True)
 
 
 def _redirect(output: str) -> None:
@@ -110,16 +116,15 @@ def _redirect(output: str) -> None:
 
 
 def sync_and_die(uri: str, step: str, when: str) -> None:
-    """`sync`, killed at the first call of a step: a method of MLflow's client, or `add` of the run log."""
+    """`sync`, killed at the first call of a step, a method of MLflow's client."""
     from mlflow.tracking import MlflowClient
 
-    owner: Any = RunLog if step == "add" else MlflowClient
-    original = getattr(owner, step)
+    original = getattr(MlflowClient, step)
 
     def die(*args: Any, **kwargs: Any) -> None:
         if when == "after":
             original(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(owner, step, die)
-    tracker.sync(Storage(uri))
+    setattr(MlflowClient, step, die)
+    mlflow.sync(Storage(uri))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.views.run_log import RunLog
-from orchestrator.views.server import free_port
+from orchestrator.views.mlflow_server import free_port
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.real_sweeps import (
@@ -32,7 +31,6 @@ from tests.fakes.real_sweeps import (
     ray_folder,
     send_signal,
 )
-from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -124,7 +122,7 @@ def job(
     from ray.job_submission import JobSubmissionClient
 
     run = SweepRun(tmp_path_factory.mktemp("job"), SWEEP, cluster_files)
-    log, port = RunLog(Storage(str(run.store))), free_port(HOST, 0)
+    port = free_port(HOST, 0)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", f"http://{HOST}:{port}")
     environment = {"env_vars": {"PYTHONPATH": run.environment["PYTHONPATH"]}}
@@ -138,14 +136,14 @@ def job(
         assert condition(), client.get_job_logs(submitted)
 
     wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished"))
-    assert not log.runs()
+    assert not run.store.joinpath("mlflow.json").exists()
     before = files(run.store)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # kills its raylet
     others = processes(cluster_files, "ray::Worker")
     send_signal(others, signal.SIGSTOP)  # else the other worker could finish before the new node is up
     try:
         with proxy(mlflow_server, port=port):
-            wait_for(log.runs)
+            wait_for(lambda: logged_trials(mlflow_server, "small"))
         add_node(cluster)
         wait_for(lambda: current_workers(run) == 2)
     finally:
@@ -167,10 +165,11 @@ def test_results_depend_on_neither_lost_nodes_nor_the_number_of_workers(job: Clu
 
 
 def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_server: str) -> None:
-    logged = len(RunLog(Storage(str(job.run.store))).runs())
-    assert 0 < logged < len(job.run.records) == TRIALS
+    started = logged_trials(mlflow_server, "small")
+    logged = sum(run.info.status != "RUNNING" for run in started.values())
+    assert 0 < len(started) < len(job.run.records) == TRIALS
     missing = TRIALS - logged
-    assert f"MLflow   {missing} trial" in job.logs
+    assert "MLflow is not complete" in job.logs
     with proxy(mlflow_server, port=job.port) as base:
         for expected in (missing, 0):
             synced = specfrontier("sync", str(job.run.store), "--uri", base, "--json")

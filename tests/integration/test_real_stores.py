@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 from benchmarks.sweep_results import TIMING_COLUMNS, images, results
 from orchestrator.results import locks
 from orchestrator.results.store import read_trials
-from orchestrator.views.server import serving
+from orchestrator.views.mlflow_server import serving
 from orchestrator.views.study import short_names
 from orchestrator.views.study_storage import open_storage
 from tests.fakes.command_line import specfrontier
@@ -81,7 +81,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSweep]:
         run = SweepRun(folder, SWEEP, ray)
         uri = parent.replace("/sweeps?", "/sweeps/small?")
         storage = Storage(uri)
-        with store.checking_keys(), serving(storage, backend, "127.0.0.1", 0) as (tracking, _):
+        with store.checking_keys(), serving(backend, "127.0.0.1", 0) as (tracking, _):
             options = ("--out", parent, "--study", study, "--tracking-uri", tracking, "--workers", "1")
             run.start(*options)
             run.wait_for(lambda: len(storage.names("shards")) >= 3)

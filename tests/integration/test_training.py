@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import time
-from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 
 from orchestrator.run.training import drafter_job, train_drafter
-from orchestrator.views.tracker import TrainingTracker
+from orchestrator.views.training import TrainingView
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
@@ -124,7 +123,8 @@ def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path,
 def test_training_finishes_without_its_mlflow_server(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TrainingTracker, "finish", partialmethod(TrainingTracker.finish, 2.0))
+    monkeypatch.setattr(TrainingView, "short_timeout_s", 2.0)
+    monkeypatch.setattr(TrainingView, "end_timeout_s", 2.0)
     job = drafter_job(
         str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", DrafterRecipe(batch=4, steps=4)
     )

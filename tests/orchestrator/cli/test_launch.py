@@ -24,7 +24,8 @@ from orchestrator.cli.launch_run import _finish, _summary, _sweep_views, only_va
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import PoolError
-from orchestrator.views.follower import Ending
+from orchestrator.views.follower import Ending, Views
+from orchestrator.views.mlflow import MlflowView
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
@@ -349,7 +350,7 @@ def test_the_live_view_ends_before_the_report_is_written(
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
-    monkeypatch.setattr("orchestrator.cli.launch_run._finish", lambda storage, tracker, ending: seen.append(ending))
+    monkeypatch.setattr("orchestrator.cli.launch_run._finish", lambda views, ending: seen.append(ending))
     monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
     assert result.code == code, result.err
@@ -364,12 +365,13 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     page = mock.Mock(side_effect=MemoryError("out of memory"))
     monkeypatch.setattr("orchestrator.report.view.write_report", page)
     write_store()
-    storage, tracker = Storage("sweeps/tested"), mock.Mock(problem=None)
-    views = _sweep_views(SweepConfig.read("tested.yaml"), storage, None, print)
+    storage, ended = Storage("sweeps/tested"), mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0)
+    ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, 60.0, 60.0
+    views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
     views.start(identity("tested"))
-    _finish(views, tracker, ending)
+    _finish(views, ending)
     assert page.call_args == mock.call(storage, draw=draws)
-    assert tracker.finish.call_args.args[1] == ending
+    assert ended.end.call_args.args[1] == ending
     assert "out of memory" in capsys.readouterr().err
 
 
@@ -418,7 +420,7 @@ def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch
     assert "no worker started" in message
     for text in ("resume", "kept", "not written"):
         assert text not in message
-    assert not Path("sweeps/tested/mlflow.jsonl").exists()
+    assert not Path("sweeps/tested/mlflow.json").exists()
 
 
 HOLDER = """
@@ -444,7 +446,7 @@ def driver() -> Iterator[subprocess.Popen[str]]:
 
 def test_a_refused_launch_changes_nothing(driver: subprocess.Popen[str]) -> None:
     storage = write_store()
-    for name in ("events.jsonl", "mlflow.jsonl"):
+    for name in ("events.jsonl", "mlflow.json"):
         storage.write(name, b'{"at": "2026-01-02T03:04:05+00:00", "event": "launch"}\n')
     folder = Path("sweeps/tested")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

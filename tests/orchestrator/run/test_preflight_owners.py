@@ -333,7 +333,7 @@ def test_a_store_whose_launch_was_killed_early_goes_on() -> None:
         "sweep.yaml",
         "driver.lock",
         "events.jsonl",
-        "mlflow.jsonl",
+        "mlflow.json",
         "logs/worker.log",
         "notes.md",
     ):

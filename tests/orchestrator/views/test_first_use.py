@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.client import TrackingError
+from orchestrator.views.mlflow import sync
+from orchestrator.views.mlflow_client import TrackingError
 from orchestrator.views.study_storage import open_storage
-from orchestrator.views.tracker import SyncResult, sync
-from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_together
+from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_result, sync_together
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
@@ -45,14 +45,14 @@ def experiments(database: Path) -> set[str]:
 
 def test_sweeps_that_are_logged_at_once_share_a_new_file(tmp_path: Path) -> None:
     folder, output = tmp_path / "sweeps", tmp_path
-    assert sync_together(sweeps(folder), "", output) == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+    assert sync_together(sweeps(folder), "", output) == [str(sync_result(TRIALS, 0))] * len(NAMES)
     assert experiments(folder / "mlflow.db") >= {f"specfrontier/{name}" for name in NAMES}
     assert files_in(folder) == {"mlflow.db"}
 
 
 def test_sweeps_that_are_logged_at_once_share_a_new_database(server: PostgreSQL, tmp_path: Path) -> None:
     printed = sync_together(sweeps(tmp_path / "sweeps"), server.create("together"), tmp_path)
-    assert printed == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+    assert printed == [str(sync_result(TRIALS, 0))] * len(NAMES)
 
 
 def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
     storages = sweeps(folder)
     (folder / "mlflow.db").write_bytes(b"not a database, but long enough for SQLite to notice" * 20)
     printed = sync_together(storages, "", tmp_path)
-    assert printed == [str(SyncResult(TRIALS, 0))] * len(NAMES)
+    assert printed == [str(sync_result(TRIALS, 0))] * len(NAMES)
     assert sum(".damaged-" in name for name in files_in(folder)) == 1
 
 
@@ -69,7 +69,7 @@ def test_a_process_that_is_killed_leaves_no_half_made_file(url: Callable[[Path],
     storage = sweeps(tmp_path / "sweeps")[0]
     assert sync_and_die_early(storage, url(tmp_path), tmp_path / "output") == -9
     assert not list(tmp_path.rglob("[!.]*.db")), "it has its name only when it is complete"
-    assert sync_together([storage], url(tmp_path), tmp_path) == [str(SyncResult(TRIALS, 0))]
+    assert sync_together([storage], url(tmp_path), tmp_path) == [str(sync_result(TRIALS, 0))]
     (database,) = tmp_path.rglob("*.db")
     assert [path.name for path in database.parent.glob(".*")] == []
 
@@ -77,7 +77,7 @@ def test_a_process_that_is_killed_leaves_no_half_made_file(url: Callable[[Path],
 def test_an_empty_file_becomes_the_database(tmp_path: Path) -> None:
     storage = sweeps(tmp_path / "sweeps")[0]
     (tmp_path / "sweeps" / "mlflow.db").touch()
-    assert sync_in_child(storage, tmp_path / "output") == str(SyncResult(TRIALS, 0))
+    assert sync_in_child(storage, tmp_path / "output") == str(sync_result(TRIALS, 0))
 
 
 @pytest.mark.parametrize("content", ["optuna", "other"])
@@ -100,6 +100,6 @@ def test_a_database_with_tables_of_no_program_gets_mlflows(tmp_path: Path) -> No
     storage = sweeps(tmp_path / "sweeps")[0]
     with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
         connection.execute("CREATE TABLE readings (id)")
-    assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [str(SyncResult(TRIALS, 0))]
+    assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [str(sync_result(TRIALS, 0))]
     with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
         assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.results.choices import default_limit
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import Measured
-from orchestrator.views.sweep_metrics import sweep_metrics
+from orchestrator.views.mlflow_runs import sweep_metrics
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 

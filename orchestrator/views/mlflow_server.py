@@ -1,4 +1,4 @@
-"""MLflow's server on a sweep's database, and the location of a sweep in MLflow."""
+"""MLflow's server on a local database."""
 
 from __future__ import annotations
 
@@ -11,27 +11,16 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from orchestrator.results.trials import TrialRecord
-from orchestrator.views.client import (
+from orchestrator.views.mlflow_client import (
     URI_VARIABLE,
     TrackingError,
     artifact_folder,
     as_tracking_error,
     create_database,
-    local_database,
-    public_uri,
-    resolve_uri,
 )
-from orchestrator.views.damage import database_problem
-from orchestrator.views.moved import current_uri, has_run, repair_artifacts
-from orchestrator.views.run_log import RunLog
-from orchestrator.views.runs import SweepRun, compare_link, front_numbers, run_link, view_link
-from orchestrator.views.shared_views import front_view, trials_view
-from workers.data.storage import Storage
 
 LOCAL_SERVER = "http://127.0.0.1:5000"  # default address of `specfrontier ui`
 _START_TIMEOUT_S = 120.0  # the first start creates the database's tables
@@ -44,72 +33,8 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class MlflowLocation:
-    """Where MLflow has a sweep. uri: with credentials, if known. parent: the sweep's run, "" if it was never logged.
-    trials: how many are logged. front: runs of the front's trials."""
-
-    sweep: SweepRun
-
-    uri: str
-    experiment_id: str
-    parent: str
-    trials: int
-    front: Sequence[str]
-
-    @property
-    def has_server(self) -> bool:
-        """Whether the URI is that of a server."""
-        return self.uri.startswith(("http://", "https://"))
-
-    def links(self, base: str) -> dict[str, str]:
-        """Addresses on the server at `base`: the server, the sweep's run, its trials as a table, the front as a chart,
-        and the comparison of the front's runs.
-        """
-        pages = {"mlflow": base.rstrip("/")}
-        if self.parent:
-            pages["sweep"] = run_link(self.parent, self.experiment_id, base)
-            pages["trials"] = view_link(trials_view(self.sweep), self.experiment_id, base)
-        if self.front:
-            pages["front"] = view_link(front_view(self.sweep), self.experiment_id, base, charts=True)
-            pages["compare"] = compare_link(self.front, self.experiment_id, base)
-        return pages
-
-    def is_behind(self, trials: int) -> bool:
-        """Whether it is a local database that lacks some of the sweep's trials, is damaged or does not exist."""
-        database = local_database(self.uri)
-        return database is not None and (
-            self.trials < trials or not database.exists() or database_problem(database) is not None
-        )
-
-
-def find_location(storage: Storage, records: Sequence[TrialRecord], uri: str | None = None) -> MlflowLocation:
-    """Where the sweep was last logged (at `uri`, if given), or where it would be logged. A default database that was
-    moved or copied with the sweep is found.
-    """
-    sweep = SweepRun.read(storage)
-    logged = [run for run in RunLog(storage).runs() if uri is None or run.uri == public_uri(uri)]
-    last = logged[-1] if logged else None
-    place = "" if last is None else current_uri(storage, last)
-    database = local_database(place) if last is not None and place != last.uri else None
-    if last is None or (database is not None and not has_run(database, last.parent)):
-        return MlflowLocation(sweep, place or resolve_uri(storage, uri), "", "", 0, ())
-    same = [run for run in logged if (run.uri, run.experiment, run.parent) == (last.uri, last.experiment, last.parent)]
-    trials = {run.trial: run.run_id for run in same}
-    front = sorted(front_numbers(records, sweep))
-    private = uri or os.environ.get(URI_VARIABLE, "")  # the log has no credentials
-    return MlflowLocation(
-        sweep,
-        private if private and public_uri(private) == place else place,
-        last.experiment_id,
-        last.parent,
-        len(trials),
-        tuple(trials[number] for number in front if number in trials),
-    )
-
-
 @contextmanager
-def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run an MLflow server on a database while the block runs; its address and process.
 
     Raises:
@@ -118,7 +43,6 @@ def serving(storage: Storage, uri: str, host: str, port: int) -> Iterator[tuple[
     port = free_port(host, port)
     with as_tracking_error(uri):
         create_database(uri)
-    repair_artifacts(uri)
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import pytest
 
 from orchestrator.results.names import SettingNames
-from orchestrator.results.store import MLFLOW_RUNS, write_identity
+from orchestrator.results.store import write_identity
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.views import runs
-from orchestrator.views.client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
-from orchestrator.views.run_log import LoggedRun, RunLog, sole_writer
+from orchestrator.views import mlflow_runs as runs
+from orchestrator.views.mlflow import _sole_writer as sole_writer
+from orchestrator.views.mlflow_client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
 from search_spaces.presets import PRESETS
 from search_spaces.trial import Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
@@ -42,9 +41,9 @@ RECORD = TrialRecord(
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> runs.SweepRun:
+def sweep(tmp_path: Path) -> Sweep:
     write_sweep(tmp_path / "sweep", 1)
-    return runs.SweepRun.read(Storage(tmp_path / "sweep"))
+    return Sweep.open(tmp_path / "sweep")
 
 
 GOALS = ("speedup", "fid")
@@ -81,8 +80,8 @@ def test_names_are_made_legal(name: str, expected: str) -> None:
     assert runs.legal_name(name) == expected
 
 
-def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
-    tags = runs.trial_tags(RECORD, sweep, "abc", pareto=True)
+def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
+    tags = runs.trial_tags(RECORD, sweep.identity, "abc", pareto=True)
     assert tags["mlflow.parentRunId"] == "abc"
     wanted = {
         "trial": "3", "pareto": "true", "feasible": "true", "lossless": "false", "digest": SETTING.digest(),
@@ -94,15 +93,15 @@ def test_tags_say_what_the_trial_is(sweep: runs.SweepRun) -> None:
     assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
     assert "specfrontier.cause" not in tags
     exact = PRESETS["eagle2"].with_sampling(sweep.identity.sampling)
-    tags = runs.trial_tags(replace(RECORD, config=exact), sweep, "abc", pareto=True)
+    tags = runs.trial_tags(replace(RECORD, config=exact), sweep.identity, "abc", pareto=True)
     assert tags["specfrontier.lossless"] == "true"
     broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
-    tags = runs.trial_tags(broken, sweep, "abc", pareto=False)
+    tags = runs.trial_tags(broken, sweep.identity, "abc", pareto=False)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
     assert (tags["specfrontier.feasible"], tags["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
 
 
-def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: runs.SweepRun) -> None:
+def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: Sweep) -> None:
     names = SettingNames(sweep.identity.sampling)
     assert runs.run_name(RECORD, names) == "3 lantern: eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     assert runs.run_name(replace(RECORD, label=""), names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
@@ -116,13 +115,13 @@ def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
     def sweep_id(folder: str, **changed: object) -> str:
         storage = Storage(tmp_path / folder)
         write_identity(storage, identity("a", **changed))
-        return runs.SweepRun.read(storage).id
+        return runs.sweep_id(Sweep.open(storage).identity)
 
     ids = [sweep_id("one"), sweep_id("two", versions={}), sweep_id("one", started="2026-01-02T03:00:01+00:00")]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_the_front_is_of_feasible_complete_trials(sweep: runs.SweepRun) -> None:
+def test_the_front_is_of_feasible_complete_trials(sweep: Sweep) -> None:
     def trial(number: int, speedup: float, fid: float, **changed: object) -> TrialRecord:
         metrics = {"speedup": Measured(speedup, 0.1, 9), "fid": Measured(fid, 0.1, 96)}
         return replace(RECORD, number=number, metrics=metrics, **changed)  # type: ignore[arg-type]
@@ -135,31 +134,8 @@ def test_the_front_is_of_feasible_complete_trials(sweep: runs.SweepRun) -> None:
         trial(4, 9.0, 1.0, state="failed"),
         replace(RECORD, number=5, metrics={"fid": Measured(0.1, None, 96)}),
     ]
-    assert runs.front_numbers(trials, sweep) == {0, 1}
-    assert runs.front_numbers([], sweep) == set()
-
-
-def test_the_description_shows_the_front_and_takes_names_literally(sweep: runs.SweepRun) -> None:
-    names = SettingNames(sweep.identity.sampling)
-    text = runs.note(sweep, [("r1", replace(RECORD, label="a|b <i>[x](y)"))], "7", names, "trials-x")
-    assert r"a\|b \<i\>\[x\](y): eagle" in text
-    assert "(#/experiments/7/runs/r1?" in text
-    assert "| 2 | 4 |" in text
-    assert runs.compare_link(["r1"], "7") in text
-    assert f"[All trials]({runs.view_link('trials-x', '7')})" in text
-    empty = runs.note(sweep, [], "7", names, "trials-x")
-    assert runs.view_link("trials-x", "7") in empty
-    assert empty.endswith("No trial is on the front yet.")
-
-
-def test_links_lead_to_the_runs() -> None:
-    link = runs.compare_link(["a1", "b2"], "7", "http://lab:5000/")
-    base, _, query = link.partition("#/compare-runs?")
-    assert base == "http://lab:5000/"
-    assert not set('"[] ') & set(link)
-    asked = parse_qs(query)
-    assert (json.loads(asked["runs"][0]), json.loads(asked["experiments"][0])) == (["a1", "b2"], ["7"])
-    assert runs.run_link("a1", "7", "http://lab:5000").startswith("http://lab:5000/#/experiments/7/runs/a1?")
+    assert [record.number for record in replace(sweep, records=tuple(trials)).front_records] == [0, 1]
+    assert replace(sweep, records=()).front_records == ()
 
 
 @pytest.mark.parametrize(
@@ -197,40 +173,11 @@ def test_where_a_sweep_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert resolve_uri(storage, "http://other") == "http://other"
 
 
-def test_the_run_log_survives_half_a_line(tmp_path: Path) -> None:
-    storage = Storage(str(tmp_path))
-    log = RunLog(storage)
-    assert log.runs() == []
-    assert log.last_event() is None
-    first, second = (LoggedRun("http://lab", "e", "1", "p", number, f"r{number}") for number in (0, 1))
-    log.add_event("started")
-    log.add(first)
-    with open(tmp_path / MLFLOW_RUNS, "ab") as file:
-        file.write(b'{"uri": "http://lab", "exp')
-    assert log.runs() == [first]
-    log.add(second)
-    log.add_event("interrupted")
-    assert log.runs() == [first, second]
-    assert log.last_event() == "interrupted"
-    assert log.trials("http://me:pw@lab/", "e") == {0: first, 1: second}
-    assert log.trials("http://lab", "other") == {}
-
-
-def test_a_run_log_in_a_bucket_grows_too() -> None:
-    import pyarrow.fs as fs
-
-    storage = Storage("memory/sweep", filesystem=fs._MockFileSystem())
-    log, run = RunLog(storage), LoggedRun("http://lab", "e", "1", "p", 0, "r")
-    log.add_event("started")
-    log.add(run)
-    assert (log.last_event(), log.runs()) == ("started", [run])
-
-
 def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     code = (
         "import sys, time; from workers.data.storage import Storage\n"
-        "from orchestrator.views.run_log import sole_writer\n"
+        "from orchestrator.views.mlflow import _sole_writer as sole_writer\n"
         "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
@@ -246,20 +193,20 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys; import orchestrator.views.tracker, orchestrator.views.server, orchestrator.cli.ui, "
+        "import sys; import orchestrator.views.mlflow, orchestrator.views.mlflow_server, orchestrator.cli.ui, "
         "orchestrator.cli.sync; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
 
 
-def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: runs.SweepRun) -> None:
+def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: Sweep) -> None:
     stopped = replace(RECORD, state="stopped", cause="trial 1 is better", images=48)
     names = {entry.key for entry in runs.metrics(stopped, 0, GOALS)}
     assert {"stopped/fid", "stopped/error/fid", "stopped/speedup", "images", "seconds"} <= names
     assert not names & {"fid", "error/fid", "speedup"}
-    tags = runs.trial_tags(stopped, sweep, "parent", pareto=False)
+    tags = runs.trial_tags(stopped, sweep.identity, "parent", pareto=False)
     assert (tags["specfrontier.state"], tags["specfrontier.images"]) == ("stopped", "48")
     assert tags["specfrontier.cause"] == "trial 1 is better"
     both = [replace(RECORD, number=0, constraints={}), replace(stopped, constraints={})]
-    assert runs.front_numbers(both, sweep) == {0}
+    assert [record.number for record in replace(sweep, records=tuple(both)).front_records] == [0]

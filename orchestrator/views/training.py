@@ -1,4 +1,4 @@
-"""Copies a training's journal, one JSON object per logged step, to a run of MLflow."""
+"""The loss curve of a training in MLflow, from its journal: one JSON object per logged step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.views.client import RUN_STATUS, Event, connect, ensure_experiment, public_uri
-from orchestrator.views.runs import MAX_PARAM, clean_tags, legal_name, user
+from orchestrator.views.follower import Ending, View
+from orchestrator.views.mlflow_client import RUN_STATUS, connect, ensure_experiment, explain_error, public_uri
+from orchestrator.views.mlflow_runs import MAX_PARAM, clean_tags, legal_name, user
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -19,27 +20,31 @@ EXPERIMENT = "specfrontier/train"
 _BATCH = 500  # metrics per request
 
 
-class TrainingMirror:
-    """A resumed training repeats its first lines; those that MLflow has are not sent again."""
+class TrainingView(View[Path]):
+    """The curve of a training in MLflow; its source is the journal's path. A resumed training continues its run.
 
-    def __init__(self, journal: Path, uri: str, params: Mapping[str, Any]) -> None:
+    A resumed training repeats its first lines; those that MLflow has are not sent again.
+    """
+
+    poll_s, end_timeout_s, short_timeout_s = 2.0, 30.0, 10.0
+
+    def __init__(self, journal: Path, uri: str, params: Mapping[str, Any], *, resume: bool) -> None:
+        super().__init__()
         self._journal, self._uri, self._params = journal, uri, params
         self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))  # run and lines sent
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._sent = 0  # lines of the journal
+        if not resume:
+            self._run_file.unlink(missing_ok=True)
+            journal.unlink(missing_ok=True)
 
-    def forget(self) -> None:
-        """Start a new run, with an empty journal."""
-        self._run_file.unlink(missing_ok=True)
-        self._journal.unlink(missing_ok=True)
-
-    def update(self) -> int:
-        """Log every new line; returns their number."""
+    def update(self, source: Path) -> None:
+        """Log every new line."""
         from mlflow.entities import Metric
 
         client = self._connect()
-        text = self._journal.read_text("utf-8") if self._journal.exists() else ""
+        text = source.read_text("utf-8") if source.exists() else ""
         lines = text.split("\n")[:-1][self._sent :]  # an incomplete last line is still being written
         now = round(time.time() * 1000)
         metrics = [
@@ -53,10 +58,15 @@ class TrainingMirror:
         if lines:
             self._sent += len(lines)
             self._write_run_file()
-        return len(lines)
 
-    def end(self, event: Event) -> None:
-        self._connect().set_terminated(self._run_id, RUN_STATUS[event])
+    def end(self, source: Path, how: Ending) -> None:
+        self._connect().set_terminated(self._run_id, RUN_STATUS[how])
+
+    def explain(self, error: Exception) -> str:
+        return explain_error(error, self._uri)
+
+    def describe(self, problem: str) -> str:
+        return f"MLflow does not have all of the curve ({problem}); {self._journal} does"
 
     def _write_run_file(self) -> None:
         entry = {"uri": public_uri(self._uri), "run": self._run_id, "sent": self._sent}

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from orchestrator.results.launches import load_identity
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import Measured, TrialRecord
-from orchestrator.views.client import Event, TrackingError
-from orchestrator.views.run_log import RunLog
+from orchestrator.views.follower import Ending, Follower, Views
+from orchestrator.views.mlflow import MlflowView, find_location, sync
+from orchestrator.views.mlflow_client import TrackingError
 from orchestrator.views.tables import write_tables
-from orchestrator.views.tracker import SweepTracker, SyncResult, TrainingTracker, sync
+from orchestrator.views.training import TrainingView
 from search_spaces.trial import DecodingConfig
-from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child
+from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
-from workers.data.checked_json import load_checked
+from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
 
     write_tables(Sweep.open(storage))
     storage.write("report.html", b"a view")
-    assert sync(storage) == SyncResult(TRIALS, 0)
+    assert sync(storage) == sync_result(TRIALS, 0)
     found = client(storage)
     parent, children = runs_of(found)
     assert children.keys() == set(range(TRIALS))
@@ -138,19 +140,13 @@ def contents(storage: Storage) -> list[tuple[object, ...]]:
 
 def test_a_second_sync_changes_nothing(storage: Storage) -> None:
     sync(storage)
-    before, lines = contents(storage), storage.read("mlflow.jsonl")
-    assert sync(storage) == SyncResult(0, TRIALS)
+    before = contents(storage)
+    assert sync(storage) == sync_result(0, TRIALS)
     assert contents(storage) == before
-    assert storage.read("mlflow.jsonl") == lines
 
 
-def test_a_lost_run_log_and_a_lost_database_are_rebuilt(storage: Storage, tmp_path: Path, empty_database: Path) -> None:
+def test_a_lost_database_is_rebuilt(storage: Storage, tmp_path: Path, empty_database: Path) -> None:
     sync(storage)
-    before, lines = contents(storage), storage.read("mlflow.jsonl")
-    (tmp_path / "sweep" / "mlflow.jsonl").unlink()
-    assert sync(storage) == SyncResult(0, TRIALS)
-    assert contents(storage) == before
-    assert storage.read("mlflow.jsonl") == lines
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     assert sync_in_child(storage, tmp_path / "output") == "SyncResult(logged=9, already=0)"
     assert sync_in_child(storage, tmp_path / "output") == "SyncResult(logged=0, already=9)"
@@ -173,7 +169,7 @@ def test_exactly_the_front_has_the_pareto_tag(storage: Storage) -> None:
     assert len(front) > 1
     best = {"speedup": Measured(99.0, 0.1, 9), "fid": Measured(0.01, 0.1, 192)}
     write_trial(storage, another(records[0], TRIALS, metrics=best))
-    assert sync(storage) == SyncResult(1, TRIALS)
+    assert sync(storage) == sync_result(1, TRIALS)
     assert marked() == {TRIALS}
 
 
@@ -188,9 +184,8 @@ def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
     storage: Storage, tmp_path: Path, empty_database: Path
 ) -> None:
     """Processes die one after the other, each at another step, the first ones while they create the sweep's run."""
-    for step in ("create_run", "create_run", "log_batch", "set_terminated", "add"):
-        when = "before" if step == "add" else "after"
-        assert run_in_child(sync_and_die, storage.uri, step, when) == -signal.SIGKILL, step
+    for step in ("create_run", "create_run", "log_batch", "set_terminated", "set_experiment_tag"):
+        assert run_in_child(sync_and_die, storage.uri, step, "after") == -signal.SIGKILL, step
         runs_of(client(storage))
     sync(storage)
     broken = contents(storage)
@@ -207,15 +202,18 @@ def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
 
 
 def test_the_sweeps_run_has_the_status_of_its_end(storage: Storage) -> None:
-    def ends(event: str | None) -> str:
-        if event:
-            RunLog(storage).add_event(event)  # type: ignore[arg-type]
+    def ends(*events: dict[str, str]) -> str:
+        lines = [{"at": "2026-01-02T03:04:05+00:00", **event} for event in events]
+        storage.write("events.jsonl", b"".join(dump_checked(line) + b"\n" for line in lines))
         sync(storage)
         return str(runs_of(client(storage))[0].info.status)
 
-    assert ends(None) == "FINISHED"
-    assert ends("started") == "KILLED"  # the driver was killed
-    assert [ends(event) for event in ("finished", "interrupted", "failed")] == ["FINISHED", "KILLED", "FAILED"]
+    assert ends() == "FINISHED"
+    launch, states = {"event": "launch"}, ("finished", "interrupted", "failed")
+    endings = [ends(launch, {"event": "end", "state": state}) for state in states]
+    assert endings == ["FINISHED", "KILLED", "FAILED"]
+    storage.write("driver.lock", b'{"pid": 1, "host": "gone", "since": "2026-01-02"}')
+    assert ends(launch) == "KILLED"
 
 
 def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, empty_database: Path) -> None:
@@ -263,8 +261,7 @@ def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp
     sweep_id = {key: parent.data.tags[key] for key in ("specfrontier.sweep_id",)}
     below = found.create_run(experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}).info.run_id
     before = [found.get_run(run).to_dictionary() for run in (other, below)]
-    Path(storage.uri, "mlflow.jsonl").unlink()
-    assert sync(storage) == SyncResult(0, TRIALS)
+    assert sync(storage) == sync_result(0, TRIALS)
     assert [found.get_run(run).to_dictionary() for run in (other, below)] == before
     tags = found.get_experiment(experiment).tags
     assert {key: tags[key] for key in ("mlflow.note.content", "team")} == {
@@ -291,58 +288,68 @@ def growing(storage: Storage) -> tuple[Storage, list[TrialRecord]]:
     return storage, records
 
 
-def test_a_tracker_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialRecord]]) -> None:
+def views_of(storage: Storage, uri: str | None = None) -> tuple[Views, Follower[Sweep]]:
+    """The view of a running sweep in MLflow."""
+    views = Views(storage, [MlflowView(storage, uri)])
+    return views, views._followers[0]
+
+
+def test_a_view_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialRecord]]) -> None:
     storage, records = growing
-    tracker = SweepTracker(storage)
-    tracker.start()
+    views, follower = views_of(storage)
+    views.start(load_identity(storage))
     for record in records[:4]:
         write_trial(storage, record)
-        tracker.nudge()
-    until(lambda: len(RunLog(storage).runs()) == 4)
+        views.update(record)
+    until(lambda: find_location(Sweep.open(storage), uri(storage)).parent != "")
+    until(lambda: runs_of(client(storage))[0].data.metrics.get("trials") == 4)
     parent, children = runs_of(client(storage))
     assert (parent.info.status, len(children)) == ("RUNNING", 4)
     with pytest.raises(TrackingError, match="another process is logging"):
         sync(storage)
     for record in records[4:]:
         write_trial(storage, record)
-    assert tracker.finish(60, "interrupted") is None
-    assert (len(RunLog(storage).runs()), tracker.problem) == (TRIALS, None)
+        views.update(record)
+    assert views.end("interrupted") == []
+    assert follower.problem is None
     parent, children = runs_of(client(storage))
     assert (parent.info.status, len(children)) == ("KILLED", TRIALS)
-    assert sync(storage) == SyncResult(0, TRIALS)
-    again = SweepTracker(storage)
-    again.start()
+    assert sync(storage) == sync_result(0, TRIALS)
+    again, _ = views_of(storage)
+    again.start(load_identity(storage), records)
     until(lambda: runs_of(client(storage))[0].info.status == "RUNNING")
-    assert again.finish(60) is None
+    assert again.end("finished") == []
     assert runs_of(client(storage))[0].info.status == "FINISHED"
 
 
 def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage) -> None:
-    tracker = SweepTracker(storage, uri="http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
+    views, follower = views_of(storage, "http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
+    records = read_trials(storage)
     began = time.perf_counter()
-    tracker.start()
-    for _ in range(1000):
-        tracker.nudge()
+    views.start(load_identity(storage))
+    for _ in range(100):
+        for record in records:
+            views.update(record)
     assert time.perf_counter() - began < 0.5
-    until(lambda: tracker.problem is not None)
+    until(lambda: follower.problem is not None)
     began = time.perf_counter()
-    problem = tracker.finish(0.5)
-    assert time.perf_counter() - began < 3
-    assert not RunLog(storage).runs()
-    assert problem is not None
+    (problem,) = views.end("interrupted")
+    assert time.perf_counter() - began < 6
     assert "127.0.0.1:9" in problem
-    assert "hidden" not in problem + tracker.public_uri + storage.read("mlflow.jsonl").decode()
+    assert "specfrontier sync" in problem
+    assert "hidden" not in problem
+    assert not storage.exists("mlflow.json")
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////proc/no/x.db", "nonsense://x", "/a/folder"])
 def test_an_invalid_place_is_a_problem_not_an_error(storage: Storage, uri: str) -> None:
     with pytest.raises(TrackingError, match=uri):
         sync(storage, uri)
-    tracker = SweepTracker(storage, uri=uri)
-    tracker.start()
-    until(lambda: tracker.problem is not None)
-    assert tracker.finish(1) is not None
-    assert not RunLog(storage).runs()
+    views, follower = views_of(storage, uri)
+    views.start(load_identity(storage), read_trials(storage))
+    until(lambda: follower.problem is not None)
+    assert views.end("interrupted") != []
+    assert not storage.exists("mlflow.json")
 
 
 def test_a_folder_with_an_odd_name(tmp_path: Path, empty_database: Path) -> None:
@@ -350,7 +357,7 @@ def test_a_folder_with_an_odd_name(tmp_path: Path, empty_database: Path) -> None
     write_sweep(folder / "sweep", 2, failed=())
     shutil.copy(empty_database, folder / "mlflow.db")
     storage = Storage(str(folder / "sweep"))
-    assert sync(storage) == SyncResult(2, 0)
+    assert sync(storage) == sync_result(2, 0)
     parent, children = runs_of(client(storage), "specfrontier/synthetic")
     assert len(children) == 2
     assert client(storage).list_artifacts(parent.info.run_id)
@@ -361,12 +368,13 @@ def test_a_trainings_curve_continues_in_its_run(tmp_path: Path, empty_database: 
     journal, storage = tmp_path / "drafter" / "eagle.journal.jsonl", Storage(tmp_path / "drafter")
     journal.parent.mkdir()
 
-    def train(steps: int, event: Event, *, resume: bool) -> None:
-        tracker = TrainingTracker(journal, storage, uri=uri(storage), params={"batch": 4}, resume=resume)
+    def train(steps: int, how: Ending, *, resume: bool) -> None:
+        view = TrainingView(journal, uri(storage), {"batch": 4}, resume=resume)
+        follower: Follower[Path] = Follower(view, lambda: journal)
         lines = [json.dumps({"step": step, "loss": 1 / (1 + step)}) + "\n" for step in range(steps)]
         journal.write_text("".join(lines) + '{"step": 9, "lo')
-        tracker.start()
-        assert tracker.finish(event=event) is None
+        follower.notify()
+        assert follower.end(how) is None
 
     train(3, "interrupted", resume=False)
     train(5, "finished", resume=True)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
 from orchestrator.results.databases import MLFLOW, has_tables, local_file, sole_creator
 from orchestrator.results.redaction import without_credentials
-from orchestrator.results.store import MLFLOW_RUNS
+from orchestrator.results.store import SWEEP
+from orchestrator.views.follower import Ending
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Event = Literal["started", "finished", "interrupted", "failed"]
-RUN_STATUS: Mapping[Event, str] = {
-    "finished": "FINISHED", "interrupted": "KILLED", "started": "KILLED", "failed": "FAILED",
-}  # fmt: skip
+RUN_STATUS: Mapping[Ending, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of the sweeps
 _SQLITE = "sqlite:///"
+_COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is for GenAI
 _MAX_PROBLEM = 400  # characters
 # A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own retries could create
@@ -57,7 +58,7 @@ def default_uri(storage: Storage) -> str:
     All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote storage use one in
     the working directory.
     """
-    path = storage.path(MLFLOW_RUNS)
+    path = storage.path(SWEEP)
     folder = Path.cwd() if path is None else path.parent.parent
     return _sqlite_url(folder / _DATABASE)
 
@@ -65,6 +66,10 @@ def default_uri(storage: Storage) -> str:
 def _sqlite_url(path: Path) -> str:
     """The URL of a SQLite file. SQLAlchemy decodes its path."""
     return _SQLITE + str(path).replace("%", "%25").replace("?", "%3F")
+
+
+def is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
 
 
 def is_database(uri: str) -> bool:
@@ -83,6 +88,12 @@ def artifact_folder(uri: str) -> Path | None:
     """Where the artifacts of a local database are stored; None if a server stores them."""
     database = local_database(uri)
     return None if database is None else database.parent / _ARTIFACTS
+
+
+def was_moved(uri: str, artifacts: str) -> bool:
+    """Whether a local database was moved or copied after an experiment had got this folder for its artifacts."""
+    folder, other = artifact_folder(uri), Path(artifacts).parent
+    return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
 
 
 def public_uri(uri: str) -> str:
@@ -165,21 +176,66 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str) -> str:
     return str(found.experiment_id)
 
 
+def replace_damaged_database(storage: Storage, uri: str) -> list[str]:
+    """Set the default database aside if SQLite cannot read it, so that the next connection creates another; returns a
+    sentence about it. Of several processes, one does so.
+
+    Raises:
+        TrackingError: a damaged database that is not the default one, which may hold more than sweeps.
+    """
+    database = local_database(uri)
+    if database is None or database_problem(database) is None:
+        return []
+    with sole_creator(uri):
+        if (problem := database_problem(database)) is None:
+            return []
+        if uri != default_uri(storage):
+            raise TrackingError(f"{database}: damaged ({problem}); restore it, or move it away and log the sweep again")
+        suffix = f".damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+        for companion in _COMPANIONS:
+            path = database.with_name(database.name + companion)
+            if path.exists():
+                path.rename(path.with_name(path.name + suffix))
+    return [
+        f"{database}: damaged ({problem}); kept as {database.name}{suffix}, and this sweep is logged to a new "
+        "database. Log the other sweeps of the folder with `specfrontier sync`"
+    ]
+
+
+def database_problem(database: Path) -> str | None:
+    """Why SQLite cannot read a database; None if it can, if another process locks it, or if there is none."""
+    if not database.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if found == "ok" else found
+
+
 @contextmanager
 def as_tracking_error(uri: str) -> Iterator[None]:
     """Turn every error inside into a TrackingError with place and reason, with credentials redacted."""
     try:
         yield
-        return
-    except TrackingError:
-        raise
-    except ImportError as error:
-        problem = f"{error}; pip install mlflow"
-    except Exception as error:  # MLflow, its database, its transport and the storage share no base class
-        text = _redact(str(error) or type(error).__name__, uri)
-        text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
-        problem = f"MLflow at {public_uri(uri)}: {text}"
-    raise TrackingError(problem) from None  # the original error may hold a credential
+    except Exception as error:
+        raise TrackingError(explain_error(error, uri)) from None  # the original error may hold a credential
+
+
+def explain_error(error: Exception, uri: str) -> str:
+    """Where and why MLflow failed, with credentials redacted. MLflow, its database, its transport and the storage share
+    no class of errors.
+    """
+    if isinstance(error, TrackingError):
+        return str(error)
+    if isinstance(error, ImportError):
+        return f"{error}; pip install mlflow"
+    text = _redact(str(error) or type(error).__name__, uri)
+    text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
+    return f"MLflow at {public_uri(uri)}: {text}"
 
 
 def _redact(text: str, uri: str) -> str:

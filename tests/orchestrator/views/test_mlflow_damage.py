@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.store import MLFLOW_RUNS
-from orchestrator.views.client import TrackingError, default_uri
-from orchestrator.views.damage import database_problem, restore_tracking
-from orchestrator.views.run_log import RunLog
-from orchestrator.views.server import find_location
-from orchestrator.views.tracker import SyncResult, sync
-from tests.fakes.mlflow_processes import sync_in_child
+from orchestrator.results.store import MLFLOW_PLACE
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.mlflow import last_place, sync
+from orchestrator.views.mlflow_client import TrackingError, database_problem, default_uri
+from tests.fakes.mlflow_processes import sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
 
 TRIALS = 3
@@ -39,21 +38,20 @@ def test_a_damaged_database_is_set_aside_and_all_trials_are_logged_to_a_new_one(
     storage: Storage, tmp_path: Path
 ) -> None:
     sync_in_child(storage, tmp_path / "output")  # MLflow keeps connections of its own process open
-    before, database, notes = RunLog(storage).runs(), tmp_path / "mlflow.db", list[str]()
+    database, notes = tmp_path / "mlflow.db", list[str]()
     spoil(database)
     damaged = database.read_bytes()
-    assert find_location(storage, []).is_behind(TRIALS), "so `ui` logs the sweep again"
-    assert sync(storage, note=notes.append) == SyncResult(TRIALS, 0)
+    done = sync(storage, note=notes.append)
+    assert (done.logged, done.already) == (TRIALS, 0)
     (kept,) = tmp_path.glob("mlflow.db.damaged-*")
     assert kept.read_bytes() == damaged
     assert len(notes) == 1
     assert str(database) in notes[0]
     assert kept.name in notes[0]
     assert database_problem(database) is None
-    logged = RunLog(storage).trials(default_uri(storage), "specfrontier/demo").values()
-    assert len(logged) == len(before) == TRIALS
-    assert {run.run_id for run in before}.isdisjoint(run.run_id for run in logged)
-    assert sync(storage, note=notes.append) == SyncResult(0, TRIALS)
+    again = sync(storage, note=notes.append)
+    assert (again.logged, again.already) == (0, TRIALS)
+    assert again.location.runs == done.location.runs
     assert len(notes) == 1
 
 
@@ -80,14 +78,33 @@ def test_a_locked_missing_or_empty_database_is_not_damaged(tmp_path: Path) -> No
     assert database_problem(database) is None
 
 
-def test_damaged_lines_of_the_run_log_are_dropped_and_logged_again(storage: Storage) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]"])
+def test_a_damaged_file_of_the_place_is_written_anew(storage: Storage, content: bytes) -> None:
     sync(storage)
-    runs, path = RunLog(storage).runs(), storage.path(MLFLOW_RUNS)
-    assert path is not None
-    path.write_bytes(path.read_bytes().replace(runs[1].run_id.encode(), b"0" * 32))
-    assert RunLog(storage).runs() == [runs[0], runs[2]], "a changed id is not taken for a run"
-    notes: list[str] = []
-    assert sync(storage, note=notes.append) == SyncResult(0, TRIALS)
-    assert len(notes) == 1
-    assert sorted(RunLog(storage).runs(), key=lambda run: run.trial) == runs
-    assert restore_tracking(storage, default_uri(storage)) == []
+    written = storage.read(MLFLOW_PLACE)
+    storage.write(MLFLOW_PLACE, content)
+    assert last_place(Sweep.open(storage)) == (default_uri(storage), "")
+    assert sync(storage) == sync(storage)
+    assert storage.read(MLFLOW_PLACE) == written
+
+
+def test_a_moved_database_keeps_its_runs_and_leaves_the_old_folder_alone(storage: Storage, tmp_path: Path) -> None:
+    before = sync(storage).location.runs
+    for name in ("sweep", "mlflow.db", "mlartifacts"):
+        shutil.copytree(tmp_path / name, tmp_path / "new" / name) if name != "mlflow.db" else shutil.copy(
+            tmp_path / name, tmp_path / "new" / name
+        )
+    moved, notes = Storage(tmp_path / "new" / "sweep"), list[str]()
+    shutil.rmtree(tmp_path / "mlartifacts")
+    assert last_place(Sweep.open(moved)) == (default_uri(moved), "specfrontier/demo")
+    done = sync(moved, note=notes.append)
+    assert done == sync_result(0, TRIALS)
+    assert done.location.runs == before
+    assert not (tmp_path / "mlartifacts").exists()
+    assert ["was moved" in note for note in notes] == [True]
+
+
+def test_the_place_of_an_earlier_version_is_found(storage: Storage) -> None:
+    lines = [{"uri": "http://lab:5000", "experiment": "frontier", "run_id": "a"}, {"event": "finished"}]
+    storage.write("mlflow.jsonl", b"".join(dump_checked(line) + b"\n" for line in lines))
+    assert last_place(Sweep.open(storage)) == ("http://lab:5000", "frontier")

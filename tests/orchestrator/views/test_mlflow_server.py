@@ -19,13 +19,16 @@ from unittest import mock
 import pytest
 
 from orchestrator.errors import FAILED, WRONG_USAGE
+from orchestrator.results.launches import load_identity
 from orchestrator.results.store import read_trials, trial_file, write_trial
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from orchestrator.views.client import TrackingError
-from orchestrator.views.run_log import RunLog
-from orchestrator.views.server import free_port
-from orchestrator.views.tracker import SweepTracker, SyncResult, sync
+from orchestrator.views.follower import Views
+from orchestrator.views.mlflow import MlflowView, find_location, last_place, sync
+from orchestrator.views.mlflow_client import TrackingError
+from orchestrator.views.mlflow_server import free_port
 from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.odd_servers import HTTP, odd_server
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -69,9 +72,15 @@ def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
         time.sleep(0.1)
 
 
-def logged(storage: Storage) -> int:
-    """The number of trials in the run log."""
-    return len(RunLog(storage).runs())
+def logged(base: str, storage: Storage) -> int:
+    """The number of the sweep's trials that a server has completely."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = find_location(Sweep.open(storage), base)
+        return sum(run.info.status != "RUNNING" for run in children(base, storage).values()) if found.parent else 0
+    except (TrackingError, MlflowException):
+        return 0
 
 
 def remove(storage: Storage, records: list[TrialRecord]) -> None:
@@ -88,35 +97,34 @@ def test_everything_is_logged_once_though_the_server_starts_late_and_goes_away(
     remove(storage, records[3:])
     port = free_port(HOST, 0)
     base = f"http://{HOST}:{port}"
-    tracker = SweepTracker(storage, uri=base)
-    tracker.start()
-    until(lambda: tracker.problem is not None)
-    assert logged(storage) == 0
+    views = Views(storage, [MlflowView(storage, base)])
+    (follower,) = views._followers
+    views.start(load_identity(storage), records[:3])
+    until(lambda: follower.problem is not None)
     with proxy(mlflow_server, port=port):
-        until(lambda: tracker.problem is None and logged(storage) == 3)
+        until(lambda: follower.problem is None and logged(base, storage) == 3)
         assert children(base, storage).keys() == {0, 1, 2}
     for record in records[3:]:
         write_trial(storage, record)
-        tracker.nudge()
-    until(lambda: tracker.problem is not None)
-    assert logged(storage) == 3
+        views.update(record)
+    until(lambda: follower.problem is not None)
     with proxy(mlflow_server, port=port):
-        assert tracker.finish(120) is None
-        assert (logged(storage), tracker.problem) == (TRIALS, None)
+        until(lambda: follower.problem is None)
+        assert views.end("finished") == []
         found = children(base, storage)
         assert found.keys() == set(range(TRIALS))
         assert {run.info.status for number, run in found.items() if number != 5} == {"FINISHED"}
         assert all("speedup" in run.data.metrics for number, run in found.items() if number != 5)
         with urllib.request.urlopen(f"{base}/get-artifact?run_uuid={found[0].info.run_id}&path=images.png") as answer:
             assert answer.read() == storage.read(f"pictures/{records[0].digest}.png")
-        assert sync(storage, base) == SyncResult(0, TRIALS)
+        assert sync(storage, base) == sync_result(0, TRIALS)
 
 
 def test_a_run_whose_creation_went_unanswered_is_found_again(storage: Storage, mlflow_server: str) -> None:
     with proxy(mlflow_server, 1, 2, 5) as base:
-        tracker = SweepTracker(storage, uri=base)
-        tracker.start()
-        assert tracker.finish(120) is None
+        views = Views(storage, [MlflowView(storage, base)])
+        views.start(load_identity(storage), read_trials(storage))
+        assert views.end("finished") == []
     assert children(mlflow_server, storage).keys() == set(range(TRIALS))
 
 
@@ -134,7 +142,7 @@ def test_credentials_in_the_address_are_not_stored(
     storage: Storage, mlflow_server: str, shared_folder: Path, tmp_path: Path
 ) -> None:
     assert sync(storage, mlflow_server.replace("//", "//me:hidden-word@")).logged == TRIALS
-    assert RunLog(storage).runs()[0].uri == mlflow_server
+    assert last_place(Sweep.open(storage))[0] == mlflow_server
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     database = shared_folder / "server" / "mlflow.db"
     assert [path for path in (*files, database) if b"hidden-word" in path.read_bytes()] == []
@@ -188,7 +196,7 @@ def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
         yield f"http://{HOST}:5000", Server()
 
     before = signal.getsignal(signal.SIGTERM)
-    with mock.patch("orchestrator.views.server.serving", serving), mock.patch("orchestrator.views.tracker.sync"):
+    with mock.patch("orchestrator.views.mlflow_server.serving", serving), mock.patch("orchestrator.views.mlflow.sync"):
         shown = specfrontier("ui", storage.uri)
     assert (shown.code, shown.err) == (0, "")
     assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,384 @@
+"""A sweep in MLflow: one run for the sweep, one child run per finished trial.
+
+What MLflow has is found by the tags of its runs; nothing else is remembered. Every step can be interrupted and
+repeated. A trial's run is created with all of its tags in one call, so a later update finds it. Terminating the run is
+the last step.
+
+An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of one space with other
+seeds, samplers or machines share it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.results import store
+from orchestrator.results.config_file import trial_text
+from orchestrator.results.json_lines import read_lines
+from orchestrator.results.launches import FAILED as LAUNCH_FAILED
+from orchestrator.results.launches import FINISHED, INTERRUPTED, KILLED, find_launch
+from orchestrator.results.locks import exclusive
+from orchestrator.results.redaction import redact_file
+from orchestrator.results.store import MLFLOW_LOCK, MLFLOW_PLACE
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.views import mlflow_runs as runs
+from orchestrator.views.follower import Ending, View
+from orchestrator.views.mlflow_client import (
+    RUN_STATUS,
+    TrackingError,
+    as_tracking_error,
+    connect,
+    default_uri,
+    ensure_experiment,
+    explain_error,
+    public_uri,
+    replace_damaged_database,
+    resolve_uri,
+    was_moved,
+)
+from orchestrator.views.mlflow_pages import NOTE, MlflowLocation, describe_run, view_tags
+from orchestrator.views.tables import replace_damaged
+from workers.data.checked_json import dump_checked, load_checked
+from workers.data.pictures import is_intact_png
+from workers.data.storage import Storage
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+_SWEEP_ARTIFACTS = (
+    store.FRONT_PLOT, store.REPORT, store.FRONT_TABLE, store.TRIAL_TABLE, store.SWEEP, store.IDENTITY,
+)  # fmt: skip
+_PAGE = 1000  # runs per search request
+_BATCH = 1000  # metrics per request
+_STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
+_EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
+_EARLIER_PLACES = "mlflow.jsonl"  # of earlier versions: a line for each run
+
+
+@dataclass(slots=True)
+class _TrialRun:
+    """A trial's run in MLflow."""
+
+    run_id: str
+    complete: bool
+    pareto: str
+    images: str
+
+    @classmethod
+    def of(cls, run: Run) -> _TrialRun:
+        pareto, images = (run.data.tags.get(name, "") for name in (runs.PARETO, runs.IMAGES))
+        return cls(run.info.run_id, run.info.status != "RUNNING", pareto, images)
+
+
+class MlflowView(View[Sweep]):
+    """A sweep in one MLflow experiment. One process at a time logs a sweep.
+
+    uri: tracking server or database (None: see `resolve_uri`). experiment: its name (None: MLFLOW_EXPERIMENT_NAME, else
+    `specfrontier/<sweep's name>`). is_running: whether the sweep's run is set to RUNNING while it is updated. logged:
+    number of runs that were created or completed. A trial's images must be in the store before its record.
+    """
+
+    def __init__(
+        self, storage: Storage, uri: str | None = None, experiment: str | None = None, *, is_running: bool = True
+    ) -> None:
+        super().__init__()
+        self.uri, self.logged = resolve_uri(storage, uri), 0
+        self.location: MlflowLocation | None = None  # after an update
+        self._storage, self._experiment, self._is_running = storage, experiment, is_running
+        self._resources = ExitStack()
+        self._is_open = self._is_moved = False
+        self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
+        self._experiment_id = self._parent = ""
+
+    def update(self, source: Sweep) -> None:
+        """Log what is new and update what changed."""
+        if not self._is_open:
+            self._resources.enter_context(_sole_writer(self._storage))
+            self.notes += replace_damaged_database(self._storage, self.uri)
+            self._is_open = True
+        trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
+        self._trial_runs = None  # until everything succeeds
+        for record in source.records:
+            run = trial_runs.get(record.number)
+            if run is None or not run.complete or (record.stop and run.images != str(record.images)):
+                trial_runs[record.number] = self._log_trial(source, record, run)
+                self.logged += 1
+        self._mark_front(source, trial_runs)
+        self._log_sweep(source, trial_runs)
+        self._trial_runs = trial_runs
+        self.location = MlflowLocation(
+            source.identity,
+            self.uri,
+            self._experiment_id,
+            self._parent,
+            {number: run.run_id for number, run in trial_runs.items()},
+            [record.number for record in source.front_records],
+        )
+
+    def end(self, source: Sweep, how: Ending) -> None:
+        """Upload the sweep's result files (plot, tables, report) and terminate its run."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._download({name: name for name in _SWEEP_ARTIFACTS}, Path(folder))
+            self._log_artifacts(self._parent, folder)
+        self._client.set_terminated(self._parent, RUN_STATUS[how], _last_moment(source))
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def explain(self, error: Exception) -> str:
+        return explain_error(error, self.uri)
+
+    def describe(self, problem: str) -> str:
+        return f"MLflow is not complete ({problem}); log the rest with: {store.command(self._storage, 'sync')}"
+
+    @cached_property
+    def _client(self) -> MlflowClient:
+        return connect(self.uri)
+
+    def _read_experiment(self, sweep: Sweep) -> dict[int, _TrialRun]:
+        """Find or create the experiment and the sweep's run; returns the existing trial runs by number."""
+        name = self._experiment or _default_experiment(sweep)
+        self._experiment_id = ensure_experiment(self._client, self.uri, name)
+        artifacts = self._client.get_experiment(self._experiment_id).artifact_location
+        self._is_moved = was_moved(self.uri, artifacts)
+        if self._is_moved:
+            self.notes.append(
+                f"{public_uri(self.uri)}: was moved, and its pictures belong to {artifacts}; to log them here, move "
+                "the database away, and log its sweeps again with `specfrontier sync`"
+            )
+        parents, groups = _find_runs(self._client, self._experiment_id, sweep)
+        if parents:
+            self._parent = self._keep_one(parents).info.run_id
+            if self._is_running:
+                self._client.update_run(self._parent, status="RUNNING")
+        else:
+            identity = sweep.identity
+            tags, started = runs.sweep_tags(identity) | {runs.KIND: "sweep"}, runs.milliseconds(identity.started)
+            self._parent = self._client.create_run(self._experiment_id, started, tags, identity.name).info.run_id
+        self._write_place(name)
+        return {number: _TrialRun.of(self._keep_one(group)) for number, group in groups.items()}
+
+    def _write_place(self, experiment: str) -> None:
+        """Write where the sweep was logged last, for `ui`."""
+        uri = "" if self.uri == default_uri(self._storage) else public_uri(self.uri)
+        place = dump_checked({"uri": uri, "experiment": experiment})
+        if not self._storage.exists(MLFLOW_PLACE) or self._storage.read(MLFLOW_PLACE) != place:
+            self._storage.write(MLFLOW_PLACE, place)
+
+    def _keep_one(self, duplicates: list[Run]) -> Run:
+        """Choose which of several runs of the same sweep or trial to keep; deletes the others.
+
+        Duplicates arise when a server creates a run but does not answer in time.
+        """
+        first, *others = sorted(duplicates, key=lambda run: (run.info.status == "RUNNING", run.info.run_id))
+        for run in others:
+            self._client.delete_run(run.info.run_id)
+        return first
+
+    def _log_trial(self, sweep: Sweep, record: TrialRecord, run: _TrialRun | None) -> _TrialRun:
+        """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
+        from mlflow.entities import Param, RunTag
+
+        identity, (started, finished) = sweep.identity, runs.span(record, sweep.identity)
+        tags = runs.trial_tags(record, identity, self._parent, pareto=record in sweep.front_records)
+        if run is None:
+            created = self._client.create_run(self._experiment_id, started, tags, runs.run_name(record, sweep.names))
+            run = _TrialRun(created.info.run_id, False, tags[runs.PARETO], "")
+        params = [Param(key, value) for key, value in runs.params(record).items()]
+        objectives = [axis.name for axis in identity.objectives]
+        self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
+        with tempfile.TemporaryDirectory() as artifacts:
+            if record.digest and record.state != FAILED:
+                names = {name: f"{folder}/{record.digest}.png" for name, folder in store.TRIAL_PICTURES.items()}
+                self._download(names, Path(artifacts))
+            Path(artifacts, "config.yaml").write_text(trial_text(identity, record), "utf-8")
+            self._log_artifacts(run.run_id, artifacts)
+        self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
+        if record.stop:  # after everything else: a run with these tags is not logged again
+            tags = {runs.CAUSE: "revived", **tags}  # a complete trial has no cause
+            self._client.log_batch(run.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        run.complete, run.images = True, str(record.images)
+        return run
+
+    def _log_artifacts(self, run_id: str, folder: str) -> None:
+        if not self._is_moved:
+            self._client.log_artifacts(run_id, folder)
+
+    def _download(self, names: Mapping[str, str], folder: Path) -> None:
+        """Copy files of the store (name in MLflow -> name in the store) to a folder, with credentials redacted.
+
+        Skips files that do not exist, and damaged pictures.
+        """
+        for name, stored in names.items():
+            if not self._storage.exists(stored):
+                continue
+            data = self._storage.read(stored)
+            if name.endswith(".png") and not is_intact_png(data):
+                self.notes.append(f"{self._storage.locate(stored)}: damaged; not logged to MLflow")
+                continue
+            (folder / name).write_bytes(redact_file(stored, data))
+
+    def _mark_front(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun]) -> None:
+        """Tag exactly the runs on the current front."""
+        from mlflow.entities import RunTag
+
+        front = {record.number for record in sweep.front_records}
+        for number, run in trial_runs.items():
+            pareto = runs.boolean(number in front)
+            if run.pareto != pareto:
+                self._client.log_batch(run.run_id, tags=[RunTag(runs.PARETO, pareto)])
+                run.pareto = pareto
+
+    def _log_sweep(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun]) -> None:
+        """Log metrics, params, description and views of the sweep's run."""
+        from mlflow.entities import Metric, Param, RunTag
+
+        identity, run = sweep.identity, self._client.get_run(self._parent).data
+        moment = _last_moment(sweep) or runs.milliseconds(identity.started)
+        logged = min(int(run.metrics.get("trials", 0)), len(sweep.records) - 1)  # the last again: it may be revived
+        metrics = [
+            Metric(name, value, moment, count)
+            for count, entries in runs.sweep_metrics(sweep.records, identity, logged).items()
+            for name, value in entries.items()
+        ]
+        params = [Param(key, value) for key, value in runs.sweep_params(identity).items() if key not in run.params]
+        run_ids = {number: run.run_id for number, run in trial_runs.items()}
+        for start in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self._parent, metrics[start : start + _BATCH])
+        self._client.log_batch(
+            self._parent, (), params, [RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))]
+        )
+        for key, value in view_tags(identity).items():
+            self._client.set_experiment_tag(self._experiment_id, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncResult:
+    """logged: runs that were logged or completed now. already: runs that were complete before."""
+
+    logged: int
+    already: int
+    location: MlflowLocation = field(repr=False, compare=False)
+
+
+def sync(
+    storage: Storage,
+    uri: str | None = None,
+    experiment: str | None = None,
+    note: Callable[[str], object] = lambda text: None,
+) -> SyncResult:
+    """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep that has ended.
+
+    note: called with a sentence about each damaged file that is replaced.
+
+    Raises:
+        TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is logging the sweep.
+    """
+    view = MlflowView(storage, uri, experiment, is_running=False)
+    with as_tracking_error(view.uri), ExitStack() as resources:
+        resources.callback(view.close)
+        view.notes += replace_damaged(storage)
+        sweep = Sweep.open(storage)
+        view.update(sweep)
+        view.end(sweep, _find_ending(sweep))
+    for text in view.notes:
+        note(text)
+    assert view.location is not None, "after an update"
+    return SyncResult(view.logged, len(sweep.records) - view.logged, view.location)
+
+
+def find_location(sweep: Sweep, uri: str) -> MlflowLocation:
+    """A sweep's location in MLflow, where another process may be logging it. Changes nothing.
+
+    Raises:
+        TrackingError: MLflow cannot be reached.
+    """
+    with as_tracking_error(uri):
+        client = connect(uri)
+        found = client.get_experiment_by_name(last_place(sweep)[1] or _default_experiment(sweep))
+        if found is None:
+            return MlflowLocation(sweep.identity, uri)
+        parents, groups = _find_runs(client, found.experiment_id, sweep)
+        trial_runs = {number: group[0].info.run_id for number, group in groups.items()}
+        front = [record.number for record in sweep.front_records]
+        parent = parents[0].info.run_id if parents else ""
+        return MlflowLocation(sweep.identity, uri, found.experiment_id, parent, trial_runs, front)
+
+
+def last_place(sweep: Sweep) -> tuple[str, str]:
+    """The URI and the experiment to which a sweep was logged last; if it never was, those of `resolve_uri` and "".
+
+    The default database is the one beside the sweep, wherever its folder is now. A URI of the environment that is the
+    same but for its credentials has them.
+    """
+    place: dict[str, str] = {}
+    with suppress(ValueError):  # a damaged file
+        if sweep.storage.exists(MLFLOW_PLACE):
+            place = load_checked(sweep.storage.read(MLFLOW_PLACE))
+    if not place:
+        earlier = [entry for entry in read_lines(sweep.storage, _EARLIER_PLACES)[0] if "uri" in entry]
+        place = earlier[-1] if earlier else {}
+    given, logged = resolve_uri(sweep.storage, None), place.get("uri", "")
+    if not place or public_uri(given) == logged:
+        return given, place.get("experiment", "")
+    return logged or default_uri(sweep.storage), place.get("experiment", "")
+
+
+def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[list[Run], dict[int, list[Run]]]:
+    """The sweep's own runs in an experiment, and its trials' runs by number; more than one each if a server created a
+    run without an answer.
+    """
+    parents: list[Run] = []
+    groups: dict[int, list[Run]] = {}
+    condition, token = f"tags.{runs.SWEEP_ID} = '{runs.sweep_id(sweep.identity)}'", None
+    while True:
+        page = client.search_runs([experiment_id], condition, max_results=_PAGE, page_token=token)
+        for run in page:
+            kind = run.data.tags.get(runs.KIND)
+            if kind == "sweep":
+                parents.append(run)
+            elif kind == "trial":
+                groups.setdefault(int(run.data.tags[runs.TRIAL]), []).append(run)
+        token = page.token
+        if not token:
+            return parents, groups
+
+
+def _default_experiment(sweep: Sweep) -> str:
+    return os.environ.get(_EXPERIMENT_VARIABLE) or f"specfrontier/{sweep.identity.name}"
+
+
+def _last_moment(sweep: Sweep) -> int | None:
+    """When the last trial finished, in milliseconds since 1970."""
+    return max((runs.span(record, sweep.identity)[1] for record in sweep.records), default=None)
+
+
+def _find_ending(sweep: Sweep) -> Ending:
+    """How the latest launch of a sweep ended. If that is unknown, a sweep without all of its trials was interrupted."""
+    endings: dict[str, Ending] = {FINISHED: "finished", LAUNCH_FAILED: "failed", INTERRUPTED: "interrupted"}
+    state, planned = find_launch(sweep.storage).state, store.planned_trials(sweep.storage)
+    is_partial = state == KILLED or (planned is not None and len(sweep.records) < planned)
+    return endings.get(state, "interrupted" if is_partial else "finished")
+
+
+@contextmanager
+def _sole_writer(storage: Storage) -> Iterator[None]:
+    """Only one process at a time logs a sweep to MLflow.
+
+    Raises:
+        TrackingError: another process is logging it.
+    """
+    with exclusive(storage, MLFLOW_LOCK) as lock:
+        if not lock.acquired:
+            problem = "another process is logging this sweep to MLflow; it will log the rest, or try again later"
+            raise TrackingError(f"{storage.display_name}: {problem}")
+        yield
