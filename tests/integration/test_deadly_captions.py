@@ -39,15 +39,15 @@ class Deadly(Constant):
 
 if "workers.runtime.engines" in sys.modules:  # in a worker
     from workers.runtime.engines import Engines
-    draw_once = Engines.draw_once
+    generate_once = Engines.generate_once
 
-    def draw_or_die(self, config, requests, *args, **kwargs):
+    def generate_or_die(self, config, requests, *args, **kwargs):
         cured = Path(__file__).with_name("cured").exists()
         if config.acceptance.schedule.kind == "deadly" and requests[-1].caption_id == LAST and not cured:
             os.kill(os.getpid(), signal.SIGKILL)
-        return draw_once(self, config, requests, *args, **kwargs)
+        return generate_once(self, config, requests, *args, **kwargs)
 
-    Engines.draw_once = draw_or_die
+    Engines.generate_once = generate_or_die
 """
 
 

@@ -6,9 +6,9 @@ import io
 import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,15 @@ from search_spaces.trial import DecodingConfig, Medusa, Sampling
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
-from workers.data.shards import PREDICTIONS, MeasureTask, PredictTask, QualityShard, TimingShard
+from workers.data.shards import (
+    PREDICTIONS,
+    MeasureTask,
+    PredictTask,
+    QualityShard,
+    ReferenceTask,
+    Serializable,
+    TimingShard,
+)
 from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
@@ -34,9 +42,11 @@ from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
 from workers.models.checkpoint_files import WeightsError
 from workers.runtime.engines import CancellableEngine, Cancelled
+from workers.runtime.loaded import LoadedSweep
 from workers.runtime.memory import OutOfMemory
 from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec
+from workers.runtime.targets import TASK_KINDS, makes
 
 SAMPLING = Sampling(temperature=1.0, cfg=1.0)
 VANILLA = DecodingConfig(sampling=SAMPLING)
@@ -91,7 +101,7 @@ def built_in(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> 
 def shards(evaluator: Evaluator) -> list[QualityShard]:
     """Two shards of the chain, drawn."""
     pieces = [QualityShard(CONFIG, start, start + 8, 1, 8) for start in (0, 8)]
-    assert [evaluator.quality(piece)["ran"] for piece in pieces] == [True, True]
+    assert [evaluator.make(piece)["ran"] for piece in pieces] == [True, True]
     return pieces
 
 
@@ -149,7 +159,7 @@ def test_the_quicker_of_two_workers_writes_the_shard(
 ) -> None:
     """The file appears while this worker draws: it stays, as a trial may have been measured with it."""
     shard, exists = shards[0], Storage.exists
-    name = evaluator.quality(shard)["name"]
+    name = evaluator.make(shard)["name"]
     written, asked = (home / name).stat(), list[str]()
 
     def appears(storage: Storage, file: str) -> bool:
@@ -157,7 +167,7 @@ def test_the_quicker_of_two_workers_writes_the_shard(
         return len(asked) > 1 and exists(storage, file)
 
     monkeypatch.setattr(Storage, "exists", appears)
-    assert not evaluator.quality(shard)["ran"]
+    assert not evaluator.make(shard)["ran"]
     assert asked == [name, name]
     assert ((home / name).stat().st_ino, (home / name).stat().st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
@@ -167,7 +177,7 @@ def test_images_do_not_depend_on_the_batch_or_the_worker(
 ) -> None:
     other = Evaluator(spec(tmp_path, weights, worker="another"))
     piece = replace(shards[0], batch=3)
-    answer = other.quality(piece)
+    answer = other.make(piece)
     assert answer["worker"] == "another"
     assert answer["name"] == shards[0].name(evaluator.experiment)
     columns = ["tokens", "score.clip_score"]
@@ -197,14 +207,14 @@ def test_measuring_reads_what_was_drawn(evaluator: Evaluator, shards: list[Quali
     stored = json.loads((home / task.name()).read_text())
     assert stored["metrics"] == metrics
     once = replace(task, halfway=False)
-    assert evaluator.measure(once)["history"] == [(16, metrics)], "a rung of a race"
+    assert evaluator.make(once)["history"] == [(16, metrics)], "a rung of a race"
     assert once.name() != task.name()
-    assert evaluator.measure(task)["ran"] is False
+    assert evaluator.make(task)["ran"] is False
 
 
 def test_shards_in_any_order_measure_the_same(evaluator: Evaluator, shards: list[QualityShard]) -> None:
     one, two = (
-        evaluator.measure(MeasureTask(CONFIG, order, (), names(evaluator, shards), METRICS))
+        evaluator.make(MeasureTask(CONFIG, order, (), names(evaluator, shards), METRICS))
         for order in (names(evaluator, shards), names(evaluator, shards[::-1]))
     )
     assert one["metrics"] == two["metrics"]
@@ -212,7 +222,7 @@ def test_shards_in_any_order_measure_the_same(evaluator: Evaluator, shards: list
 
 
 def test_pictures_stand_for_the_trial(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
-    found = evaluator.measure(MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS))
+    found = evaluator.make(MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS))
     digest = CONFIG.digest()
     assert found["pictures"] == [f"pictures/{digest}.png", f"heatmaps/{digest}.png"]
     grid = Image.open(home / found["pictures"][0])
@@ -232,10 +242,10 @@ def test_the_reference_is_made_once_and_must_stay_the_same(tmp_path: Path) -> No
     assert facts["reference"]["extractor"] == facts["extractors"]["features"]
     assert {"fid", "drift", "kid", "recall"} <= facts["metrics"].keys()
     assert maker.run({"kind": "reference"})["ran"] is True
-    assert maker.prepare_reference()["ran"] is False
+    assert maker.make(ReferenceTask())["ran"] is False
     with pytest.raises(ValueError, match="80 images of scenes"):
-        Evaluator(spec(tmp_path, reference=section | {"count": 70})).prepare_reference()
-    assert Evaluator(spec(tmp_path)).prepare_reference()["count"] == 0
+        Evaluator(spec(tmp_path, reference=section | {"count": 70})).make(ReferenceTask())
+    assert Evaluator(spec(tmp_path)).make(ReferenceTask())["count"] == 0
 
 
 def test_distances_are_those_of_the_stored_features(
@@ -243,7 +253,7 @@ def test_distances_are_those_of_the_stored_features(
 ) -> None:
     """120 made-up rows beside a real reference: fid and drift equal plain NumPy on what the files hold."""
     other = Evaluator(spec(tmp_path, weights, 120, reference={"source": "scenes", "count": 80, "seed": 2}))
-    other.prepare_reference()
+    other.make(ReferenceTask())
     real = read_reference(other.storage).features[0]
     table, meta = read_shard(evaluator.storage, names(evaluator, shards)[0])
     made: dict[str, list[str]] = {}
@@ -258,7 +268,7 @@ def test_distances_are_those_of_the_stored_features(
             made.setdefault(who, []).append(f"shards/quality-{who}{part}.parquet")
             write_shard(other.storage, made[who][-1], rows, meta | {"name": made[who][-1]})
     wanted = ("fid", "fid_debiased", "drift", "fid_gain", "kid", "precision", "recall", "inception_score")
-    found = other.measure(MeasureTask(CONFIG, tuple(made["trial"]), (), tuple(made["baseline"]), wanted))
+    found = other.make(MeasureTask(CONFIG, tuple(made["trial"]), (), tuple(made["baseline"]), wanted))
     assert set(found["metrics"]) == set(wanted)
     trial, baseline = (
         torch.cat([features_of(read_shard(other.storage, name)[0], "scenes") for name in made[who]]) for who in made
@@ -294,13 +304,13 @@ def test_unusable_shards_are_all_named_and_nothing_is_measured(
 
 def test_a_damaged_measurement_is_computed_again(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
     task = MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS[:1])
-    right = evaluator.measure(task)
+    right = evaluator.make(task)
     file = home / task.name()
     for damaged in (file.read_bytes().replace(b'"n": 16', b'"n": 17'), b""):
         file.write_bytes(damaged)
-        again = evaluator.measure(task)
+        again = evaluator.make(task)
         assert (again["ran"], again["metrics"]) == (True, right["metrics"])
-    assert evaluator.measure(task)["ran"] is False
+    assert evaluator.make(task)["ran"] is False
 
 
 def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -314,14 +324,14 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[Quali
     shard = TimingShard(CONFIG, VANILLA, 0, 2, 1, 2)
     answer = evaluator.run({"kind": "timing", **shard.to_mapping()})
     assert answer["ran"] is True
-    assert evaluator.timing(shard) == answer | {"ran": False}
+    assert evaluator.make(shard) == answer | {"ran": False}
     rows = read_shard(evaluator.storage, answer["name"], kind="timing")[0].to_pylist()
     assert [(row["caption_ids"], row["repetition"]) for row in rows] == [([0], 0), ([1], 0), ([0], 1), ([1], 1)]
     assert all(0 < row["prefill" + side] < row["seconds" + side] for row in rows for side in ("", "_vanilla"))
     assert {row["passes_vanilla"] for row in rows} == {35}
     files, wanted = names(evaluator, shards), ("speedup", "speedup_timed", "latency", "target_passes")
     task = MeasureTask(CONFIG, files, (answer["name"],), (), wanted, (answer["name"],))
-    metrics = evaluator.measure(task)["metrics"]
+    metrics = evaluator.make(task)["metrics"]
     sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "caption_ids"}
     assert metrics["speedup_timed"]["value"] == pytest.approx(sums["seconds_vanilla"] / sums["seconds"])
     per_pass = (sums["seconds"] - sums["prefill"]) / sums["passes"]
@@ -329,7 +339,7 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[Quali
     assert metrics["latency"]["value"] == pytest.approx(latency)
     assert metrics["speedup"]["value"] == pytest.approx(sums["seconds_vanilla"] / 4 / latency)
     assert (metrics["speedup"]["n"], metrics["speedup_timed"]["n"]) == (16, 2)
-    other = evaluator.measure(replace(task, own_timing=()))
+    other = evaluator.make(replace(task, own_timing=()))
     assert other["metrics"]["speedup"] == metrics["speedup"]
     assert "timing.direct" in other["skipped"]["speedup_timed"]
 
@@ -340,14 +350,31 @@ def test_settings_that_do_not_fit_are_refused_before_they_run(
     monkeypatch.setattr(CancellableEngine, "step", lambda *_: pytest.fail("it ran"))
     wide = replace(CONFIG, acceptance=replace(CONFIG.acceptance, neighbourhood=Additive(k=5000, delta=0.1)))
     with pytest.raises(ConfigError, match="5000 neighbours"):
-        built_in.quality(QualityShard(wide, 0, 2, 1, 2))
+        built_in.make(QualityShard(wide, 0, 2, 1, 2))
     deep = replace(CONFIG, drafter=Medusa(), policy=Chain(length=50))
     with pytest.raises(ConfigError, match="Medusa heads"):
-        built_in.quality(QualityShard(deep, 0, 2, 1, 2))
+        built_in.make(QualityShard(deep, 0, 2, 1, 2))
     with pytest.raises(ValueError, match="the sweep has 24"):
-        built_in.quality(QualityShard(VANILLA, 20, 28, 1, 2))
-    with pytest.raises(ValueError, match="use quality, timing"):
+        built_in.make(QualityShard(VANILLA, 20, 28, 1, 2))
+    with pytest.raises(ValueError, match="reference, predict, quality, timing, measure"):
         built_in.run({"kind": "generate"})
+
+
+def test_a_new_kind_of_task_is_one_function(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Count(Serializable):
+        kind: ClassVar[str] = "count"
+        start: int
+
+    monkeypatch.setattr(TASK_KINDS, "_entries", dict(TASK_KINDS))
+
+    @makes(Count)
+    def count(worker: LoadedSweep, task: Count) -> dict[str, Any]:
+        return {"captions": len(worker.captions) - task.start}
+
+    assert evaluator.run({"kind": "count", "start": 4}) == {"captions": 20}
+    with pytest.raises(ValueError, match="not a task of kind 'count'"):
+        evaluator.run({"kind": "count"})
 
 
 def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,19 +388,19 @@ def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkey
 
     monkeypatch.setattr(CancellableEngine, "step", step)
     limit = 2
-    answer = evaluator.quality(QualityShard(CONFIG, 16, 20, 1, 4))
+    answer = evaluator.make(QualityShard(CONFIG, 16, 20, 1, 4))
     assert sizes[0] == 4
     assert max(sizes[1:]) == 2
     assert set(read_shard(evaluator.storage, answer["name"])[0].column("batch").to_pylist()) == {2}
     limit = 0
     with pytest.raises(OutOfMemory, match="at batch 2"):
-        evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
+        evaluator.make(QualityShard(CONFIG, 20, 24, 1, 4))
     sizes.clear()
     with pytest.raises(OutOfMemory, match="at batch 2"):
-        evaluator.timing(TimingShard(CONFIG, VANILLA, 20, 24, 2, 1))
+        evaluator.make(TimingShard(CONFIG, VANILLA, 20, 24, 2, 1))
     assert sizes == [2]  # another batch would be another measurement
     with pytest.raises(OutOfMemory, match="at batch 1"):
-        evaluator.quality(QualityShard(CONFIG, 20, 21, 1, 1))
+        evaluator.make(QualityShard(CONFIG, 20, 21, 1, 1))
 
 
 def test_reading_and_drawing_pictures_halve_as_well(
@@ -391,7 +418,7 @@ def test_reading_and_drawing_pictures_halve_as_well(
     other = Evaluator(spec(tmp_path, weights))
     monkeypatch.setattr(type(target), "decode", decode)
     limit = 4
-    answer = other.quality(shards[0])
+    answer = other.make(shards[0])
     assert sizes == [8, 4, 4]
     columns = ["tokens", "score.clip_score", "features.scenes"]
     halved, whole = (read_shard(e.storage, answer["name"], columns)[0] for e in (other, evaluator))
@@ -399,12 +426,12 @@ def test_reading_and_drawing_pictures_halve_as_well(
     torch.testing.assert_close(features_of(halved, "scenes"), features_of(whole, "scenes"), rtol=0, atol=1e-2)
     sizes.clear()
     task = MeasureTask(CONFIG, (answer["name"],), (), (), ("clip_score",))
-    pictures = other.measure(task)["pictures"]
+    pictures = other.make(task)["pictures"]
     assert sizes == [8, 4, 4]
     assert Image.open(tmp_path / pictures[0]).size == (4 * 48 + 6, 2 * 48 + 2)
     limit = 3
     with pytest.raises(OutOfMemory, match="at 4 images: CUDA out of memory"):
-        other.quality(shards[1])
+        other.make(shards[1])
 
 
 def test_a_shard_stops_when_it_is_called_off(built_in: Evaluator) -> None:
@@ -438,7 +465,7 @@ def test_other_errors_pass_on(evaluator: Evaluator, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(CancellableEngine, "step", step)
     with pytest.raises(DecodingError, match="not finite"):
-        evaluator.quality(QualityShard(CONFIG, 20, 24, 1, 4))
+        evaluator.make(QualityShard(CONFIG, 20, 24, 1, 4))
 
 
 def test_settings_are_predicted_once(evaluator: Evaluator, home: Path) -> None:
@@ -458,9 +485,9 @@ def test_settings_are_predicted_once(evaluator: Evaluator, home: Path) -> None:
     assert [row["excess"] > 0 for row in rows] == [False, False, True, True]
     assert rows[2]["mean_accepted_length_error"] > 0
     content = (home / PREDICTIONS).read_bytes()
-    assert not evaluator.predict(task)["ran"]
+    assert not evaluator.make(task)["ran"]
     (home / PREDICTIONS).unlink()
-    evaluator.predict(task)
+    evaluator.make(task)
     again = read_shard(evaluator.storage, PREDICTIONS)[0]
     assert again.equals(table), "the same predictions when it is made again"
     (home / PREDICTIONS).write_bytes(content)

@@ -94,6 +94,13 @@ class Experiment(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
+class ReferenceTask(Serializable):
+    """Features of the sweep's real images."""
+
+    kind: ClassVar[str] = "reference"
+
+
+@dataclass(frozen=True, slots=True)
 class QualityShard(Serializable):
     """Images of captions start..stop-1, `samples` of each, under a config with sampling.
 

@@ -59,7 +59,7 @@ class Engines:
         self._engines.move_to_end(config)
         return self._engines[config]
 
-    def draw(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
+    def generate(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
         """The results in the order of the requests, and the batch size used: `batch`, or half of it if memory ran out.
 
         Raises:
@@ -70,21 +70,23 @@ class Engines:
         """
         half = max(1, batch // 2)
         try:
-            return self.draw_once(config, requests, batch), batch
+            return self.generate_once(config, requests, batch), batch
         except OutOfMemory:
             if half == batch:
                 raise
-        return self.draw_once(config, requests, half), half
+        return self.generate_once(config, requests, half), half
 
-    def draw_once(
+    def generate_once(
         self,
         config: DecodingConfig,
         requests: Sequence[Request],
         batch: int,
         alternating: Collection[DecodingConfig] = (),
     ) -> list[Result]:
-        """Like `draw`, without the retry at half the batch size. alternating: configs whose engines keep their batches
-        and graphs meanwhile, because they take turns with this one.
+        """Like `generate`, without the retry at half the batch size.
+
+        alternating: configs whose engines keep their batches and graphs meanwhile, because they take turns with this
+        one.
         """
 
         def run() -> list[Result]:

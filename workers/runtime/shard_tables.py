@@ -1,19 +1,24 @@
-"""The rows of a shard's Parquet file: one per image (quality) or one per timed batch (timing)."""
+"""The rows of a shard's Parquet file, one per image (quality) or per timed batch (timing): written, and read back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 
-from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, float_lists
+from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, ShardError, features_of, float_lists, read_shard
+from workers.data.storage import Storage
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.metrics.costs import TIMED_COLUMNS, VANILLA
+from workers.metrics.metric import POSITION, TIMING_KEYS, Rows
 
+_COUNT_COLUMNS = ("caption_id", "sample", "emitted", "depth", "rounds")
 _TIMING_SCHEMA = pa.schema(
     {
         "caption_ids": pa.list_(pa.int64()),
@@ -83,3 +88,79 @@ def _features(name: str, rows: Tensor, count: int) -> pa.Array:
     if not rounded.isfinite().all():
         raise ValueError(f"features {name!r}: not finite as float16, in which they are kept (NaN, or beyond 65504)")
     return float_lists(rounded)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardReader:
+    """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
+    shards hold. scores: names of the per-image scores that they hold. positions: position of each caption's id in the
+    sweep's list. unusable: why shards could not be read, by name, so that all of them are known at once (see `check`).
+    """
+
+    storage: Storage
+    features: Mapping[str, str]
+    scores: Sequence[str]
+    positions: Mapping[int, int]
+    unusable: dict[str, str] = field(default_factory=dict)
+
+    def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
+        """The columns of each quality shard, in the order of their first captions."""
+        columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
+        columns += [FEATURES + extractor for extractor in self.features.values()]
+        parts = [self._image_columns(table) for table in self._read(names, "quality", columns)]
+        return sorted(parts, key=lambda part: int(part[POSITION].min()))
+
+    def timings(self, names: Iterable[str]) -> Rows:
+        """The rows of all timing shards."""
+        return Rows.merge([self._timing_columns(table) for table in self._read(names, "timing")], TIMING_KEYS)
+
+    def tokens_and_rounds(self, names: Iterable[str]) -> pa.Table:
+        """Tokens and emitted tokens per round of all images, by caption and sample."""
+        tables = list(self._read(names, "quality", ["caption_id", "sample", "tokens", "emitted"]))
+        self.check()
+        return pa.concat_tables(tables).sort_by([("caption_id", "ascending"), ("sample", "ascending")])
+
+    def check(self) -> None:
+        """Raise ShardError if shards could not be read."""
+        if self.unusable:
+            raise ShardError(self.unusable)
+
+    def _read(self, names: Iterable[str], kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The tables of shards; those that are damaged or missing are noted in `unusable`."""
+        for name in names:
+            try:
+                yield read_shard(self.storage, name, columns, kind=kind, fix="")[0]
+            except ShardError as error:
+                self.unusable.update(error.reasons)
+            except FileNotFoundError:
+                self.unusable[name] = f"{self.storage.locate(name)}: missing"
+
+    def _image_columns(self, table: pa.Table) -> dict[str, Tensor]:
+        rounds = _numbers(table, "rounds")
+        image = torch.arange(len(rounds)).repeat_interleave(rounds)
+        emitted, depth = (_numbers(table, name) for name in ("emitted", "depth"))
+        zeros = torch.zeros(len(rounds), dtype=torch.int64)
+        captions = _numbers(table, "caption_id")
+        columns = {
+            "caption_id": captions,
+            POSITION: torch.tensor([self.positions[caption] for caption in captions.tolist()]),
+            "sample": _numbers(table, "sample"),
+            "rounds": rounds,
+            "emitted": zeros.index_add(0, image, emitted),
+            "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
+            **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
+        }
+        return columns | {column: features_of(table, extractor) for column, extractor in self.features.items()}
+
+    def _timing_columns(self, table: pa.Table) -> dict[str, Tensor]:
+        first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
+        columns = ("repetition", "images", *(name + side for name in TIMED_COLUMNS for side in (VANILLA, "")))
+        return {"caption_id": torch.tensor(first)} | {key: _numbers(table, key) for key in columns}
+
+
+def _numbers(table: pa.Table, name: str) -> Tensor:
+    """A column, or all entries of a column of lists one list after the other, as int64 or float64."""
+    column = table.column(name).combine_chunks()
+    values = column.flatten() if pa.types.is_list(column.type) else column
+    numbers = torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())
+    return numbers.double() if numbers.is_floating_point() else numbers.long()

@@ -178,7 +178,7 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
     for turn in range(3):
         before = captures
         for each in (vanilla, config):
-            engines.draw_once(each, [Request(0, "abc")], 1, alternating=(vanilla, config))
+            engines.generate_once(each, [Request(0, "abc")], 1, alternating=(vanilla, config))
         assert (captures == before) == (turn > 0)
-    engines.draw_once(vanilla, [Request(0, "abc")], 1)
+    engines.generate_once(vanilla, [Request(0, "abc")], 1)
     assert engines.get(config)._batch is None

@@ -13,7 +13,7 @@ from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import specfrontier
 from workers.data.records import features_of, read_shard
-from workers.data.shards import MeasureTask, QualityShard
+from workers.data.shards import MeasureTask, QualityShard, ReferenceTask
 from workers.evaluate import Evaluator
 from workers.loading.models_yaml import read_entry
 from workers.metrics.extractors import check_weights, unavailable_metrics
@@ -73,15 +73,15 @@ def test_a_sweep_computes_them(plugin: Path) -> None:
     evaluator = Evaluator(WorkerSpec(store=store, device="cpu", captions=scenes, reference=scenes, models=models))
     assert evaluator.experiment.extractors["features"].startswith("mean-colours@")
     assert evaluator.experiment.extractors["probe"].startswith("probe@")
-    assert evaluator.prepare_reference()["ran"] is True
+    assert evaluator.make(ReferenceTask())["ran"] is True
     shard = QualityShard(DecodingConfig(sampling=evaluator.models.target.sampling), 0, 8, 1, 8)
-    name = evaluator.quality(shard)["name"]
+    name = evaluator.make(shard)["name"]
     table, meta = read_shard(evaluator.storage, name)
     assert meta["extractors"]["features"] == evaluator.experiment.extractors["features"]
     assert "features.scenes" not in table.column_names
     assert features_of(table, "colours").shape == (8, 4)
     names = ("probe", "contrast", "kid", "precision", "caption_accuracy", "fid")
-    result = evaluator.measure(MeasureTask(shard.config, (name,), (), (), names))
+    result = evaluator.make(MeasureTask(shard.config, (name,), (), (), names))
     assert set(result["metrics"]) == set(names)
     assert result["metrics"]["probe"]["error"] > 0
     assert registered_metrics()["probe"].unit == "points"

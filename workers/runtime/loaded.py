@@ -1,0 +1,127 @@
+"""A sweep's models, captions and networks, loaded once in a worker."""
+
+from __future__ import annotations
+
+import platform
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from search_spaces.plugins import load_plugins
+from workers.data.captions import captions_hash, read_captions
+from workers.data.shards import Experiment
+from workers.data.storage import Storage
+from workers.decoding.state import Request
+from workers.decoding.statistics import Result
+from workers.loading.models_yaml import Entry, folder_entry, load_entry
+from workers.metrics.extractors import Extractors, ImageScores
+from workers.metrics.registry import select_metrics
+from workers.metrics.sweep_reference import SweepReference
+from workers.runtime.device import compute_facts, pick_device
+from workers.runtime.engines import Engines
+from workers.runtime.memory import in_chunks, limit_memory
+from workers.runtime.numerics import measure_numerics
+from workers.runtime.specification import WorkerSpec
+
+_STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
+IMAGES_PER_DECODE = 64  # decoded from tokens together
+
+
+def _open_store(spec: WorkerSpec) -> Storage:
+    """The sweep's store.
+
+    Raises:
+        ValueError: it is not the driver's store, such as a folder of the same name on another machine.
+    """
+    storage = Storage(spec.store)
+    is_drivers = spec.token is None or (
+        storage.exists(_STORE_TOKEN) and storage.read(_STORE_TOKEN).decode("utf-8", "replace") == spec.token
+    )
+    if not is_drivers:
+        raise ValueError(
+            f"{storage.display_name}: on {platform.node()} this is not the folder that the driver writes to; "
+            "give --out a bucket, or a folder that all machines share"
+        )
+    return storage
+
+
+class LoadedSweep:
+    """What this machine computes a sweep's results with.
+
+    Raises:
+        ValueError: no such device, metric or captions; a caption that the target cannot read.
+        WeightsError: a weight file is missing, damaged or of another family.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        load_plugins()  # before the weights: one may be missing on this machine
+        self.spec, self.storage = spec, _open_store(spec)
+        self.device = pick_device(spec.device)
+        memory = limit_memory(self.device, spec.gpu_share)
+        entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
+        self.models = load_entry(entry, self.device)
+        self.captions = read_captions(**spec.captions)
+        texts = [caption.text for caption in self.captions]
+        target = self.models.target
+        target.check(texts)  # every caption, before the first image is generated
+        self._cancelled = threading.Event()
+        self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
+        self.capabilities = self.engines.capabilities
+        self.extractors = Extractors.load(
+            entry.folder,
+            image_size=self.capabilities.image_size,
+            captions=texts,
+            device=self.device,
+            weights=entry.metrics,
+            metrics=spec.metrics,
+        )
+        self.experiment = Experiment(
+            models=self.models.hashes,
+            captions=captions_hash(self.captions),
+            seed=spec.seed,
+            extractors=self.extractors.identities,
+            precision=str(next(target.parameters()).dtype).removeprefix("torch."),
+        )
+        side = self.capabilities.image_size
+        self.sweep_reference = SweepReference(self.storage, spec.reference, self.extractors, side)
+        self.reference = self.sweep_reference.facts
+        select_metrics(spec.metrics, self.available)
+        self._measured = {"memory": memory, "numerics": measure_numerics(target, self.extractors, texts)}
+
+    @property
+    def available(self) -> set[str]:
+        """The inputs of metrics that this model, its captions and the sweep's sections provide."""
+        return self.extractors.available(reference=self.reference is not None)
+
+    def facts(self) -> dict[str, Any]:
+        """What was loaded and what it can compute, as plain data."""
+        metrics, unavailable = select_metrics(None, self.available)
+        source = str(self.spec.captions.get("source", "scenes"))
+        return {
+            "capabilities": self.capabilities.to_mapping(),
+            "models": dict(self.models.hashes),
+            "extractors": dict(self.experiment.extractors),
+            "precision": self.experiment.precision,
+            "metrics": {metric.name: metric.description for metric in metrics},
+            "without": unavailable | dict(self.extractors.unavailable),
+            "captions": {"count": len(self.captions), "hash": self.experiment.captions, "source": source},
+            "reference": self.reference,
+            **self._measured,
+            **compute_facts(self.device),
+        }
+
+    def encode(self, requests: Sequence[Request]) -> None:
+        """Encodes the captions; a text encoder that caches its latest captions then has them."""
+        self.models.target.encode([request.caption for request in requests], guided=False)
+
+    def score(self, results: list[Result]) -> ImageScores:
+        """Features and scores of the results' images, in their order."""
+
+        def score(chunk: Sequence[Result]) -> ImageScores:
+            tokens = torch.stack([result.tokens for result in chunk]).to(self.device)
+            captions = [result.request.caption for result in chunk]
+            return self.extractors.score(self.models.target.decode(tokens), captions)
+
+        return ImageScores.concat(in_chunks(score, results, IMAGES_PER_DECODE))
