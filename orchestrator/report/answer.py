@@ -7,6 +7,7 @@ import math
 import shlex
 from typing import Any
 
+from orchestrator.report.trials import metric_title
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
 from orchestrator.results.fronts import Candidate
 from orchestrator.results.speed_check import speed_warnings
@@ -40,9 +41,9 @@ def answer(front: Front) -> dict[str, Any]:
         ],
         "metric": front.axes[1].name,
         "bar": bar,
-        "better": front.axes[0].better,
-        "best": front.axes[0].best,
-        "best_lossless": front.axes[0].best_lossless,
+        "better": metric_title(front.axes[0].better),
+        "best": metric_title(front.axes[0].best),
+        "best_lossless": metric_title(front.axes[0].best_lossless),
         "gains": {name: round(share, 4) for name, share in gains.items() if share is not None},
         "lossless": None if lossless is None else lossless.name,
         "has_speed": front.axes[0].is_of_counts,

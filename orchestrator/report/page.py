@@ -12,37 +12,41 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
+from importlib.abc import Traversable
 from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
-from orchestrator.report.analysis import hypervolumes, importances
 from orchestrator.report.answer import answer
-from orchestrator.report.comparer import comparer_data
-from orchestrator.report.facts import NOTES, facts, searched
-from orchestrator.report.heat_maps import heat_data
-from orchestrator.report.thumbnails import Note, OwnedTrial, embed_thumbnails, ignore
-from orchestrator.report.trial_entries import image_key, trial_entries, trial_id
+from orchestrator.report.bundle import ASSETS, bundle
+from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject, ignore
+from orchestrator.report.thumbnails import embed_thumbnails
+from orchestrator.report.trials import (
+    COLOURINGS,
+    config_keys,
+    group_looks,
+    image_key,
+    metric_title,
+    trial_entries,
+    trial_id,
+)
 from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import HTML, dump_text
-from orchestrator.results.comparison import DEFAULT_OBJECTIVES, obstacles
+from orchestrator.results.comparison import DEFAULT_OBJECTIVES, Comparison, obstacles
 from orchestrator.results.config_file import trial_text
-from orchestrator.results.describe import VANILLA, describe_duration
+from orchestrator.results.describe import describe_duration
 from orchestrator.results.joint import critical_t
 from orchestrator.results.query import QueryError
 from orchestrator.results.redaction import redact_values
-from orchestrator.results.store import REPORT, read_sweep_text, read_sweep_yaml
+from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from workers.data.storage import Storage
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
 _LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js": "vendor/plot.LICENSE"}
-_SCRIPTS = (
-    "base.js", "state.js", "errors.js", "labels.js", "chart.js", "card.js", "answer.js", "images.js", "heat.js",
-    "analysis.js", "filter.js", "table.js", "sections.js", "page.js",
-)  # fmt: skip
 _OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
@@ -66,19 +70,14 @@ def report_page(storage: Storage, note: Note = ignore, *, draw: bool = True) -> 
 
 def render(data: dict[str, Any]) -> str:
     """The page that shows the data of `page_data`."""
-    style = "\n".join(map(_part, _STYLES))
-    libraries = "\n".join(f"/*\n{_part(terms)}*/\n{_part(library)}" for library, terms in _LIBRARIES.items())
-    script = '"use strict";\n(() => {\n' + "\n".join(_part(name) for name in _SCRIPTS) + "})();\n"
+    scripts = {entry["script"]: _script(SECTIONS[name], entry["script"]) for name, entry in data["sections"].items()}
     parts = {
-        "style": style,
-        "style_hash": _hash(style),
-        "libraries": libraries,
-        "libraries_hash": _hash(libraries),
-        "script": script,
-        "script_hash": _hash(script),
-        "data": as_script_data(data),
+        "style": "\n".join(map(_asset, _STYLES)),
+        "libraries": "\n".join(f"/*\n{_asset(terms)}*/\n{_asset(library)}" for library, terms in _LIBRARIES.items()),
+        "script": bundle(scripts),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _part("template.html"))
+    parts |= {f"{name}_hash": _hash(text) for name, text in parts.items()} | {"data": as_script_data(data)}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("template.html"))
 
 
 def as_script_data(data: object) -> str:
@@ -90,74 +89,105 @@ def as_script_data(data: object) -> str:
 
 
 def page_data(
-    sweeps: Sequence[Sweep], note: Note = ignore, objectives: Sequence[str] = (), *, draw: bool = True
+    sweeps: Sequence[Sweep],
+    note: Note = ignore,
+    objectives: Sequence[str] = (),
+    *,
+    draw: bool = True,
+    comparison: Comparison | None = None,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
 
-    objectives: the two metrics shown first; by default the first sweep's. draw: as `write_report`.
+    objectives: the two metrics shown first; by default the first sweep's. draw: as `write_report`. comparison: of the
+    sweeps' fronts. warnings: on how far the sweeps can be compared.
 
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
     """
-    first = sweeps[0]
     names, axes = _metric_names(sweeps), _axes(sweeps, objectives)
     front = front_of(sweeps, *(axis.name for axis in axes)) if len(axes) > 1 else None
     candidates = [] if front is None else front.candidates
-    named = {first.name: first} if front is None else front.sweeps
-    keys, trials = trial_entries(named, names, {c.name: c.confidence for c in candidates})
+    named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
+    ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
+    shown = [trial for rank, trial in ordered if rank < _OTHERS and trial.record.state == COMPLETE]
+    subject = Subject(named, axes, names, front, shown, note, draw, comparison, warnings)
+    entries = trial_entries(named, names, {c.name: c.confidence for c in candidates})
+    colourings = [*(["sweep"] if len(named) > 1 else []), *COLOURINGS]
     now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(
         {
             "name": " and ".join(named),
-            "about": str(read_sweep_yaml(first.storage).get("about") or "") if len(named) == 1 else "",
+            "about": str(read_sweep_yaml(sweeps[0].storage).get("about") or "") if len(named) == 1 else "",
             "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweeps),
-            "sweeps": [_sweep_entry(name, named) for name in named],
-            "notes": NOTES,
-            "vanilla": VANILLA,
+            "sweeps": [_sweep_entry(name, sweep, len(named)) for name, sweep in named.items()],
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
-            "metrics": {
-                axis.name: {
-                    "direction": axis.direction,
-                    "unit": axis.unit,
-                    "about": axis.about,
-                    "quality": not axis.is_of_counts,
-                    "of_vanilla": axis.is_of_vanilla,
-                }
-                for axis in map(first.axis, names)
-            },
-            "keys": keys,
-            "trials": trials,
+            "metrics": {axis.name: _metric_entry(axis) for axis in map(sweeps[0].axis, names)},
+            "keys": config_keys(named),
+            "trials": entries,
+            "looks": group_looks(entries, colourings),
             "answer": {} if front is None else answer(front),
-            "importances": importances(first, axes) if len(sweeps) == 1 else {},
-            "hypervolumes": hypervolumes(front) if candidates and front is not None else [],
             "configs": {r.digest: trial_text(sweep.identity, r) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
-    ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
-    front_and_named = [trial for rank, trial in ordered if rank < _OTHERS and trial.record.state == COMPLETE]
     return texts | {
-        "images": embed_thumbnails([trial for _, trial in ordered], note),
-        "comparer": comparer_data(front_and_named, note, draw=draw),
-        "heat": heat_data(front_and_named, note),
+        "thumbnails": embed_thumbnails([trial for _, trial in ordered], note),
+        "sections": redact_values(_section_entries(subject)),
     }
 
 
-def _sweep_entry(name: str, named: Mapping[str, Sweep]) -> dict[str, Any]:
+def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:
+    """The sections that have something to show, in their order."""
+    SECTIONS.load()
+    entries = {
+        name: {
+            "title": section.title,
+            "link": section.link,
+            "lead": section.lead,
+            "script": section.script or name,
+            "data": section.data(subject),
+        }
+        for name, section in sorted(SECTIONS.items(), key=lambda entry: entry[1].place)
+    }
+    return {name: entry for name, entry in entries.items() if entry["data"] is not None}
+
+
+def _sweep_entry(name: str, sweep: Sweep, sweeps: int) -> dict[str, Any]:
     """captions: trials of sweeps that share it were measured on the same captions. vanilla: a trial's id."""
-    sweep = named[name]
-    vanilla = None if sweep.baseline is None else trial_id(name, sweep.baseline, len(named))
+    vanilla = None if sweep.baseline is None else trial_id(name, sweep.baseline, sweeps)
     captions = sweep.identity.captions
+    return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
+
+
+def _metric_entry(axis: Axis) -> dict[str, Any]:
+    """across, up: what the chart's x and y axis say of it."""
+    title, unit = metric_title(axis.name), "×" if axis.unit == "x" else axis.unit
+    is_maximized = axis.direction == "maximize"
+    better = "higher is better" if is_maximized else "lower is better"
+    name = f"{title} ({unit})" if unit else title
     return {
-        "name": name,
-        "captions": f"{captions.get('hash')} {captions.get('count')}",
-        "vanilla": vanilla,
-        "facts": facts(sweep),
-        "searched": searched(sweep.records),
-        "space": read_sweep_text(sweep.storage),
+        "title": title,
+        "direction": axis.direction,
+        "unit": unit,
+        "about": axis.about,
+        "quality": not axis.is_of_counts,
+        "of_vanilla": axis.is_of_vanilla,
+        "across": f"{name}, {'→' if is_maximized else '←'} {better}",
+        "up": f"{name}, {'↑' if is_maximized else '↓'} {better}",
     }
+
+
+def _script(section: Section, name: str) -> Traversable:
+    """The file of a section's script."""
+    module = section.data.func.__module__ if isinstance(section.data, partial) else section.data.__module__
+    return files(module.rpartition(".")[0]) / f"{name}.js"
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text("utf-8")
 
 
 def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[tuple[int, OwnedTrial]]:
@@ -221,10 +251,6 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",
     ]
-
-
-def _part(name: str) -> str:
-    return (files("orchestrator.report") / "assets" / name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:

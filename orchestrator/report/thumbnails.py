@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from PIL import Image
 
+from orchestrator.report.section import Note, OwnedTrial, ignore
 from orchestrator.results.store import IMAGE_GRIDS
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
-
-Note = Callable[[str], object]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedTrial:
-    """A trial of one of the page's sweeps. key: names its images in the page; trials of one config share it."""
-
-    key: str
-    sweep: Sweep
-    record: TrialRecord
-
 
 _MAX_CHARACTERS = 500_000  # of all embedded images together
 GRID_SIDE = 288  # pixels of the longer side
 JPEG_QUALITY = 78
-
-
-def ignore(text: str) -> None:
-    """A note that nobody reads."""
 
 
 def embed_thumbnails(trials: Iterable[OwnedTrial], note: Note = ignore) -> dict[str, Any]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from orchestrator.results.pareto import Floats
 
-# Colours and shapes are those of the HTML report.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#a86f00", "#2b86c0", "#8c6d1f", "#7b4fa3")
 _INK, _SOFT, _LEADER, _ACCENT = "#1f2328", "#5b636d", "#c3c6ca", "#1f6f78"
 _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
@@ -48,18 +47,24 @@ _NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
 class Look(NamedTuple):
-    """Of a family of settings. shape: 0 to 7, and 8, a star, for vanilla."""
+    """The marks of a family of settings, here and in the report. colour: c0 to c7, and ink for vanilla. shape: 0 to 7,
+    and 8, a star, for vanilla."""
 
     colour: str
     shape: int
+
+    @property
+    def rgb(self) -> str:
+        """The colour on white."""
+        return _INK if self.colour == "ink" else _COLOURS[int(self.colour[1:])]
 
 
 def looks(families: Sequence[str]) -> dict[str, Look]:
     """The look of each family. Alphabetical order makes it independent of the trials' order."""
     others = sorted(set(families) - {VANILLA})
     shapes = len(_MARKERS) - 1
-    found = {name: Look(_COLOURS[place % len(_COLOURS)], place % shapes) for place, name in enumerate(others)}
-    return {VANILLA: Look(_INK, shapes)} | found
+    found = {name: Look(f"c{place % len(_COLOURS)}", place % shapes) for place, name in enumerate(others)}
+    return {VANILLA: Look("ink", shapes)} | found
 
 
 def front_plot(front: Front, title: str = "", ending: str = ".png") -> bytes:
@@ -83,7 +88,7 @@ def scatter_plot(
                 size = 150 if name == VANILLA else 12
                 marker = _MARKERS[look.shape]
                 plot.scatter(
-                    values[rows, 0], values[rows, 1], s=size, color=look.colour, marker=marker, alpha=0.7, label=name
+                    values[rows, 0], values[rows, 1], s=size, color=look.rgb, marker=marker, alpha=0.7, label=name
                 )
         _style(plot, *labels)
 
@@ -144,7 +149,7 @@ def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
             with_errors = member or len(candidates) <= _MAX_PALE_BARS
             _points(plot, values[chosen], errors[chosen] if with_errors else None, look, strong=member)
         if rows.any():
-            plot.scatter([], [], color=look.colour, marker=_MARKERS[look.shape], label=name)
+            plot.scatter([], [], color=look.rgb, marker=_MARKERS[look.shape], label=name)
     found = marked_choices(front) if choices is None else choices
     _mark_choices(plot, front, found, values)
     _style(plot, axis_label(x), axis_label(y), title)
@@ -201,11 +206,11 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
     x, y = values.T
     if errors is not None:
         plot.errorbar(
-            x, y, xerr=errors[:, 0], yerr=errors[:, 1], fmt="none", ecolor=look.colour, elinewidth=1.0,
+            x, y, xerr=errors[:, 0], yerr=errors[:, 1], fmt="none", ecolor=look.rgb, elinewidth=1.0,
             alpha=0.85 if strong else 0.3, zorder=2,
         )  # fmt: skip
     size = (_STAR if look.shape == len(_MARKERS) - 1 else 1.0) * (_SIZE if strong else _PALE_SIZE)
-    face, edge = (look.colour, "white") if strong else ("white", look.colour)
+    face, edge = (look.rgb, "white") if strong else ("white", look.rgb)
     plot.scatter(
         x, y, s=size, marker=_MARKERS[look.shape], facecolors=face, edgecolors=edge, linewidths=0.8,
         alpha=1 if strong else 0.7, zorder=3,

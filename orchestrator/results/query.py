@@ -16,7 +16,7 @@ from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats
 from orchestrator.results.trials import Measured, TrialRecord, typed_table
-from search_spaces.constraints import Constraint
+from search_spaces.constraints import RELATIVE_BOUND, Constraint
 from search_spaces.params import ConfigError, unknown_key
 from search_spaces.trial import flat_types
 
@@ -105,6 +105,29 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
         return name, _compare(column, relation, [_unquote(value) for value in values])
     except ValueError as error:
         raise QueryError(f"filter {text!r}: {name}{error}") from None
+
+
+def script_patterns(flags: Iterable[str]) -> dict[str, str]:
+    """The grammar of filters and limits as regular expressions of JavaScript, for the report's script.
+
+    A query there also has words, and conditions without `and` between them, so a value with spaces needs quotes. flags:
+    the true/false columns.
+
+    Returns:
+        word: a word, flag or condition in named groups; values may be missing. bound: of a limit relative to vanilla.
+    """
+    key, quoted, not_and = r"[^\s=!<>≤≥]+", r"""(?:"[^"]*"|'[^']*')""", r"(?!and(?!\S))"
+    bound, entry = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND), rf"(?:{quoted}|[^\s,]+)?"
+    flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))"
+    entries = rf"{not_and}(?:{entry}\s*,\s*{not_and})*{entry}"
+    value = rf"{quoted}|{bound}(?!\S)|{not_and}[^\s=<>≤≥]\S*"
+    parts = (
+        rf"(?<!\S)(?<without>not\s+)?{flag}",
+        rf"(?<listed>{key})\s+(?<not>not\s+)?in(?!\S)(?:\s+(?<values>{entries}))?",
+        rf"(?<name>{key})\s*(?<relation><=|>=|==|!=|=|<|>|≤|≥)(?![=<>≤≥])(?:\s*(?<value>{value}))?",
+        r"(?<word>\S+)",
+    )
+    return {"word": "|".join(parts), "bound": RELATIVE_BOUND.replace("(?P<", "(?<")}
 
 
 def _describe_values(column: pyarrow.ChunkedArray) -> str:

@@ -43,7 +43,9 @@ def test_the_plots_of_a_search(open_page: Open, folder: Path) -> None:
 def test_parameters_and_choices_of_one_prefix_stay_apart(open_page: Open, folder: Path, tmp_path: Path) -> None:
     data = page_data([Sweep.open(folder)])
     keys = [f"acceptance.some.long.common.prefix.of.{end}" for end in ("first", "second")]
-    data["importances"]["metrics"] = {metric: dict.fromkeys(keys, 0.5) for metric in ("speedup", "fid")}
+    data["sections"]["analysis"]["data"]["importances"]["metrics"] = {
+        metric: dict.fromkeys(keys, 0.5) for metric in ("speedup", "fid")
+    }
     place = data["keys"].index("tree.policy")
     choices = [f"a long common prefix of {end}" for end in ("first", "second")]
     for number, trial in enumerate(data["trials"]):

@@ -65,7 +65,7 @@ def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder:
 def test_settings_are_chosen(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
     member = front_of(folder, "speedup", "fid")[0]
-    page.locator("#image-controls select").nth(1).select_option(str(member.number))
+    page.locator("#images-controls select").nth(1).select_option(str(member.number))
     shown = page.locator("#image-panel figure").first.locator("canvas").nth(2)
     assert shown.get_attribute("data-trial") == str(member.number)
     assert member.label in page.locator(".tile-names").inner_text()
@@ -75,7 +75,7 @@ def compared(page: Page) -> list[str]:
     """The trials of the first caption's tiles."""
     tiles = page.locator("#image-panel figure").first.locator("canvas")
     shown: list[str] = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
-    selected = page.locator("#image-controls select").evaluate_all("all => all.map((list) => list.value)")
+    selected = page.locator("#images-controls select").evaluate_all("all => all.map((list) => list.value)")
     assert shown[1:] == selected
     return shown
 
@@ -93,7 +93,7 @@ def test_the_recommended_setting_is_compared_until_another_is_chosen(open_page: 
         assert best in (shown[1], vanilla)
         seen.add(shown[1])
     assert len(seen) == 2
-    lists = page.locator("#image-controls select")
+    lists = page.locator("#images-controls select")
     assert lists.locator(f'option[value="{vanilla}"]').count() == 0
     lists.nth(1).select_option(index=0)
     chosen = compared(page)

@@ -1,7 +1,16 @@
-// The scatter plot. Observable Plot draws axes, error bars and the front's line; the points on top can be focused.
+// The scatter plot. Observable Plot makes axes, error bars and the front's line; the points on top can be focused.
+import { ANSWER, barValue, kneeTrial, losslessTrial, recommended } from "./choices.js";
+import { DATA, frontOf, isMaximized, isPlotted, metricTitle, trialOf, vanillaOf } from "./data.js";
+import { announce, byId, el, narrow, show, svg } from "./dom.js";
+import { decimals, formatMeasured, formatNumber, plural, shortened } from "./format.js";
+import { placeBandName, placeNames, stairs } from "./labels.js";
+import { colourOf, mark } from "./marks.js";
+import { plot } from "./plot.js";
+import { hover, pin } from "./selection.js";
+import { change, follow, kindOf, state } from "./state.js";
+
 const MAX_DIM_BARS = 100; // trials; with more, only the front has error bars
 const MARGIN = { left: 56, right: 20, top: 30, bottom: 46 };
-let scene = null; // the current layout: { trials, front, place(trial), scaleY(value), width, height, box, nodes }
 
 // The range of a metric over the trials and their errors with a margin; with `near`, over those on the front.
 function span(metric, trials, front) {
@@ -10,9 +19,8 @@ function span(metric, trials, front) {
       reach = state.bars ? (error ?? 0) : 0;
     return [value - reach, value + reach];
   });
-  const low = ends.reduce((a, b) => Math.min(a, b)),
-    high = ends.reduce((a, b) => Math.max(a, b));
-  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  const [low, high] = [Math.min, Math.max].map((better) => ends.reduce((a, b) => better(a, b))),
+    room = (high - low || Math.abs(high) || 1) * 0.06;
   return [low - room, high + room];
 }
 // The chart, its controls and its legend fit the first screen.
@@ -22,75 +30,37 @@ function chartHeight(width) {
     below = byId("legend").offsetHeight + 30;
   return Math.max(320, Math.min(760, window.innerHeight - above - below));
 }
-// Vanilla's own value of a metric that compares images with vanilla's says nothing. The least that a setting can be
-// expected to reach is what lossless trials have: the lowest and highest value; null for other metrics.
-function losslessLevel(metric) {
-  const values = DATA.trials
-    .filter((trial) => trial.lossless && trial !== vanillaOf(trial) && plotted(trial, state.x, state.y))
-    .map((trial) => trial.metrics[metric][0])
-    .sort((a, b) => a - b);
-  if (!values.length || !DATA.metrics[metric].of_vanilla) return null;
-  const [low, high] = [values[0], values.at(-1)],
-    ends = [...new Set([low, high].map((value) => formatNumber(value, decimals(Math.abs(high), 2))))];
-  return { low, high, text: `lossless trials: ${ends.join(" to ")}` };
-}
-function levelNote(metric) {
-  const level = losslessLevel(metric),
-    vanilla = trialOf.get(DATA.sweeps[0].vanilla)?.metrics[metric];
-  if (!level || !vanilla) return null;
-  const own = `${metricTitle(metric)} compares with vanilla's own images, so vanilla's is ${formatMeasured(vanilla)}`;
-  return el("p", { class: "quiet level-note" }, `${own}; ${level.text}, what other random numbers alone give.`);
-}
-// The level as a band across the chart with its name, and where that name is; null where it is not in the range.
-function levelBand(sy, box, points) {
-  const level = losslessLevel(state.y);
-  if (!level) return null;
-  const [top, bottom] = [sy(level.low), sy(level.high)].sort((a, b) => a - b);
-  if (top > box.bottom || bottom < box.top) return null;
-  const [start, end] = [Math.max(top - 1, box.top), Math.min(bottom + 1, box.bottom)],
-    size = { x: box.left, width: box.right - box.left, y: start, height: end - start };
-  const text = narrow() ? "lossless trials" : level.text,
-    name = corner(text, { ...box, start, end }, points);
-  return {
-    name,
-    marks: [
-      svg("rect", { class: "level", ...size }),
-      svg("text", { class: "level-name", x: name.left + 3, y: name.bottom - 5 }, text),
-    ],
-  };
-}
-const frontStairs = (front, x0, y0) => {
-  const corners = front.flatMap((trial, i) => {
-    const [x] = trial.metrics[state.x],
-      [y] = trial.metrics[state.y];
-    return [
-      [i ? front[i - 1].metrics[state.x][0] : x0, y],
-      [x, y],
-    ];
-  });
-  return front.length ? [...corners, [front[front.length - 1].metrics[state.x][0], y0]] : [];
-};
+const visible = () =>
+  DATA.trials.filter((trial) => isPlotted(trial, state.x, state.y) && !state.hidden.has(kindOf(trial)));
 
-function drawChart() {
+export function drawChart() {
   const trials = visible(),
-    front = frontOf(trials, state.x, state.y);
-  const width = Math.max(280, byId("chart").clientWidth),
+    front = frontOf(trials, state.x, state.y),
+    width = Math.max(280, byId("chart").clientWidth),
     height = chartHeight(width);
-  if (!trials.length) {
-    scene = { trials, front, place: () => [0, 0], scaleY: () => 0, width, height, nodes: new Map() };
-    show(
-      "chart",
-      el("p", { class: "empty" }, `No visible trial has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`),
-    );
-    return scene;
+  state.scene = { trials, front, place: () => [0, 0], nodes: new Map(), box: null };
+  if (trials.length) show("chart", drawScene(trials, front, width, height));
+  else {
+    const text = `No visible trial has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`;
+    show("chart", el("p.empty", text));
   }
-  const xs = span(state.x, trials, front),
-    ys = span(state.y, trials, front),
-    on = new Set(front);
-  const box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
-  const picture = plotFront({ trials, front, on, xs, ys, width, height });
-  const [sx, sy] = [picture.scale("x"), picture.scale("y")].map((scale) => scale.apply);
-  const place = (trial) => [sx(trial.metrics[state.x][0]), sy(trial.metrics[state.y][0])];
+  state.pins = state.pins.filter((trial) => state.scene.trials.includes(trial));
+  state.hovered = null;
+  markChoices();
+  change("axes");
+}
+// Lays out the scene, and returns its picture.
+function drawScene(trials, front, width, height) {
+  const on = new Set(front),
+    picture = plotFront(trials, front, width, height),
+    [sx, sy] = ["x", "y"].map((axis) => picture.scale(axis).apply),
+    place = (trial) => [sx(trial.metrics[state.x][0]), sy(trial.metrics[state.y][0])],
+    box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+  const isInside = ([x, y]) => x >= box.left - 1 && x <= box.right + 1 && y >= box.top - 1 && y <= box.bottom + 1;
+  const shown = trials.filter((trial) => isInside(place(trial))),
+    ordered = [...shown].sort((a, b) => on.has(a) - on.has(b)),
+    nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial))]));
+  state.scene = { trials: shown, front, place, scaleY: sy, nodes, box };
   const reach = (trial) => {
     const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]],
       [px, py] = place(trial);
@@ -99,20 +69,7 @@ function drawChart() {
       { left: px - 1, right: px + 1, top: sy(y + ey), bottom: sy(y - ey) },
     ];
   };
-  const inside = ([px, py]) => px >= box.left - 1 && px <= box.right + 1 && py >= box.top - 1 && py <= box.bottom + 1;
-  scene = {
-    trials: trials.filter((trial) => inside(place(trial))),
-    front,
-    place,
-    scaleY: sy,
-    width,
-    height,
-    box,
-    reach,
-    level: levelBand(sy, box, trials.map(place)),
-  };
-  const ordered = [...scene.trials].sort((a, b) => on.has(a) - on.has(b));
-  scene.nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial))]));
+  const level = levelBand(sy, box, trials.map(place));
   picture.setAttribute("role", "group");
   picture.setAttribute(
     "aria-label",
@@ -120,57 +77,93 @@ function drawChart() {
       `${front.length} of them on the front`,
   );
   picture.append(
-    svg("g", { "aria-hidden": "true" }, scene.level?.marks ?? []),
-    labels(scene, on),
-    svg("g", { class: "choices", "aria-hidden": "true" }),
-    svg("g", { class: "points" }, [...scene.nodes.values()]),
+    svg("g", { "aria-hidden": "true" }, level?.marks),
+    names(on, reach, level),
+    svg("g.choices", { "aria-hidden": "true" }),
+    svg("g.points", [...nodes.values()]),
   );
-  show("chart", picture);
-  return scene;
+  return picture;
 }
-function plotFront({ trials, front, on, xs, ys, width, height }) {
-  const worst = sign(state.y) > 0 ? ys[0] : ys[1],
-    start = sign(state.x) > 0 ? xs[0] : xs[1],
-    line = frontStairs(front, start, worst);
-  const own =
-    state.colour !== "sweep"
-      ? []
-      : DATA.sweeps.map(({ name }) =>
-          Plot.line(
-            frontStairs(
-              frontOf(
-                trials.filter((trial) => kindOf(trial) === name),
-                state.x,
-                state.y,
-              ),
-              start,
-              worst,
-            ),
-            { x: "0", y: "1", className: `sweep-line ${look(name).colour}`, clip: true },
-          ),
-        );
-  const bars = (member) =>
-    (state.bars && (member || trials.length <= MAX_DIM_BARS)
-      ? trials.filter((trial) => on.has(trial) === member)
-      : []
-    ).flatMap((trial) => {
-      const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]];
-      return [ex && [x - ex, y, x + ex, y], ey && [x, y - ey, x, y + ey]]
-        .filter(Boolean)
-        .map((ends) => ({ ends, kind: look(kindOf(trial)).colour }));
-    });
-  const error = (member) =>
-    Object.entries(Object.groupBy(bars(member), ({ kind }) => kind)).map(([kind, group]) =>
-      Plot.link(group, {
-        x1: ({ ends }) => ends[0],
-        y1: ({ ends }) => ends[1],
-        x2: ({ ends }) => ends[2],
-        y2: ({ ends }) => ends[3],
-        className: `error ${kind}${member ? "" : " dim"}`,
-        clip: true,
-      }),
+const hasBars = (trial, on, trials) => state.bars && (on.has(trial) || trials.length <= MAX_DIM_BARS);
+// The names of the labelled trials and of those on the front, which come first.
+function names(on, reach, level) {
+  const { trials, front, place, box } = state.scene,
+    bar = barLine(),
+    ringed = [recommended(), kneeTrial(), losslessTrial()];
+  const named = trials
+    .filter((trial) => trial.label || on.has(trial))
+    .sort((a, b) => on.has(b) - on.has(a) || a.number - b.number)
+    .map((trial) => ({
+      text: trial.label ? shortened(trial.label, 26) : `trial ${trial.number}`,
+      at: place(trial),
+      start: ringed.includes(trial) ? 17 : 9, // beyond the ring of a choice
+      most: on.has(trial) ? 60 : 24,
+      style: on.has(trial) ? "member-name" : "other-name",
+    }));
+  return placeNames(named, {
+    box,
+    dots: trials.map((trial) => [...place(trial), ringed.includes(trial) ? 15 : on.has(trial) ? 8 : 5]),
+    steps: [
+      ...stairs(front.map(place)),
+      ...trials.filter((trial) => hasBars(trial, on, trials)).flatMap(reach),
+      ...(bar ? [bar.line] : []),
+    ],
+    taken: [bar?.name, level?.name].filter(Boolean),
+  });
+}
+
+// Vanilla's own value of a metric that compares images with vanilla's says nothing. The least that a setting can be
+// expected to reach is what lossless trials have: the lowest and highest value; null for other metrics.
+function losslessLevel(metric) {
+  const values = DATA.trials
+    .filter((trial) => trial.lossless && trial !== vanillaOf(trial) && isPlotted(trial, state.x, state.y))
+    .map((trial) => trial.metrics[metric][0])
+    .sort((a, b) => a - b);
+  if (!values.length || !DATA.metrics[metric].of_vanilla) return null;
+  const [low, high] = [values[0], values.at(-1)],
+    ends = [...new Set([low, high].map((value) => formatNumber(value, decimals(Math.abs(high), 2))))];
+  return { low, high, text: `lossless trials: ${ends.join(" to ")}` };
+}
+export function levelNote(metric) {
+  const level = losslessLevel(metric),
+    vanilla = trialOf(DATA.sweeps[0].vanilla)?.metrics[metric];
+  if (!level || !vanilla) return null;
+  const own = `${metricTitle(metric)} compares with vanilla's own images, so vanilla's is ${formatMeasured(vanilla)}`;
+  return el("p.quiet.level-note", `${own}; ${level.text}, what other random numbers alone give.`);
+}
+// The level as a band across the chart with its name, and where that name is; null where it is not in the range.
+function levelBand(sy, box, points) {
+  const level = losslessLevel(state.y);
+  if (!level) return null;
+  const [top, bottom] = [sy(level.low), sy(level.high)].sort((a, b) => a - b);
+  if (top > box.bottom || bottom < box.top) return null;
+  const [start, end] = [Math.max(top - 1, box.top), Math.min(bottom + 1, box.bottom)],
+    text = narrow() ? "lossless trials" : level.text,
+    name = placeBandName(text, { start, end }, box, points);
+  const marks = [
+    svg("rect.level", { x: box.left, width: box.right - box.left, y: start, height: end - start }),
+    svg("text.level-name", { x: name.left + 3, y: name.bottom - 5 }, text),
+  ];
+  return { name, marks };
+}
+
+function plotFront(trials, front, width, height) {
+  const on = new Set(front),
+    [xs, ys] = [state.x, state.y].map((metric) => span(metric, trials, front)),
+    start = xs[isMaximized(state.x) ? 0 : 1],
+    worst = ys[isMaximized(state.y) ? 0 : 1],
+    line = frontStairs(front, start, worst),
+    ticks = { x: width / 90, y: height / 62 };
+  const sweepLine = (kind) => {
+    const own = frontOf(
+      trials.filter((trial) => kindOf(trial) === kind),
+      state.x,
+      state.y,
     );
-  return draw({
+    const style = `sweep-line ${colourOf(kind)}`;
+    return Plot.line(frontStairs(own, start, worst), { x: "0", y: "1", className: style, clip: true });
+  };
+  return plot({
     width,
     height,
     marginLeft: MARGIN.left,
@@ -179,92 +172,136 @@ function plotFront({ trials, front, on, xs, ys, width, height }) {
     marginBottom: MARGIN.bottom,
     x: {
       domain: xs,
-      label: axisName(state.x, "→", "←"),
+      label: DATA.metrics[state.x].across,
       labelAnchor: "right",
       labelArrow: "none",
-      ticks: width / 90,
+      ticks: ticks.x,
       labelOffset: 40,
     },
-    y: {
-      domain: ys,
-      label: axisName(state.y, "↑", "↓"),
-      labelAnchor: "top",
-      labelArrow: "none",
-      ticks: height / 62,
-    },
+    y: { domain: ys, label: DATA.metrics[state.y].up, labelAnchor: "top", labelArrow: "none", ticks: ticks.y },
     marks: [
-      Plot.gridX({ ticks: width / 90, className: "grid" }),
-      Plot.gridY({ ticks: height / 62, className: "grid" }),
+      Plot.gridX({ ticks: ticks.x, className: "grid" }),
+      Plot.gridY({ ticks: ticks.y, className: "grid" }),
       Plot.areaY(line, { x: "0", y1: worst, y2: "1", className: "behind", clip: true }),
       Plot.line(line, { x: "0", y: "1", className: "front-line", clip: true }),
-      ...own,
-      ...error(false),
-      ...error(true),
+      ...(state.colour === "sweep" ? DATA.sweeps.map(({ name }) => sweepLine(name)) : []),
+      ...errorBars(
+        trials.filter((trial) => !on.has(trial) && hasBars(trial, on, trials)),
+        " dim",
+      ),
+      ...errorBars(
+        trials.filter((trial) => on.has(trial) && hasBars(trial, on, trials)),
+        "",
+      ),
     ],
   });
 }
-// A plot without the style element that Observable Plot adds, which the page's policy forbids; style.css has its rules.
-function draw(options) {
-  const picture = Plot.plot({ className: "plot", ...options });
-  for (const style of picture.querySelectorAll("style")) style.remove();
-  return picture;
-}
-function axisName(metric, more, less) {
-  const unit = unitOf(metric),
-    arrow = DATA.metrics[metric].direction === "maximize" ? more : less;
-  const better = DATA.metrics[metric].direction === "maximize" ? "higher" : "lower";
-  return `${metricTitle(metric)}${unit ? ` (${unit})` : ""}, ${arrow} ${better} is better`;
-}
-
-const spoken = (trial, metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`;
-function point(trial, [px, py], onFront) {
-  const classes = ["point", onFront ? "front" : "dim", trial.feasible ? "" : "hollow"].filter(Boolean).join(" ");
-  const name =
-    `${title(trial)}: ${[state.x, state.y].map((metric) => spoken(trial, metric)).join(", ")}` +
-    (onFront ? ", on the front" : trial.feasible ? "" : ", violates a constraint");
-  return svg(
-    "g",
-    {
-      class: classes,
-      transform: `translate(${px} ${py})`,
-      tabindex: onFront || trial.label ? 0 : -1,
-      role: "button",
-      "aria-pressed": state.pins.includes(trial),
-      "aria-label": name,
-      "data-trial": trial.id,
-      focus: (event) => {
-        if (!event.target.matches(":focus-visible")) return; // a pointer set it
-        hover(trial);
-        if (narrow()) keepInSight();
-      },
-      blur: () => state.touch || hover(null),
-      keydown: (event) => onKey(event, trial),
-    },
-    svg("circle", { class: "halo", r: 12 }),
-    mark(kindOf(trial), onFront ? 6.5 : 4.2),
+const frontStairs = (front, x0, y0) => {
+  const points = front.map((trial) => [trial.metrics[state.x][0], trial.metrics[state.y][0]]),
+    corners = points.flatMap(([x, y], i) => [
+      [i ? points[i - 1][0] : x0, y],
+      [x, y],
+    ]);
+  return points.length ? [...corners, [points.at(-1)[0], y0]] : [];
+};
+// One mark for the bars of each colour.
+function errorBars(trials, style) {
+  const bars = trials.flatMap((trial) => {
+    const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]],
+      ends = [ex && [x - ex, y, x + ex, y], ey && [x, y - ey, x, y + ey]].filter(Boolean);
+    return ends.map(([x1, y1, x2, y2]) => ({ x1, y1, x2, y2, colour: colourOf(kindOf(trial)) }));
+  });
+  return Object.entries(Object.groupBy(bars, ({ colour }) => colour)).map(([colour, group]) =>
+    Plot.link(group, { x1: "x1", y1: "y1", x2: "x2", y2: "y2", className: `error ${colour}${style}`, clip: true }),
   );
 }
 
+const spoken = (trial) =>
+  [state.x, state.y].map((metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`).join(", ");
+function point(trial, [px, py], onFront) {
+  const status = onFront ? ", on the front" : trial.feasible ? "" : ", violates a constraint";
+  const attributes = {
+    class: trial.feasible ? null : "hollow",
+    transform: `translate(${px} ${py})`,
+    tabindex: onFront || trial.label ? 0 : -1,
+    role: "button",
+    "aria-pressed": state.pins.includes(trial),
+    "aria-label": `${trial.title}: ${spoken(trial)}${status}`,
+    "data-trial": trial.id,
+    // not if a pointer set it
+    focus: (event) => event.target.matches(":focus-visible") && hover(trial, narrow()),
+    blur: () => state.touch || hover(null),
+    keydown: (event) => onKey(event, trial),
+  };
+  const halo = svg("circle.halo", { r: 12 });
+  return svg(`g.point.${onFront ? "front" : "dim"}`, attributes, halo, mark(kindOf(trial), onFront ? 6.5 : 4.2));
+}
 function onKey(event, trial) {
   state.touch = false;
-  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key],
+    { trials, place, nodes } = state.scene;
   if (event.key === "Enter" || event.key === " ") pin(trial);
   else if (step) {
-    const ordered = [...scene.trials].sort((a, b) => scene.place(a)[0] - scene.place(b)[0]);
-    scene.nodes.get(ordered[(ordered.indexOf(trial) + step + ordered.length) % ordered.length]).focus();
+    const ordered = [...trials].sort((a, b) => place(a)[0] - place(b)[0]);
+    nodes.get(ordered[(ordered.indexOf(trial) + step + ordered.length) % ordered.length]).focus();
   } else return;
   event.preventDefault();
 }
-
 // The shown trial nearest to the pointer, if it is near at all.
 function nearest(event) {
   const frame = byId("chart").getBoundingClientRect();
   let best = null,
     least = event.pointerType === "touch" ? 34 : 24;
-  for (const trial of scene?.trials ?? []) {
-    const [px, py] = scene.place(trial),
+  for (const trial of state.scene.trials) {
+    const [px, py] = state.scene.place(trial),
       away = Math.hypot(px - (event.clientX - frame.left), py - (event.clientY - frame.top));
     if (away < least) [best, least] = [trial, away];
   }
   return best;
 }
+export function followPointer() {
+  const chart = byId("chart"),
+    on = (name, action) => chart.addEventListener(name, action);
+  on("pointerdown", (event) => {
+    state.touch = event.pointerType === "touch";
+  });
+  on("pointermove", (event) => event.pointerType !== "touch" && hover(nearest(event)));
+  on("pointerleave", (event) => event.pointerType !== "touch" && hover(null));
+  // A finger cannot hover: its first tap on a point shows it, the second one pins it, one beside all points closes it.
+  on("click", (event) => {
+    const trial = nearest(event);
+    if (!state.touch || (trial && trial === state.hovered)) return trial && pin(trial);
+    hover(trial, true);
+    return trial && announce(`${trial.title}: ${spoken(trial)}`);
+  });
+}
+
+// Where the line of the bar and its name are in the chart; null where it is not on these axes.
+function barLine() {
+  const value = state.y === ANSWER.metric ? barValue() : null,
+    { scaleY, box } = state.scene;
+  if (value === null || !box) return null;
+  const at = scaleY(value),
+    { left, right, top, bottom } = box;
+  if (at < top || at > bottom) return null;
+  const line = { left, right, top: at - 1, bottom: at + 1 };
+  return { at, line, name: { left, right: left + 76, top: at - 18, bottom: at } };
+}
+// Rings in the chart around the recommended setting, the knee and the lossless one, and the line of the bar.
+function markChoices() {
+  const layer = byId("chart").querySelector(".choices"),
+    { trials, place } = state.scene,
+    bar = barLine();
+  if (!layer) return;
+  const ring = (trial, kind, r) =>
+    trials.includes(trial) && svg(`circle.ring.${kind}`, { r, transform: `translate(${place(trial).join(" ")})` });
+  show(
+    layer,
+    bar && svg("line.bar-line", { x1: bar.line.left, x2: bar.line.right, y1: bar.at, y2: bar.at }),
+    bar && svg("text.bar-name", { x: bar.line.left + 4, y: bar.at - 5 }, "quality bar"),
+    ring(losslessTrial(), "lossless", 9.5),
+    ring(kneeTrial(), "knee", 11.5),
+    ring(recommended(), "fast", 15),
+  );
+}
+follow("bar", markChoices);

@@ -1,5 +1,7 @@
-// Labels next to points: each where it covers least; a label that would cover another one is omitted.
-const measure = document.createElement("canvas").getContext("2d");
+// Names next to points: each where it covers least; one that would cover another is omitted. Frames and steps are boxes
+// { left, right, top, bottom } in pixels, dots are [x, y, half the width].
+import { svg } from "./dom.js";
+
 const SIDES = [
   [1, 0],
   [0, -1],
@@ -10,90 +12,94 @@ const SIDES = [
   [-1, 0],
   [-1, 1],
 ];
+const DISTANCES = [9, 20, 34, 50, 70]; // from the point
+const COSTS = { outside: 200, name: 100, dot: 12, near: 1, step: 3, leader: 10, ring: 2.5, turn: 0.1 };
+const HEIGHT = 16,
+  PADDING = 6,
+  NEAR = 7; // so close to another point, a name may be mistaken for that point's
+const context = document.createElement("canvas").getContext("2d");
 
-function labels({ trials, front, place, box, reach, level }, on) {
-  measure.font = "600 12px system-ui, sans-serif";
-  const ringed = [recommended(), kneeTrial(), losslessTrial()],
-    barred = state.bars ? trials.filter((trial) => on.has(trial) || trials.length <= MAX_DIM_BARS) : [],
-    bar = barLine(),
-    dots = trials.map((trial) => [...place(trial), ringed.includes(trial) ? 15 : on.has(trial) ? 8 : 5]),
-    steps = [...stairs(front.map(place)), ...barred.flatMap(reach), ...(bar ? [bar.line] : [])],
-    taken = [bar?.name, level?.name].filter(Boolean),
-    group = svg("g", { class: "labels", "aria-hidden": "true" });
-  const named = trials.filter((trial) => trial.label || on.has(trial));
-  for (const trial of named.sort((a, b) => on.has(b) - on.has(a) || a.number - b.number)) {
-    const text = trial.label ? shortened(trial.label, 26) : `trial ${trial.number}`,
-      [px, py] = place(trial);
-    const size = { width: measure.measureText(text).width + 6, height: 16 };
-    let best = null;
-    const start = ringed.includes(trial) ? 17 : 9; // beyond the ring of a choice
-    for (const [ring, away] of [start, 20, 34, 50, 70].entries()) {
-      for (const [turn, [dx, dy]] of SIDES.entries()) {
-        const at = frame(px, py, dx, dy, dx && dy ? away * 0.75 : away, size);
-        let cost = crowding(at, box, dots, taken, steps) + ring * 2.5 + turn * 0.1;
-        if (ring && (!best || cost < best.cost)) cost += crossing(leader(px, py, at), [px, py], dots, taken);
-        if (!best || cost < best.cost) best = { at, cost, ring, dx, dy };
-      }
-    }
-    if (best.cost > (on.has(trial) ? 60 : 24)) continue;
-    taken.push(best.at);
-    if (best.ring) group.append(svg("line", { class: "leader", ...leader(px, py, best.at) }));
-    const anchor = { x: (best.at.left + best.at.right) / 2, y: best.at.top + 12, "text-anchor": "middle" };
-    group.append(svg("text", { class: on.has(trial) ? "member-name" : "other-name", ...anchor }, text));
+function textWidth(text) {
+  context.font = "600 12px system-ui, sans-serif";
+  return context.measureText(text).width;
+}
+// A group of names. named: { text, at: [x, y], start: the least distance, most: the highest cost, style }, in the order of
+// their importance. around: { box, dots, steps, taken }.
+export function placeNames(named, around) {
+  const group = svg("g.labels", { "aria-hidden": "true" }),
+    taken = [...around.taken];
+  for (const { text, at, start, most, style } of named) {
+    const best = bestPlace(at, textWidth(text) + PADDING, start, { ...around, taken });
+    if (best.cost > most) continue;
+    taken.push(best.frame);
+    if (best.ring) group.append(svg("line.leader", leader(at, best.frame)));
+    const x = (best.frame.left + best.frame.right) / 2;
+    group.append(svg(`text.${style}`, { x, y: best.frame.top + 12, "text-anchor": "middle" }, text));
   }
   return group;
 }
+function bestPlace(at, width, start, around) {
+  let best = null;
+  for (const [ring, away] of [start, ...DISTANCES.slice(1)].entries()) {
+    for (const [turn, side] of SIDES.entries()) {
+      const frame = frameBeside(at, side, away, width);
+      let cost = crowding(frame, around) + ring * COSTS.ring + turn * COSTS.turn;
+      if (ring && (!best || cost < best.cost)) cost += crossing(leader(at, frame), at, around);
+      if (!best || cost < best.cost) best = { frame, cost, ring };
+    }
+  }
+  return best;
+}
 // Where the name of a band across the chart covers the fewest points: above or below it, at its right or left end.
-function corner(text, { left, right, top, bottom, start, end }, points) {
-  measure.font = "600 12px system-ui, sans-serif";
-  const width = measure.measureText(text).width,
-    frames = [start - 18, end].flatMap((y) => [right - width, left].map((x) => [x, y])),
-    dots = points.map(([x, y]) => [x, y, 10]);
-  const places = frames.map(([x, y]) => ({ left: x, right: x + width, top: y, bottom: y + 18 })),
-    costs = places.map((at) => crowding(at, { left, right: right + 1, top, bottom }, dots, [], []));
-  return places[costs.indexOf(Math.min(...costs))];
+export function placeBandName(text, { start, end }, box, points) {
+  const width = textWidth(text),
+    dots = points.map(([x, y]) => [x, y, 10]),
+    around = { box: { ...box, right: box.right + 1 }, dots, steps: [], taken: [] };
+  const corners = [start - 18, end].flatMap((y) => [box.right - width, box.left].map((x) => [x, y])),
+    frames = corners.map(([x, y]) => ({ left: x, right: x + width, top: y, bottom: y + 18 })),
+    costs = frames.map((frame) => crowding(frame, around));
+  return frames[costs.indexOf(Math.min(...costs))];
 }
-function frame(px, py, dx, dy, away, { width, height }) {
-  const left = px + dx * away - (dx > 0 ? 0 : dx < 0 ? width : width / 2),
-    top = py + dy * away - (dy > 0 ? 0 : dy < 0 ? height : height / 2);
-  return { left, top, right: left + width, bottom: top + height };
+function frameBeside([px, py], [dx, dy], distance, width) {
+  const away = dx && dy ? distance * 0.75 : distance,
+    left = px + dx * away - (dx > 0 ? 0 : dx < 0 ? width : width / 2),
+    top = py + dy * away - (dy > 0 ? 0 : dy < 0 ? HEIGHT : HEIGHT / 2);
+  return { left, top, right: left + width, bottom: top + HEIGHT };
 }
-function leader(px, py, at) {
-  const x2 = Math.min(Math.max(px, at.left + 3), at.right - 3),
-    y2 = Math.min(Math.max(py, at.top + 2), at.bottom - 2);
-  const length = Math.hypot(x2 - px, y2 - py) || 1;
+function leader([px, py], frame) {
+  const x2 = Math.min(Math.max(px, frame.left + 3), frame.right - 3),
+    y2 = Math.min(Math.max(py, frame.top + 2), frame.bottom - 2),
+    length = Math.hypot(x2 - px, y2 - py) || 1;
   return { x1: px + ((x2 - px) * 8) / length, y1: py + ((y2 - py) * 8) / length, x2, y2 };
 }
-function crowding(at, box, dots, taken, steps) {
-  const meets = (other, room = 0) =>
-    at.left < other.right + room &&
-    at.right > other.left - room &&
-    at.top < other.bottom + room &&
-    at.bottom > other.top - room;
-  let cost = at.left < box.left || at.right > box.right || at.top < box.top || at.bottom > box.bottom ? 200 : 0;
-  for (const other of taken) if (meets(other, 1)) cost += 100;
+const meets = (a, b, room = 0) =>
+  a.left < b.right + room && a.right > b.left - room && a.top < b.bottom + room && a.bottom > b.top - room;
+function crowding(frame, { box, dots, taken, steps }) {
+  const { left, right, top, bottom } = frame,
+    isOutside = left < box.left || right > box.right || top < box.top || bottom > box.bottom;
+  let cost = isOutside ? COSTS.outside : 0;
+  for (const other of taken) if (meets(frame, other, 1)) cost += COSTS.name;
   for (const [x, y, r] of dots) {
-    if (meets({ left: x - r, right: x + r, top: y - r, bottom: y + r })) cost += 12;
-    // close enough to another point to be mistaken for its label
-    else if (meets({ left: x - r, right: x + r, top: y - r, bottom: y + r }, 7)) cost += 1;
+    const dot = { left: x - r, right: x + r, top: y - r, bottom: y + r };
+    if (meets(frame, dot)) cost += COSTS.dot;
+    else if (meets(frame, dot, NEAR)) cost += COSTS.near;
   }
-  for (const step of steps) if (meets(step)) cost += 3;
+  for (const step of steps) if (meets(frame, step)) cost += COSTS.step;
   return cost;
 }
-// The cost of a leader line that runs over other points or labels than its own.
-function crossing({ x1, y1, x2, y2 }, [px, py], dots, taken) {
-  const along = Array.from({ length: 9 }, (_, i) => [x1 + ((x2 - x1) * i) / 8, y1 + ((y2 - y1) * i) / 8]);
-  const meets = (test) => along.some(([x, y]) => test(x, y));
-  let cost = 0;
-  for (const [cx, cy, r] of dots)
-    if ((cx !== px || cy !== py) && meets((x, y) => Math.hypot(x - cx, y - cy) < r + 2)) cost += 10;
-  for (const at of taken)
-    if (meets((x, y) => x > at.left && x < at.right && y > at.top && y < at.bottom)) cost += 10;
-  return cost;
+// The cost of a leader line that runs over other points or names than its own.
+function crossing({ x1, y1, x2, y2 }, [px, py], { dots, taken }) {
+  const along = Array.from({ length: 9 }, (_, i) => [x1 + ((x2 - x1) * i) / 8, y1 + ((y2 - y1) * i) / 8]),
+    passes = (test) => along.some(([x, y]) => test(x, y));
+  const crossed = [
+    ...dots.filter(([cx, cy, r]) => (cx !== px || cy !== py) && passes((x, y) => Math.hypot(x - cx, y - cy) < r + 2)),
+    ...taken.filter((at) => passes((x, y) => x > at.left && x < at.right && y > at.top && y < at.bottom)),
+  ];
+  return COSTS.leader * crossed.length;
 }
-// The segments of the front line as thin boxes, like those of `reach` for error bars.
-function stairs(points) {
-  return points.slice(1).flatMap(([x, y], i) => {
+// The segments of stairs through points, from the first to the last.
+export const stairs = (points) =>
+  points.slice(1).flatMap(([x, y], i) => {
     const [u, v] = points[i],
       [left, right] = [Math.min(u, x), Math.max(u, x)],
       [top, bottom] = [Math.min(v, y), Math.max(v, y)];
@@ -102,4 +108,3 @@ function stairs(points) {
       { left, right, top: y - 1, bottom: y + 1 },
     ];
   });
-}

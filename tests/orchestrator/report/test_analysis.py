@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.report.analysis import MIN_TRIALS, hypervolumes, importances
+from orchestrator.report.sections.analysis import MIN_TRIALS, hypervolumes, importances
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep, front_of
 from tests.fakes.searched_sweeps import write_searched_sweep

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.trial_entries import image_key
+from orchestrator.report.trials import image_key
 from orchestrator.results.sweep import Sweep, front_of
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
@@ -39,14 +39,14 @@ def test_the_page_has_the_trials_of_both_sweeps(tmp_path: Path) -> None:
     }
     second = sweeps[1].records[0]
     assert {record.digest for record in sweeps[0].records} & {second.digest}, "the same config in both"
-    sheets = data["comparer"]["sheets"]
+    sheets = data["sections"]["images"]["data"]["sheets"]
     assert sheets[second.digest] != sheets[image_key(1, second)], "has other images in each"
 
 
 def test_the_page_has_what_the_command_prints(tmp_path: Path) -> None:
     data, _ = compared(tmp_path)
     printed = specfrontier("compare", str(tmp_path / "first"), str(tmp_path / "second"), "--json").json
-    found = data["comparison"]
+    found = data["sections"]["comparison"]["data"]
     assert {front["name"]: front["volume"] for front in found["fronts"]} == printed["hypervolumes"]
     (pair,) = printed["pairs"]
     shown = {(entry["first"], entry["second"]): entry for entry in found["pairs"]}

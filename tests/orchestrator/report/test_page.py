@@ -31,10 +31,11 @@ from typer.testing import CliRunner
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
 from orchestrator.report import thumbnails
-from orchestrator.report.facts import facts, searched
 from orchestrator.report.page import as_script_data, page_data, report_page, write_report
-from orchestrator.report.thumbnails import GRID_SIDE, OwnedTrial, embed_thumbnails
-from orchestrator.report.trial_entries import groups
+from orchestrator.report.section import OwnedTrial
+from orchestrator.report.sections.setup import facts, searched
+from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails
+from orchestrator.report.trials import groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -172,7 +173,7 @@ def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> Non
     data = data_of(page)
     trials = data["trials"]
     assert [data["name"], data["about"], trials[1]["label"], trials[7]["cause"]] == [text] * 4
-    assert data["comparer"]["captions"] == [text] * 3
+    assert data["sections"]["images"]["data"]["captions"] == [text] * 3
 
 
 def _hostile(folder: Path, text: str) -> Storage:
@@ -278,11 +279,11 @@ def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
 def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_sweep(tmp_path, trials=20)
     front = {record.digest for record in _front_records(tmp_path)}
-    whole = page_data([Sweep.open(tmp_path)])["images"]
+    whole = page_data([Sweep.open(tmp_path)])["thumbnails"]
     front |= {record.digest for record in Sweep.open(tmp_path).records if record.label == "vanilla"}
     room = sum(len(whole[digest]["uri"]) for digest in front)
     monkeypatch.setattr(thumbnails, "_MAX_CHARACTERS", room)
-    pictures = page_data([Sweep.open(tmp_path)])["images"]
+    pictures = page_data([Sweep.open(tmp_path)])["thumbnails"]
     assert set(pictures) == front < set(whole)
 
 
@@ -296,7 +297,7 @@ def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
     (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
     notes: list[str] = []
-    pictures = data_of(report_page(Storage(tmp_path), notes.append))["images"]
+    pictures = data_of(report_page(Storage(tmp_path), notes.append))["thumbnails"]
     assert set(pictures) == {second.digest}
     assert len(notes) == 1
     assert f"pictures/{first.digest}.png: damaged" in notes[0]
@@ -331,7 +332,7 @@ def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
     given = load_checked((tmp_path / "identity.json").read_bytes())
     bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
     (tmp_path / "identity.json").write_text(json.dumps(bare))
-    assert dict(data_of(report_page(Storage(tmp_path)))["sweeps"][0]["facts"]).keys() == {
+    assert dict(data_of(report_page(Storage(tmp_path)))["sections"]["setup"]["data"][0]["facts"]).keys() == {
         "experiment",
         "started",
         "last trial finished",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,17 +15,22 @@ import torch
 import yaml
 from PIL import Image
 
-from orchestrator.report import comparer
-from orchestrator.report.comparer import CAPTIONS, COLUMNS, comparer_data
-from orchestrator.report.heat_maps import heat_data
 from orchestrator.report.page import page_data, write_report
-from orchestrator.report.thumbnails import OwnedTrial, ignore
+from orchestrator.report.section import Note, OwnedTrial, Subject, ignore
+from orchestrator.report.sections import images
+from orchestrator.report.sections.heat import heat
+from orchestrator.report.sections.images import CAPTIONS, COLUMNS
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
+
+
+def about(trials: Sequence[OwnedTrial], note: Note = ignore) -> Subject:
+    """The subject of a page that shows these trials."""
+    return Subject({}, (), (), None, trials, note)
 
 
 def complete(sweep: Sweep) -> list[OwnedTrial]:
@@ -35,7 +41,7 @@ def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
     write_drawn_sweep(tmp_path, captions(CAPTIONS + 10), trials=3)
     sweep = Sweep.open(tmp_path)
     notes: list[str] = []
-    data = comparer_data(complete(sweep), notes.append)
+    data = images.images(about(complete(sweep), notes.append))
     assert notes == []
     assert data["from_tokens"]
     assert data["captions"] == captions(CAPTIONS)
@@ -62,9 +68,9 @@ def store_grids(folder: Path, sweep: Sweep) -> None:
 def test_without_drawing_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_drawn_sweep(tmp_path, captions(20), trials=3)
     store_grids(tmp_path, Sweep.open(tmp_path))
-    monkeypatch.setattr(comparer, "_load_target", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(images, "_load_target", lambda *_: pytest.fail("loaded"))
     notes: list[str] = []
-    data = page_data([Sweep.open(tmp_path)], notes.append, draw=False)["comparer"]
+    data = page_data([Sweep.open(tmp_path)], notes.append, draw=False)["sections"]["images"]["data"]
     assert not data["from_tokens"]
     assert data["sheets"]
     assert notes == []
@@ -81,7 +87,7 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path,
     sweep = Sweep.open(tmp_path)
     store_grids(tmp_path, sweep)
     notes: list[str] = []
-    data = comparer_data(complete(sweep), notes.append)
+    data = images.images(about(complete(sweep), notes.append))
     assert len(notes) == 1
     assert ("changed" if obstacle == "changed" else "gone") in notes[0]
     assert not data["from_tokens"]
@@ -103,9 +109,9 @@ def test_any_failure_to_draw_leaves_the_stored_images(
         raise torch.OutOfMemoryError("no memory <is> left")
 
     target = SimpleNamespace(device=torch.device("cpu"), decode=fail)
-    monkeypatch.setattr(comparer, "_load_target", fail if part == "load" else lambda *_: target)
+    monkeypatch.setattr(images, "_load_target", fail if part == "load" else lambda *_: target)
     notes: list[str] = []
-    data = comparer_data(complete(sweep), notes.append)
+    data = images.images(about(complete(sweep), notes.append))
     assert not data["from_tokens"]
     assert set(data["sheets"]) == {record.digest for record in sweep.records}
     assert data["captions"] == captions(4)
@@ -122,7 +128,7 @@ def test_a_trial_of_other_captions_is_left_out_with_a_note(tmp_path: Path) -> No
         (tmp_path / record.shards[0]).unlink()
         write_shard(Storage(tmp_path), record.shards[0], table, metadata)
     notes: list[str] = []
-    data = comparer_data(complete(Sweep.open(tmp_path)), notes.append)
+    data = images.images(about(complete(Sweep.open(tmp_path)), notes.append))
     assert set(data["sheets"]) == {records[0].digest, records[3].digest}
     assert data["captions"] == captions(20)
     assert [text.split(": trial ")[1][0] for text in notes] == ["1", "2"]
@@ -132,10 +138,11 @@ def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, captions(5), trials=3)
     (tmp_path / records[1].shards[0]).write_bytes(b"PAR1")
     sweep = Sweep.open(tmp_path)
-    for data in (comparer_data, heat_data):
+    for data, part in ((images.images, "sheets"), (heat, "cells")):
         notes: list[str] = []
-        found = data(complete(sweep), notes.append)
-        assert set(found["sheets" if data is comparer_data else "cells"]) == {records[0].digest, records[2].digest}
+        found = data(about(complete(sweep), notes.append))
+        assert found is not None
+        assert set(found[part]) == {records[0].digest, records[2].digest}
         assert len(notes) == 1
         assert records[1].shards[0] in notes[0]
 
@@ -143,7 +150,8 @@ def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
 def test_heat_maps_share_one_scale(tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, captions(4), trials=3)
     sweep = Sweep.open(tmp_path)
-    data = heat_data(complete(sweep), ignore)
+    data = heat(about(complete(sweep)))
+    assert data is not None
     assert (data["rows"], data["columns"], data["low"], data["high"]) == (12, 12, 1, 3)
     first, *rest = data["cells"][records[1].digest]
     assert first is None, "the prefill emits the first token"
@@ -158,7 +166,8 @@ def test_a_mean_accepted_length_counts_each_round_once(tmp_path: Path) -> None:
     place = table.column_names.index("emitted")
     lengths = pa.array([[1, 5], [1, 5]], pa.list_(pa.int32()))
     write_shard(Storage(tmp_path), shard, table.set_column(place, "emitted", lengths), metadata)
-    data = heat_data(complete(Sweep.open(tmp_path)), ignore)
+    data = heat(about(complete(Sweep.open(tmp_path))))
+    assert data is not None
     values = [value for value in data["cells"][record.digest] if value is not None]
     assert data["means"][record.digest] == 3
     assert np.mean(values) == pytest.approx(26 / 6), "a map shows five tokens of the second round"
@@ -171,7 +180,7 @@ def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
         write_drawn_sweep(tmp_path / name, captions(count), trials=2, name=name, captions=given)
         sweeps.append(Sweep.open(tmp_path / name))
     trials = [OwnedTrial(f"{sweep.name}{r.number}", sweep, r) for sweep in sweeps for r in sweep.records]
-    data = comparer_data(trials, ignore)
+    data = images.images(about(trials))
     assert set(data["sheets"]) == {"a0", "a1", "b0", "b1"}
     assert len(set(data["sheets"].values())) == 4, "each sweep has its own images of one config"
     assert data["captions"] == captions(5)
@@ -180,5 +189,5 @@ def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
 def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=3)
     sweep = Sweep.open(tmp_path)
-    assert comparer_data(complete(sweep), ignore) == {}
-    assert heat_data(complete(sweep), ignore) == {}
+    assert images.images(about(complete(sweep))) == {"sheets": {}}
+    assert heat(about(complete(sweep))) is None

@@ -10,11 +10,13 @@ import numpy as np
 from orchestrator.results.axes import Axis
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.joint import JointErrors, block_effects
+from orchestrator.results.plots import looks
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
 
 _SHARED = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "shape")
+COLOURINGS = ("acceptance", "tree", "drafter")
 
 
 def trial_id(name: str, record: TrialRecord, sweeps: int) -> str:
@@ -27,47 +29,63 @@ def image_key(index: int, record: TrialRecord) -> str:
     return f"{index}/{record.digest}" if index else record.digest
 
 
+def metric_title(name: str) -> str:
+    """A metric's name in words."""
+    return name.replace("_", " ")
+
+
+def config_keys(sweeps: Mapping[str, Sweep]) -> list[str]:
+    """The flat keys of all configs, in the order of their first occurrence."""
+    records = [record for sweep in sweeps.values() for record in sweep.records]
+    return list(dict.fromkeys(key for record in records if record.config for key in record.config.flat()))
+
+
 def trial_entries(
     sweeps: Mapping[str, Sweep], names: Sequence[str], confidence: Mapping[str, float]
-) -> tuple[list[str], list[dict[str, Any]]]:
-    """The flat keys of all configs, and one entry per trial; `flat` has its values in the order of the keys.
+) -> list[dict[str, Any]]:
+    """One entry per trial; `flat` has its values in the order of `config_keys`.
 
     names: the metrics. confidence: by the trial's id, of those that may be on the front.
     """
-    flats = [record.config.flat() if record.config else {} for sweep in sweeps.values() for record in sweep.records]
-    keys = list(dict.fromkeys(key for flat in flats for key in flat))
-    owned = [(index, name, record) for index, name in enumerate(sweeps) for record in sweeps[name].records]
-    entries = []
-    for (index, name, record), flat in zip(owned, flats, strict=True):
-        found = trial_id(name, record, len(sweeps))
-        twin = record.duplicate_of
-        entry = _entry(sweeps[name], record, names) | {
-            "id": found,
-            "sweep": index,
-            "images_of": image_key(index, record),
-            "duplicate_of": None if twin is None else f"{name}#{twin}" if len(sweeps) > 1 else str(twin),
-            "confidence": confidence.get(found),
-            "flat": [flat.get(key) for key in keys],
-        }
-        if len(sweeps) > 1:
-            entry["groups"] |= {"sweep": name}
-        entries.append(entry)
-    return keys, entries
+    keys, several, entries = config_keys(sweeps), len(sweeps) > 1, []
+    for index, (name, sweep) in enumerate(sweeps.items()):
+        for record in sweep.records:
+            flat = record.config.flat() if record.config else {}
+            found, twin = trial_id(name, record, len(sweeps)), record.duplicate_of
+            entry = _entry(sweep, record, names) | {
+                "id": found,
+                "sweep": index,
+                "title": (f"{name}: " if several else "") + (record.label or f"trial {record.number}"),
+                "groups": ({"sweep": name} if several else {}) | groups(record.config),
+                "images_of": image_key(index, record),
+                "duplicate_of": None if twin is None else f"{name}#{twin}" if several else str(twin),
+                "confidence": confidence.get(found),
+                "flat": [flat.get(key) for key in keys],
+            }
+            entries.append(entry)
+    return entries
+
+
+def group_looks(entries: Sequence[Mapping[str, Any]], colourings: Sequence[str]) -> dict[str, Any]:
+    """The look of each group in the chart, by way of colouring; vanilla comes first."""
+    names = {colouring: [entry["groups"][colouring] for entry in entries] for colouring in colourings}
+    return {
+        colouring: {name: look._asdict() for name, look in looks(found).items()} for colouring, found in names.items()
+    }
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
     """The trial's group under each way of colouring the chart."""
     if setting is None:
-        return dict.fromkeys(("acceptance", "tree", "drafter"), "none")
+        return dict.fromkeys(COLOURINGS, "none")
     if isinstance(setting.drafter, NoDrafter):
-        return {"acceptance": VANILLA, "tree": VANILLA, "drafter": VANILLA}
+        return dict.fromkeys(COLOURINGS, VANILLA)
     return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
 
 
 def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(record, name) for name in _SHARED} | {
         "description": sweep.names.name(record.config),
-        "groups": groups(record.config),
         "lossless": record.is_lossless(sweep.identity.sampling),
         "violated": [text for text, excess in record.constraints.items() if excess > 0],
         "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},

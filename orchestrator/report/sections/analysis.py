@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.results.axes import Axis
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 MIN_TRIALS = 20  # with parameters: a quarter of them is the best group, and five is the least that Optuna advises
 _BEST_SHARE = 0.25
+
+
+def analysis(subject: Subject) -> dict[str, Any]:
+    """The importances of a single sweep, and the hypervolumes of all."""
+    sweeps, front = list(subject.sweeps.values()), subject.front
+    return {
+        "importances": importances(sweeps[0], subject.axes) if len(sweeps) == 1 else {},
+        "hypervolumes": hypervolumes(front) if front is not None and front.candidates else [],
+    }
 
 
 def importances(sweep: Sweep, axes: Sequence[Axis]) -> dict[str, Any]:
@@ -100,3 +110,6 @@ def hypervolumes(front: Front) -> list[dict[str, Any]]:
             curve["volume"].append(float(f"{hypervolume(rows, reference, directions(axes)):.6g}") if rows else 0.0)
         found.append(curve)
     return found
+
+
+SECTIONS.add("analysis", Section("What the search found", 40, analysis, link="Analysis"))

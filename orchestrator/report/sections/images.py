@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from orchestrator.report.thumbnails import Note, OwnedTrial
+from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject
 from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
 from workers.data.pictures import is_intact_png
@@ -39,7 +39,7 @@ class Rows:
     captions: Mapping[Key, str]
 
 
-def comparer_data(trials: Sequence[OwnedTrial], note: Note, *, draw: bool = True) -> dict[str, Any]:
+def images(subject: Subject) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
     Each sweep's own target draws the tokens. Without `draw`, or if a target fails to load or to draw, `from_tokens` is
@@ -48,15 +48,16 @@ def comparer_data(trials: Sequence[OwnedTrial], note: Note, *, draw: bool = True
 
     Returns:
         captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
-        URI}. Empty without any sheet.
+        URI}; empty if no trial has any.
     """
+    trials, note = subject.trials, subject.note
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
     if not found:
-        return {}
+        return {"sheets": {}}
     first = found[0][1]
     keys = sorted(first.captions)[:CAPTIONS]
-    from_tokens = draw and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
+    from_tokens = subject.draw and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
     if from_tokens:
         try:
             sheets = _drawn_sheets(found, keys)
@@ -67,7 +68,7 @@ def comparer_data(trials: Sequence[OwnedTrial], note: Note, *, draw: bool = True
     if not from_tokens:
         sheets = _sheets((trial.key, _stored_tiles(trial)[: len(keys)]) for trial, _ in found)
     if not sheets:
-        return {}
+        return {"sheets": {}}
     size = next(iter(sheets.values()))[0]
     captions = [first.captions[key] for key in keys[: min(count for _, count, _ in sheets.values())]]
     shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
@@ -210,3 +211,6 @@ def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
     buffer = io.BytesIO()
     sheet.save(buffer, "WEBP", quality=_QUALITY, method=5)
     return (width, height), f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+SECTIONS.add("images", Section("Images of the same captions", 20, images, link="Images"))

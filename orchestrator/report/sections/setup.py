@@ -1,4 +1,4 @@
-"""The report's texts: the setup of the sweep, and notes on its numbers."""
+"""The setup of the sweeps: what their results depend on, and what was searched."""
 
 from __future__ import annotations
 
@@ -6,38 +6,27 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.results.describe import describe
 from orchestrator.results.notes import sweep_notes, waiting_note
-from orchestrator.results.store import Identity
+from orchestrator.results.store import Identity, read_sweep_text
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 
 Facts = list[tuple[str, list[str]]]  # a name and its lines
 
-NOTES = (
-    "± is one standard error over images: how far the value would vary with other captions of the same kind.",
-    "All trials use the same captions and random numbers, so much of their errors cancels in a difference. Two values "
-    "are within error of each other if their difference is within Student's t of what does not cancel (95 %).",
-    "A trial that stopped early has values of fewer images. They are not compared with those of complete trials: it is "
-    "on no front and in no plot, and comes last where the table is sorted by a metric.",
-    "The front consists of the trials that meet all constraints and that no other such trial dominates in both "
-    "metrics. Its line has steps: at each value of one metric it shows the best measured value of the other. The "
-    "dominated region is tinted.",
-    "The share of draws is how often a trial is on the front when every value is redrawn from its error. It is given "
-    "for the initial axes. Below a choice it is how often the trial is within the bar, is the knee, or is better than "
-    "vanilla on the x axis.",
-    "A lossless setting has an exact rule and the baseline's sampling: its images have vanilla's own distribution, "
-    "whatever their measured quality.",
-    "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
-    "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes "
-    "most of the bias and estimates fid for infinitely many images.",
-    "speedup and latency are the decoding passes of all images times the cost of a pass, which timing shards measure: "
-    "they run alone on a worker, next to vanilla decoding of the same captions. Trials whose settings differ only in "
-    "the rule's numbers share these costs and their noise. speedup_timed is the ratio of the times themselves, on the "
-    "few captions of a trial that was timed itself. All hold for that machine and batch size.",
-    "speedup compares a setting with vanilla in the same minutes. latency does not, so on a busy machine the latencies "
-    "of trials that were timed in different minutes may contradict their speed-ups.",
-)
+
+def setup(subject: Subject) -> list[dict[str, Any]]:
+    """The facts of each sweep."""
+    return [
+        {
+            "name": name,
+            "facts": facts(sweep),
+            "searched": searched(sweep.records),
+            "space": read_sweep_text(sweep.storage),
+        }
+        for name, sweep in subject.sweeps.items()
+    ]
 
 
 def facts(sweep: Sweep) -> Facts:
@@ -112,3 +101,6 @@ def _time(text: str) -> str:
         return ""
     time = datetime.fromisoformat(text)
     return f"{time.day} {time:%B %Y, %H:%M} {time.tzname() or ''}".rstrip()
+
+
+SECTIONS.add("setup", Section("Setup", 90, setup, link="Setup"))

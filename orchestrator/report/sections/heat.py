@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.thumbnails import Note, OwnedTrial
+from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.results.store import read_table
-from workers.data.pictures import accepted_by_cell
+from workers.data.pictures import RAMP, accepted_by_cell
 
 _MAX_CELLS = 60_000  # of all heat maps together
 
 
-def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
+_LEAD = (
+    "The accepted length of the target pass that emitted each token: how many tokens that pass emitted. All maps share "
+    "one scale. A mean accepted length (`mean_accepted_length`) counts every pass once, so it is below the mean of a "
+    "map, where a pass counts once for each of its tokens."
+)
+
+
+def heat(subject: Subject) -> dict[str, Any] | None:
     """Mean accepted length of the rounds that emitted each token, by trial, as far as they fit.
 
-    Skips trials whose shards are missing or damaged; `note` is called with a sentence about each.
+    Skips trials whose shards are missing or damaged; `note` of the subject is called with a sentence about each.
 
     Returns:
         rows, columns: of the first trial's token grid; trials of another grid are skipped. low, high: ends of the
         scale that all trials share. cells: {key: values in raster order, None where no round emitted a token}. means:
         {key: mean accepted length, over rounds}; the mean of the cells is larger, because a round counts there once for
-        each of its tokens. Empty without any trial.
+        each of its tokens. ramp: colours of the scale. None without any trial.
     """
+    trials = subject.trials
     grid = trials[0].sweep.identity.grid if trials else None
     if grid is None:
-        return {}
+        return None
     cells: dict[str, list[float | None]] = {}
     means: dict[str, float] = {}
     alike = [trial for trial in trials if trial.sweep.identity.grid == grid]
@@ -36,7 +43,7 @@ def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
                 table = read_table(trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
                 lengths += table["emitted"].to_pylist()
         except ValueError as error:
-            note(str(error))
+            subject.note(str(error))
             continue
         if lengths:
             values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
@@ -44,6 +51,9 @@ def heat_data(trials: Sequence[OwnedTrial], note: Note) -> dict[str, Any]:
             means[trial.key] = round(sum(map(sum, lengths)) / max(1, sum(map(len, lengths))), 4)
     found = [value for values in cells.values() for value in values if value is not None]
     if not found:
-        return {}
+        return None
     ends = {"low": min(found), "high": max(found)}
-    return {"rows": grid[0], "columns": grid[1], **ends, "cells": cells, "means": means}
+    return {"rows": grid[0], "columns": grid[1], **ends, "cells": cells, "means": means, "ramp": RAMP}
+
+
+SECTIONS.add("heat", Section("Accepted length by position", 30, heat, lead=_LEAD))

@@ -1,0 +1,50 @@
+// Values with errors, and errors of differences, as in orchestrator/results/joint.py: what two trials share cancels.
+import { DATA } from "./data.js";
+import { el } from "./dom.js";
+import { parts } from "./format.js";
+
+export function withError(trial, metric) {
+  const [value, error] = parts(trial.metrics[metric]);
+  return [value, error && el("span.pm", ` ± ${error}`)];
+}
+// The difference a - b in a metric, its standard error (null: unknown), and whether it is significant (95 %).
+export function difference(a, b, metric) {
+  const [first, second] = [a, b].map((trial) => measurement(trial, metric)),
+    value = first.value - second.value;
+  if (a === b) return { value, error: 0, significant: false };
+  if (first.error === null || second.error === null) return { value, error: null, significant: false };
+  const [p, q] = [first.blocks, second.blocks],
+    isPaired = DATA.sweeps[a.sweep].captions === DATA.sweeps[b.sweep].captions;
+  const blocks = isPaired
+    ? Array.from({ length: Math.max(p.length, q.length) }, (_, i) => (p[i] ?? 0) - (q[i] ?? 0))
+    : [...p, ...q];
+  const counts = [p.length, q.length].filter((count) => count),
+    isTimedTogether = a.shape && a.shape === b.shape && a.sweep === b.sweep;
+  const noises = isTimedTogether
+    ? [[first.noise - second.noise, first.noiseDof]]
+    : [first, second].map(({ noise, noiseDof }) => [noise, noiseDof]);
+  const errors = [
+    [Math.hypot(...blocks), counts.length ? Math.min(...counts) - 1 : 0],
+    ...noises,
+    ...[first, second].map(({ own, ownDof }) => [own, ownDof]),
+  ];
+  const error = Math.hypot(...errors.map(([size]) => size)),
+    dof = Math.floor(error ** 4 / errors.reduce((sum, [size, n]) => sum + (n ? size ** 4 / n : 0), 0)); // Welch
+  return { value, error, significant: Math.abs(value) > (DATA.critical[dof] ?? DATA.critical[0]) * error };
+}
+function measurement(trial, metric) {
+  const [value, error, blocks, noise, own, noiseDof, ownDof] = trial.metrics[metric];
+  return { value, error, blocks, noise, own, noiseDof, ownDof };
+}
+// Neighbours on the front, with those of the metrics in which they do not differ significantly.
+export const indistinguishable = (front, metrics) =>
+  front
+    .slice(1)
+    .map((b, i) => ({ a: front[i], b, metrics: metrics.filter((m) => !difference(front[i], b, m).significant) }))
+    .filter((pair) => pair.metrics.length);
+// A change from a base value in per cent with its error, signed: `+12 % ± 3`.
+export function formatChange({ value, error }, base) {
+  const share = [value, error].map((size) => size && (100 * size) / Math.abs(base)),
+    [text, more] = parts(share);
+  return [`${value >= 0 ? "+" : ""}${text} %`, more && el("span.pm", ` ± ${more}`)];
+}

@@ -1,0 +1,208 @@
+// What the search found: parallel coordinates, slices per parameter, importances and the hypervolume.
+import { DATA, frontOf, isPlotted, metricChoices, metricTitle, several } from "../assets/data.js";
+import { choice, el, show } from "../assets/dom.js";
+import { formatMeasured, formatTick, plural, shortened } from "../assets/format.js";
+import { picture } from "../assets/plot.js";
+
+const MAX_KEYS = 10,
+  MAX_TEXT = 40, // letters of a choice
+  NO_VALUE = -0.14; // the height of a trial without a value on a parallel coordinate
+const IMPORTANCES =
+  "How much each searched parameter matters for being among the best quarter of the trials (Optuna's PED-ANOVA).";
+const VOLUMES =
+  "Trials in the order in which they finished; the reference point is a tenth of the range beyond the worst trials.";
+const endOf = (text, length) => (text.length > length ? `…${text.slice(1 - length)}` : text);
+const widthOf = (element) => Math.max(280, element.clientWidth);
+const ends = (values) => [Math.min(...values), Math.max(...values)];
+const isBent = ([low, high]) => low > 0 && high / low > 100; // by logarithm
+const isText = (values) => values.some((value) => typeof value !== "number");
+
+export function draw(host, { importances, hypervolumes }) {
+  const trials = DATA.trials.filter((trial) => isPlotted(trial, DATA.axes.x, DATA.axes.y)),
+    varied = variedKeys(trials),
+    front = new Set(frontOf(trials, DATA.axes.x, DATA.axes.y)),
+    isEnough = trials.length > 2 && varied.length > 0,
+    region = { id: "parallel", tabindex: 0, role: "region", "aria-label": "Parallel coordinates" },
+    [parallel, slices] = [el("div.scroll", region), el("div", { id: "slices" })],
+    [shares, volumes] = ["importances", "volumes"].map((id) => el("div", { id }));
+  const panel = (name, about, body) => el("div.panel.plotted", el("h3", name), about && el("p.quiet", about), body);
+  const metrics = choice("metric", metricChoices, DATA.axes.y, (metric) =>
+      drawSlices(slices, metric, trials, varied, front),
+    ),
+    sliceBar = el("div.bar", el("h3", "Slices per parameter"), el("div.controls", { id: "slice-controls" }, metrics));
+  show(
+    host,
+    panel("Parallel coordinates", "One line per trial; bold: on the front.", parallel),
+    isEnough && el("div.panel.plotted", sliceBar, slices),
+    el(
+      "div.pair",
+      !several && panel("Importances", IMPORTANCES, shares),
+      panel("Hypervolume over images spent", VOLUMES, volumes),
+    ),
+  );
+  const none = "Not enough trials: fewer than three complete ones differ in a parameter.";
+  show(parallel, isEnough ? coordinates(widthOf(parallel), trials, varied, front) : el("p.empty", none));
+  if (isEnough) drawSlices(slices, DATA.axes.y, trials, varied, front);
+  if (!several) drawImportances(shares, importances);
+  drawHypervolumes(volumes, hypervolumes);
+}
+// The keys in which trials differ: those of most trials first.
+function variedKeys(trials) {
+  const isShort = (value) => value !== null && (typeof value !== "string" || value.length < MAX_TEXT);
+  return DATA.keys
+    .map((key, i) => ({ key, i, values: trials.map((trial) => trial.flat[i]).filter(isShort) }))
+    .filter(({ values }) => new Set(values).size > 1 && values.length > 2)
+    .sort((a, b) => b.values.length - a.values.length)
+    .slice(0, MAX_KEYS);
+}
+// A scale to 0..1 of numbers, by logarithm if they span two orders of magnitude, or of choices in alphabetical order.
+function unitScale(values, direction = "maximize") {
+  if (isText(values)) {
+    const choices = [...new Set(values.map(String))].sort(),
+      at = (value) => (choices.indexOf(String(value)) + 0.5) / choices.length;
+    return { at, marks: choices.map((name) => [at(name), name]) };
+  }
+  const [low, high] = ends(values),
+    bend = isBent([low, high]) ? Math.log : (value) => value,
+    share = (value) => (bend(value) - bend(low)) / (bend(high) - bend(low) || 1),
+    at = direction === "maximize" ? share : (value) => 1 - share(value);
+  return { at, marks: [low, high].map((value) => [at(value), formatTick(value)]) };
+}
+function coordinates(frameWidth, trials, varied, front) {
+  const { x, y } = DATA.axes;
+  const parameters = varied.map(({ key, i, values }) => ({
+    name: key.replace(".", ".\n"),
+    scale: unitScale(values),
+    of: (trial) => trial.flat[i],
+  }));
+  const objectives = [x, y].map((metric) => {
+    const of = (trial) => trial.metrics[metric][0],
+      name = `${metricTitle(metric)}\n(best on top)`;
+    return { name, scale: unitScale(trials.map(of), DATA.metrics[metric].direction), of };
+  });
+  const dimensions = [...parameters, ...objectives];
+  const height = (trial, { of, scale }) => (of(trial) === null ? NO_VALUE : scale.at(of(trial))),
+    course = (trial) => dimensions.map((dimension, place) => ({ trial, place, at: height(trial, dimension) }));
+  const lines = (member) =>
+    Plot.line(trials.filter((trial) => front.has(trial) === member).flatMap(course), {
+      x: "place",
+      y: "at",
+      z: ({ trial }) => trial.id,
+      curve: "monotone-x",
+      className: member ? "course member" : "course",
+      title: ({ trial }) => trial.title,
+    });
+  const marks = dimensions.flatMap(({ scale }, place) =>
+    scale.marks.map(([at, name]) => ({ place, at, name: shortened(name, 14) })),
+  );
+  const text = `Parallel coordinates of ${plural(trials.length, "trial")}: `,
+    place = (_, i) => i,
+    style = "pole-mark";
+  return picture(text + [...varied.map(({ key }) => key), x, y].join(", "), {
+    width: Math.max(frameWidth, dimensions.length * 96),
+    height: 340,
+    marginLeft: 70,
+    marginRight: 70,
+    marginTop: 42,
+    marginBottom: 22,
+    x: { domain: [0, dimensions.length - 1], axis: null },
+    y: { domain: [-0.18, 1.04], axis: null },
+    marks: [
+      Plot.ruleX(dimensions, { x: place, className: "pole" }),
+      lines(false),
+      lines(true),
+      Plot.text(dimensions, { x: place, y: 1.04, dy: -16, text: "name", className: "pole-name" }),
+      Plot.text(marks, { x: "place", y: "at", dx: 6, text: "name", textAnchor: "start", className: style }),
+      Plot.text(["no value"], { x: 0, y: NO_VALUE, dx: -8, text: String, textAnchor: "end", className: style }),
+    ],
+  });
+}
+function drawSlices(host, metric, trials, varied, front) {
+  const columns = Math.max(1, Math.floor(widthOf(host) / 300)),
+    width = Math.floor((widthOf(host) - 14 * (columns - 1)) / columns),
+    measured = trials.filter((trial) => trial.metrics[metric]);
+  const slice = ({ key, i, values }) => {
+    const text = isText(values),
+      own = measured.filter((trial) => trial.flat[i] !== null);
+    const dots = (member) =>
+      Plot.dot(
+        own.filter((trial) => front.has(trial) === member),
+        {
+          x: (trial) => (text ? String(trial.flat[i]) : trial.flat[i]),
+          y: (trial) => trial.metrics[metric][0],
+          r: member ? 4.5 : 3,
+          className: member ? "dot member" : "dot",
+          title: (trial) => `${trial.title}: ${formatMeasured(trial.metrics[metric])}`,
+        },
+      );
+    const choices = { type: "point", tickFormat: (name) => endOf(name, 11) },
+      scale = text ? choices : { type: isBent(ends(values)) ? "log" : "linear" };
+    const shown = picture(`${metricTitle(metric)} against ${key}`, {
+      width,
+      height: 190,
+      marginLeft: 48,
+      marginBottom: 32,
+      marginTop: 12,
+      x: { label: null, ticks: 4, ...scale },
+      y: { label: null, ticks: 5 },
+      marks: [Plot.gridY({ ticks: 5, className: "grid" }), dots(false), dots(true)],
+    });
+    return el("figure", shown, el("figcaption", `${metricTitle(metric)} against `, el("code", key)));
+  };
+  host.style.setProperty("--columns", columns);
+  show(host, varied.map(slice));
+}
+function drawImportances(host, { trials, needed, metrics }) {
+  const rows = Object.entries(metrics).flatMap(([metric, shares]) =>
+    Object.entries(shares).map(([key, share]) => ({ metric: metricTitle(metric), key, share })),
+  );
+  const few = `the search has ${plural(trials, "trial")} with parameters, importances need ${needed}.`;
+  if (!rows.length) return show(host, el("p.quiet", `Not enough trials: ${few}`));
+  const sentence = ({ metric, key, share }) => `${key} ${Math.round(100 * share)} % for ${metric}`;
+  const plotted = picture(`Importance of the searched parameters: ${rows.map(sentence).join(", ")}`, {
+    width: widthOf(host),
+    height: 76 + 26 * new Set(rows.map(({ key }) => key)).size,
+    marginLeft: 200,
+    marginTop: 30,
+    marginBottom: 44,
+    x: { domain: [0, 1], label: "share of the importance", labelOffset: 38, ticks: 4 },
+    y: { label: null, tickFormat: (key) => endOf(key, 34) },
+    fx: { label: null },
+    marks: [
+      Plot.barX(rows, { x: "share", y: "key", fx: "metric", className: "importance", sort: { y: "-x" } }),
+      Plot.ruleX([0]),
+    ],
+  });
+  return show(host, plotted);
+}
+function drawHypervolumes(host, curves) {
+  const rows = curves.map(({ name, images, volume }) => images.map((at, i) => ({ name, at, volume: volume[i] })));
+  if (rows.flat().length < 2) return show(host, el("p.quiet", "Not enough trials."));
+  const sentence = ({ name, images, volume }) =>
+    `${name} reaches ${formatTick(volume.at(-1))} after ${plural(images.at(-1), "image")}`;
+  const line = (own, i) => Plot.line(own, { x: "at", y: "volume", curve: "step-after", className: `volume c${i % 8}` }),
+    name = { x: "at", y: "volume", text: "name", textAnchor: "start", dx: 6, className: "pole-mark" };
+  const plotted = picture(`Hypervolume over images spent: ${curves.map(sentence).join("; ")}`, {
+    width: widthOf(host),
+    height: 268,
+    marginLeft: 62,
+    marginRight: several ? 110 : 20,
+    marginTop: 26,
+    marginBottom: 44,
+    x: { label: "images spent", labelOffset: 38, ticks: widthOf(host) / 90 },
+    y: { label: "hypervolume", zero: true, ticks: 5 },
+    marks: [
+      Plot.gridY({ ticks: 5, className: "grid" }),
+      ...rows.map(line),
+      ...(several
+        ? [
+            Plot.text(
+              rows.map((own) => own.at(-1)),
+              name,
+            ),
+          ]
+        : []),
+    ],
+  });
+  return show(host, plotted);
+}

@@ -1,0 +1,23 @@
+// What the numbers mean, and each metric.
+import { DATA, isMaximized, metricTitle } from "../assets/data.js";
+import { el, facts, show } from "../assets/dom.js";
+
+export function draw(host, notes) {
+  const entry = (name) => {
+    const { about, unit } = DATA.metrics[name],
+      better = `${isMaximized(name) ? "higher" : "lower"} is better`,
+      title = metricTitle(name);
+    return [
+      [title, title !== name && el("code", ` ${name}`)],
+      [[about, better, unit && unit !== "×" && `in ${unit}`].filter(Boolean).join("; ")],
+    ];
+  };
+  show(
+    host,
+    el(
+      "ul.notes",
+      notes.map((note) => el("li", note)),
+    ),
+    facts(DATA.axes.names.map(entry)),
+  );
+}

@@ -1,0 +1,54 @@
+"""The table of all trials, and those that failed or stopped early with their causes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from orchestrator.report.section import SECTIONS, Section, Subject
+from orchestrator.report.trials import config_keys, metric_title
+from orchestrator.results.query import script_patterns
+from orchestrator.results.trials import FAILED, STOPPED, State
+from search_spaces.trial import flat_types
+
+_KINDS: dict[type, str] = {int: "numbers", float: "numbers", bool: "true or false", str: "text"}
+_STOPPED = (
+    "Another trial was better in all objectives on the same images. Their values are of fewer images than those of "
+    "complete trials and cannot be compared with them, so they are on no plot and no front."
+)
+
+
+def trials(subject: Subject) -> dict[str, Any]:
+    """columns: in order, with key, name, kind of value and part: whether it is of a trial, one of its metrics, or a
+    parameter of its setting. patterns: see `script_patterns`."""
+    columns = [dict(zip(("key", "name", "kind", "part"), column, strict=True)) for column in _columns(subject)]
+    flags = [column["key"] for column in columns if column["kind"] == _KINDS[bool]]
+    return {"columns": columns, "patterns": script_patterns(flags)}
+
+
+def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
+    text, flag, number = (_KINDS[kind] for kind in (str, bool, float))
+    yield "number", "#", number, "trial"
+    words = ["sweep"] if len(subject.sweeps) > 1 else []
+    yield from ((name, name, text, "trial") for name in [*words, "setting", "acceptance", "tree", "drafter"])
+    for name in dict.fromkeys([*(axis.name for axis in subject.axes), *subject.metrics]):
+        yield name, metric_title(name), number, "metric"
+    types = flat_types()
+    for key in config_keys(subject.sweeps):
+        yield key, key, _KINDS[types.get(key, str)], "parameter"
+    yield from ((name, name, text, "trial") for name in ("label", "state"))
+    yield from ((name, name, flag, "trial") for name in ("lossless", "feasible", "front"))
+    yield from (("images", "images", number, "trial"), ("seconds", "time", number, "trial"))
+
+
+def incomplete(subject: Subject, state: State) -> dict[str, State] | None:
+    """The state, if a trial has it."""
+    records = [record for sweep in subject.sweeps.values() for record in sweep.records]
+    return {"state": state} if any(record.state == state for record in records) else None
+
+
+SECTIONS.add("trials", Section("All trials", 50, trials, link="Trials"))
+failed, stopped = partial(incomplete, state=FAILED), partial(incomplete, state=STOPPED)
+SECTIONS.add("failed", Section("Failed trials", 60, failed, script="incomplete"))
+SECTIONS.add("stopped", Section("Trials that stopped early", 70, stopped, lead=_STOPPED, script="incomplete"))
