@@ -1,5 +1,5 @@
-// The details beside the chart: of the trial under the pointer, of a pinned one, several pinned ones side by side, or of
-// the recommended one.
+// The details beside the chart: of the trial under the pointer, of a pinned one, of several side by side, or of the
+// recommended one.
 import { BAR, kneeTrial, recommended } from "./choices.js";
 import { DATA, metricNote, metricTitle, sheetOf } from "./data.js";
 import { button, byId, closeButton, copyButton, el, narrow, scrolling, show } from "./dom.js";

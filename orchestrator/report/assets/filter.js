@@ -13,9 +13,8 @@ const VALUE_NOUNS = { text: "a text", numbers: "a number", "true or false": "tru
 
 export class FilterError extends Error {}
 
-// A function that reads queries. columns: by key, with `kind`, `part` and value(trial). patterns: `word`, for one part of
-// a query, and `bound`, for a limit relative to vanilla.
-//
+// A function that reads queries. columns: by key, with `kind`, `part` and value(trial). patterns: `word`, for one part
+// of a query, and `bound`, for a limit relative to vanilla.
 // It returns tests, one for each word and condition; all must pass, with `and` between them or without it. It throws
 // FilterError for what cannot be read, an unknown key or a value that does not suit it.
 export function queryReader(columns, patterns) {

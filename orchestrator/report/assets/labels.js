@@ -23,8 +23,8 @@ function textWidth(text) {
   context.font = "600 12px system-ui, sans-serif";
   return context.measureText(text).width;
 }
-// A group of names. named: { text, at: [x, y], start: the least distance, most: the highest cost, style }, in the order of
-// their importance. around: { box, dots, steps, taken }.
+// A group of names. named: { text, at: [x, y], start: the least distance, most: the highest cost, style }, the most
+// important first. around: { box, dots, steps, taken }.
 export function placeNames(named, around) {
   const group = svg("g.labels", { "aria-hidden": "true" }),
     taken = [...around.taken];

@@ -1,5 +1,5 @@
-// The trial under the pointer, and the pinned ones. A pinned trial stays: the pointer crosses other points on its way to
-// the details' buttons.
+// The trial under the pointer, and the pinned ones. A pinned trial stays: the pointer crosses other points on its way
+// to the details' buttons.
 import { announce, byId, scrolling } from "./dom.js";
 import { change, state } from "./state.js";
 
