@@ -23,12 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orchestrator.results.axes import Direction
 from search_spaces.trial import DecodingConfig, NoDrafter
 from workers.data.captions import Caption, read_captions
 from workers.data.records import FEATURES, features_of, read_shard
 from workers.data.reference import read_reference
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
 from workers.metrics.estimate import BLOCKS as BLOCKS
 from workers.metrics.frechet import Gaussian, distance_between, distance_to_reference
 

@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.axes import Direction
-from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
@@ -24,6 +23,8 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
+from workers.metrics.estimate import Estimate
 
 NAMES = ("speedup", "fid")
 WAYS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -73,7 +74,7 @@ def ask_and_tell(sampler: str, trials: int) -> float:
         begin = time.perf_counter()
         proposal = search.propose(number)
         assert proposal.config is not None
-        values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
+        values = {name: Estimate(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
         search.tell(TrialRecord(number, "", COMPLETE, proposal.config, metrics=values), NAMES)
         seconds = time.perf_counter() - begin
     return seconds

@@ -15,25 +15,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors, critical_t
 from orchestrator.results.pareto import Floats
 from orchestrator.results.store import read_sweep_yaml
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from workers.data.captions import read_captions
 from workers.data.records import FEATURES as FEATURES_PREFIX
 from workers.data.records import read_shard
 from workers.data.reference import read_reference
+from workers.metrics.definition import FEATURES, Metric
 from workers.metrics.estimate import BLOCKS
-from workers.metrics.metric import FEATURES, POSITION, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import POSITION, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics
 from workers.runtime.shard_tables import ShardReader
 from workers.runtime.threads import use_threads
@@ -65,9 +65,8 @@ class Images:
         for part in parts:
             inputs = MetricInputs(images=part, baseline=parts[0], references={FEATURES: self.reference})
             estimates, _ = compute_metrics(inputs, metrics)
-            measured = {name: Measured(**asdict(estimate)) for name, estimate in estimates.items()}
-            records.append(TrialRecord(0, "", COMPLETE, None, metrics=measured))
-        return JointErrors.of(records, [Axis(name, "minimize") for name in metrics])
+            records.append(TrialRecord(0, "", COMPLETE, None, metrics=estimates))
+        return JointErrors.of(records, [Metric(name, "minimize") for name in metrics])
 
 
 def read_images(location: str, count: int) -> Images:

@@ -43,7 +43,6 @@ import torch
 
 from benchmarks.driver import ask_and_tell
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
-from orchestrator.results.axes import Direction
 from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import connected
@@ -66,6 +65,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.shards import Experiment, plan_quality
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.frechet import Gaussian, distance_to_reference
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.outputs import CONFIGS, ending_of
 from orchestrator.results import sweep as results
-from orchestrator.results.axes import Axis
 from orchestrator.results.choices import KNEE, Choice, best_within, choice_of, limit_notes, trial_by_number
 from orchestrator.results.config_file import choice_header
 from orchestrator.results.plots import marked_choices
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, front_of
 from orchestrator.results.text import clean, counted, measured, percent, signed_percent
-from orchestrator.results.trials import Measured
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     import pandas
@@ -51,7 +51,7 @@ class Trial:
     number: int
     setting: str
     config: DecodingConfig
-    metrics: Mapping[str, Measured]
+    metrics: Mapping[str, Estimate]
     objectives: tuple[str, ...] = ()
     probability: float | None = None
     gain_probability: float | None = None
@@ -291,11 +291,11 @@ def _place(storage: Storage) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else storage.display_name
 
 
-def _text(entry: Measured) -> str:
+def _text(entry: Estimate) -> str:
     return measured(entry.value, entry.error)
 
 
-def _heading(axis: Axis) -> str:
+def _heading(axis: Metric) -> str:
     return f"{axis.name} {'↑' if axis.direction == 'maximize' else '↓'}"
 
 

@@ -167,8 +167,8 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
 
 def _unmeasured(front: Front) -> list[str]:
     """A note on each objective that complete trials lack, with their numbers."""
-    from orchestrator.results.axes import OWN_TIMINGS
     from orchestrator.results.trials import COMPLETE
+    from workers.metrics.definition import OWN_TIMINGS
 
     notes = []
     for name, sweep in front.sweeps.items():

@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -305,10 +305,10 @@ def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -
     found = []
     for record in trials.records:
         length, config = record.metrics.get(LENGTH), record.config
-        if length is None or length.error is None or config is None or isinstance(config.drafter, NoDrafter):
+        if length is None or length.known_error is None or config is None or isinstance(config.drafter, NoDrafter):
             continue
         if _can_run(capabilities, config) and why_unpredictable(config) is None:
-            found.append((config, Estimate(**asdict(length))))
+            found.append((config, length))
     return found
 
 

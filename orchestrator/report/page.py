@@ -32,7 +32,6 @@ from orchestrator.report.trials import (
     trial_entries,
     trial_id,
 )
-from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, Comparison, obstacles
 from orchestrator.results.config_file import trial_text
@@ -44,6 +43,7 @@ from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
 _LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js": "vendor/plot.LICENSE"}
@@ -162,7 +162,7 @@ def _sweep_entry(name: str, sweep: Sweep, sweeps: int) -> dict[str, Any]:
     return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
 
 
-def _metric_entry(axis: Axis) -> dict[str, Any]:
+def _metric_entry(axis: Metric) -> dict[str, Any]:
     """across, up: what the chart's x and y axis say of it."""
     title, unit = metric_title(axis.name), "×" if axis.unit == "x" else axis.unit
     is_maximized = axis.direction == "maximize"
@@ -208,7 +208,7 @@ def _critical_values() -> list[float]:
     return [round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))]
 
 
-def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Axis, ...]:
+def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, ...]:
     """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
     first, measured = sweeps[0], _metric_names(sweeps)
     try:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import Comparison
 from orchestrator.results.sweep import Front, Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.plugins import Registry
+from workers.metrics.definition import Metric
 
 Note = Callable[[str], object]
 
@@ -39,7 +39,7 @@ class Subject:
     """
 
     sweeps: Mapping[str, Sweep]
-    axes: tuple[Axis, ...]
+    axes: tuple[Metric, ...]
     metrics: Sequence[str]
     front: Front | None
     trials: Sequence[OwnedTrial] = ()

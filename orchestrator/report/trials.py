@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.joint import JointErrors, block_effects
 from orchestrator.results.plots import looks
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig, NoDrafter
+from workers.metrics.definition import Metric
 
 _SHARED = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "shape")
 COLOURINGS = ("acceptance", "tree", "drafter")
@@ -92,7 +92,7 @@ def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str,
     }
 
 
-def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
+def _measured(axis: Metric, record: TrialRecord) -> list[Any]:
     """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
     shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
     """
@@ -100,4 +100,4 @@ def _measured(axis: Axis, record: TrialRecord) -> list[Any]:
     own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
-    return [entry.value, entry.error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]
+    return [entry.value, entry.known_error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import NoChoiceError, QueryError, limit_draws
 from orchestrator.results.selection import Selection
 from orchestrator.results.text import counted
 from search_spaces.constraints import Constraint
+from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
     from orchestrator.results.fronts import Candidate
@@ -171,14 +171,14 @@ def gain_confidence(front: Front, trial: Candidate) -> float | None:
     axis, vanilla = front.axes[0], front.sweeps[trial.sweep].baseline
     if vanilla is None or front.is_vanilla(trial) or not _is_measured(axis, vanilla, trial.record):
         return None
-    if any(record.metrics[axis.name].error is None for record in (trial.record, vanilla)):
+    if any(record.metrics[axis.name].known_error is None for record in (trial.record, vanilla)):
         return None
     own, base = limit_draws(trial.record, vanilla, [axis])
     ahead = own - base if axis.direction == "maximize" else base - own
     return float((ahead > 0).mean())
 
 
-def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | None:
+def change(front: Front, trial: Candidate, axis: Metric) -> tuple[float, float] | None:
     """How far a trial's value is from vanilla's in its own sweep, in per cent of vanilla's, and the standard error of
     the difference (NaN: unknown). None for vanilla itself, and without a value of vanilla that is far enough from 0.
     """
@@ -192,7 +192,7 @@ def change(front: Front, trial: Candidate, axis: Axis) -> tuple[float, float] | 
     return (value, spread) if math.isfinite(value) else None
 
 
-def _is_measured(axis: Axis, *records: TrialRecord) -> bool:
+def _is_measured(axis: Metric, *records: TrialRecord) -> bool:
     return all(axis.name in record.metrics for record in records)
 
 
@@ -205,12 +205,12 @@ def default_limit(front: Front) -> str | None:
     return f"{quality.name} {quality.no_worse} {DEFAULT_FACTORS[quality.direction]} * vanilla"
 
 
-def has_bar(axis: Axis) -> bool:
+def has_bar(axis: Metric) -> bool:
     """Whether a limit on the metric is a quality bar: it says something about the images."""
     return not axis.is_of_counts
 
 
-def has_default_bar(vanilla: TrialRecord | None, quality: Axis) -> bool:
+def has_default_bar(vanilla: TrialRecord | None, quality: Metric) -> bool:
     """Whether a multiple of vanilla's value is a bar: the metric has one, its value says more than that vanilla's
     images are its own, and it is positive."""
     return has_bar(quality) and not quality.is_of_vanilla and is_positive(vanilla, quality)
@@ -221,7 +221,7 @@ def example_limit(front: Front) -> str:
     return default_limit(front) or f"{front.axes[1].name} {front.axes[1].no_worse} X"
 
 
-def is_positive(vanilla: TrialRecord | None, axis: Axis) -> bool:
+def is_positive(vanilla: TrialRecord | None, axis: Metric) -> bool:
     """Whether vanilla's value is measured, and positive in all draws from its error."""
     if vanilla is None or axis.name not in vanilla.metrics or vanilla.metrics[axis.name].value <= 0:
         return False

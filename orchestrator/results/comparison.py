@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.axes import COUNTS, TIMINGS, Axis
 from orchestrator.results.describe import describe
 from orchestrator.results.fronts import directions
 from orchestrator.results.indicators import (
@@ -24,9 +23,9 @@ from orchestrator.results.pareto import nondominated
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity
 from search_spaces.trial import DecodingConfig
+from workers.metrics.definition import BASELINE, COUNTS, FEATURES, MANIFOLD, REFERENCE, SCORE_PREFIX, TIMINGS, Metric
 
-FEATURES, REFERENCE, BASELINE, SCORE = "features", "reference", "baseline", "score."
-MANIFOLD, MANIFOLD_METRICS = "manifold", ("precision", "recall")  # these use the `manifold` extractor if configured
+MANIFOLD_METRICS = ("precision", "recall")  # these use the `manifold` extractor if configured
 DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
 UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
 
@@ -59,7 +58,7 @@ class Comparison:
 def compare(
     joint: JointErrors,
     groups: Mapping[str, Sequence[int]],
-    axes: Sequence[Axis],
+    axes: Sequence[Metric],
     reference: Sequence[float] | None = None,
 ) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
@@ -168,7 +167,7 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     return [f"{fact}: {_against(values)}" for fact, values in facts if _differ(values)]
 
 
-def cautions(identities: Sequence[Identity], axes: Sequence[Axis]) -> list[str]:
+def cautions(identities: Sequence[Identity], axes: Sequence[Metric]) -> list[str]:
     """Differences between sweeps that a reader should know of, though they do not forbid the comparison."""
     found = []
     for name, attribute in (
@@ -209,7 +208,7 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
     """The extractors that the metric depends on: the feature extractor, a score's own, or all if it is not recorded."""
     names = list(dict.fromkeys(name for identity in identities for name in identity.extractors))
-    scores = {need.removeprefix(SCORE) for need in needs if need.startswith(SCORE)}
+    scores = {need.removeprefix(SCORE_PREFIX) for need in needs if need.startswith(SCORE_PREFIX)}
     if scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
     if not scores and FEATURES in names:

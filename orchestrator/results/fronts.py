@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from orchestrator.results.axes import Axis, Direction
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats, front_confidence, nondominated
 from orchestrator.results.store import Identity
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
+from workers.metrics.definition import Direction, Metric
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,7 +64,9 @@ class Candidate:
             "setting": self.setting,
             "description": self.description,
             "config": self.config.to_mapping(),
-            "metrics": {name: {"value": entry.value, "error": entry.error} for name, entry in record.metrics.items()},
+            "metrics": {
+                name: {"value": entry.value, "error": entry.known_error} for name, entry in record.metrics.items()
+            },
             "confidence": self.confidence,
             "distinct_from_next": self.distinct_from_next,
             "within_error_of": self.within_error_of,
@@ -82,21 +85,21 @@ def rows_passing(tests: Mapping[str, Bools | Sequence[bool]]) -> tuple[list[int]
     return [int(row) for row in np.flatnonzero(kept[-1])], counts
 
 
-def directions(axes: Sequence[Axis]) -> list[Direction]:
+def directions(axes: Sequence[Metric]) -> list[Direction]:
     return [axis.direction for axis in axes]
 
 
-def values_of(records: Sequence[TrialRecord], axes: Sequence[Axis]) -> tuple[Floats, Floats]:
+def values_of(records: Sequence[TrialRecord], axes: Sequence[Metric]) -> tuple[Floats, Floats]:
     """The axes' metrics and their standard errors, each [records, axes]; NaN where a trial has none."""
-    missing = Measured(np.nan, None, 0)
+    missing = Estimate(np.nan, np.inf, 0)
     entries = [[record.metrics.get(axis.name, missing) for axis in axes] for record in records]
     values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64)
-    errors = np.array([[entry.error for entry in row] for row in entries], dtype=np.float64)  # None becomes NaN
+    errors = np.array([[entry.known_error for entry in row] for row in entries], dtype=np.float64)  # None becomes NaN
     shape = (len(records), len(axes))
     return values.reshape(shape), errors.reshape(shape)
 
 
-def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Sequence[Axis]) -> pyarrow.Table:
+def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Sequence[Metric]) -> pyarrow.Table:
     """A table of trials, a row for each record, with a column `front`: whether the trial is on the front of those that
     meet their constraints."""
     import pyarrow as pa
@@ -108,7 +111,7 @@ def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Seque
 
 
 def joint_errors(
-    candidates: Sequence[Candidate], axes: Sequence[Axis], identities: Mapping[str, Identity]
+    candidates: Sequence[Candidate], axes: Sequence[Metric], identities: Mapping[str, Identity]
 ) -> JointErrors:
     """The candidates' values in the axes, with the errors that they share. identities: of the sweeps, by name."""
     owners = [identities[candidate.sweep] for candidate in candidates]
@@ -116,7 +119,7 @@ def joint_errors(
 
 
 def mark_front(
-    candidates: Sequence[Candidate], axes: Sequence[Axis], identities: Mapping[str, Identity]
+    candidates: Sequence[Candidate], axes: Sequence[Metric], identities: Mapping[str, Identity]
 ) -> list[Candidate]:
     """The candidates by rising first objective, with the facts about the front filled in."""
     joint = joint_errors(candidates, axes, identities)

@@ -23,12 +23,13 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.pareto import DRAWS, LEVEL, Bools, Floats
 from orchestrator.results.store import Identity
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
-_MISSING = Measured(np.nan, None, 0)
+_MISSING = Estimate(np.nan, np.inf, 0)
 _ONE_SIGMA = 2 * NormalDist().cdf(1) - 1  # the share of a normal variable within its standard deviation
 
 
@@ -52,7 +53,7 @@ class JointErrors:
 
     @classmethod
     def of(
-        cls, records: Sequence[TrialRecord], axes: Sequence[Axis], identities: Sequence[Identity] = ()
+        cls, records: Sequence[TrialRecord], axes: Sequence[Metric], identities: Sequence[Identity] = ()
     ) -> JointErrors:
         """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
         columns: dict[Hashable, int] = {}
@@ -72,7 +73,7 @@ class JointErrors:
                     effects[source] = -entry.noise if axis.direction == "maximize" else entry.noise
                     noise_dof.setdefault(source, entry.noise_dof or np.inf)
                 found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
-                if entry.error is not None:
+                if np.isfinite(entry.error):
                     rest = entry.error**2 - sum(effect**2 for effect in effects.values())
                     own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
                 if entry.replicates:
@@ -143,9 +144,9 @@ def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:
     return critical
 
 
-def degrees_of_freedom(entry: Measured) -> float:
+def degrees_of_freedom(entry: Estimate) -> float:
     """Of a value's error: of blocks, step costs and what else there is together (Welch, Satterthwaite)."""
-    blocks, noise, total = float(np.square(block_effects(entry)).sum()), entry.noise**2, (entry.error or 0.0) ** 2
+    blocks, noise, total = float(np.square(block_effects(entry)).sum()), entry.noise**2, (entry.known_error or 0.0) ** 2
     own = max(0.0, total - blocks - noise) if entry.error_dof else 0.0
     parts = (blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)
     spread = sum(part**2 / dof for part, dof in parts if dof > 0)
@@ -172,7 +173,7 @@ def _student_scale(uniforms: Floats, dof: Floats) -> Floats:
     return scales
 
 
-def block_effects(entry: Measured) -> Floats:
+def block_effects(entry: Estimate) -> Floats:
     """Change [G] of a value per standard deviation of each block of captions; empty without replicates."""
     replicates = np.array(entry.replicates, dtype=np.float64)
     count = len(replicates)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, Choice, choose, default_limit
 from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.fronts import Candidate, values_of
 from orchestrator.results.sweep import Front
 from orchestrator.results.text import clean
+from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +125,7 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
         plot.legend(frameon=False, fontsize=8, ncols=_LEGEND_COLUMNS, borderaxespad=0, **place)
 
 
-def axis_label(axis: Axis) -> str:
+def axis_label(axis: Metric) -> str:
     """An axis in words: `fid, lower is better`."""
     unit = f" [{axis.unit}]" if axis.unit else ""
     return f"{axis.name}{unit}, {'higher' if axis.direction == 'maximize' else 'lower'} is better"

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats
-from orchestrator.results.trials import Measured, TrialRecord, typed_table
+from orchestrator.results.trials import TrialRecord, typed_table
 from search_spaces.constraints import RELATIVE_BOUND, Constraint
 from search_spaces.params import ConfigError, unknown_key
 from search_spaces.trial import flat_types
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     import pyarrow
@@ -200,7 +201,7 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
     return ~mask if relation in ("!=", "not in") else mask
 
 
-def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measured]) -> Callable[[TrialRecord], bool]:
+def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimate]) -> Callable[[TrialRecord], bool]:
     """A function that tells whether a trial meets a constraint; a trial without the metric does not.
 
     metrics: the known ones. vanilla: vanilla's results.
@@ -225,7 +226,7 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Measure
 
 
 def limit_confidence(
-    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], axes: Mapping[str, Axis]
+    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], axes: Mapping[str, Metric]
 ) -> float | None:
     """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if one is unknown.
     axes: by metric.
@@ -235,7 +236,7 @@ def limit_confidence(
     constraints = [Constraint.parse(text) for text in limits]
     entries = [record.metrics[constraint.metric] for constraint in constraints]
     entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
-    if any(entry.error is None for entry in entries):
+    if any(entry.known_error is None for entry in entries):
         return None
     own, base = limit_draws(record, vanilla, [axes[constraint.metric] for constraint in constraints])
     met = [
@@ -245,7 +246,7 @@ def limit_confidence(
     return float(np.all(met, axis=0).mean())
 
 
-def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, axes: Sequence[Axis]) -> tuple[Floats, Floats]:
+def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, axes: Sequence[Metric]) -> tuple[Floats, Floats]:
     """Draws [draws, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's own twice."""
     records = [record] if vanilla is None or vanilla is record else [record, vanilla]
     drawn = JointErrors.of(records, axes).draws()

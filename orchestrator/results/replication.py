@@ -20,9 +20,9 @@ import numpy as np
 from orchestrator.results.joint import critical_t, degrees_of_freedom
 from orchestrator.results.published import Figure, Published, rows_of
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
+from workers.metrics.estimate import Estimate
 
 RULE: Final = (
     "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
@@ -44,11 +44,15 @@ class MetricRow:
     printed: as in the paper. z: None without an error."""
 
     metric: str
-    measured: Measured | None
+    measured: Estimate | None
     published: float
     printed: str
     z: float | None
     verdict: Verdict
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self) | {"measured": None if self.measured is None else self.measured.to_mapping()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +102,11 @@ def replicate(sweep: Sweep, table: str) -> Replication:
     return Replication(sweep.name, table, rows, tuple(_notes(sweep, rows)))
 
 
-def verdict(measured: Measured | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
+def verdict(measured: Estimate | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
     """z and the verdict (see the module's docstring). images: of the published figure; None: not stated."""
     if measured is None:
         return None, "not measured"
-    if measured.error is None or not math.isfinite(measured.error):
+    if not math.isfinite(measured.error):
         return None, "no error"
     excess = max(0.0, abs(measured.value - figure.value) - figure.rounding * (1 + 1e-9))
     if measured.error == 0:
@@ -177,6 +181,6 @@ def _plain(row: TableRow) -> dict[str, Any]:
         "method": published.method,
         "setting": published.setting,
         "differences": list(row.differences),
-        "figures": [asdict(figure) for figure in row.figures],
+        "figures": [figure.to_mapping() for figure in row.figures],
         "no_metric_here": dict(published.figures),
     }

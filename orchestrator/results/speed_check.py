@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from orchestrator.results.axes import OWN_TIMINGS, TIMINGS, Axis
 from orchestrator.results.store import Identity
-from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from workers.data.shards import TimingShard, shard_kind
+from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Metric
+from workers.metrics.estimate import Estimate
 
 LEVEL = 0.01  # chance that any warning of a sweep about disagreement is a false alarm
 _DRIFT, _MIN_SHAPES = 0.1, 3  # relative spread of vanilla's time, and shapes that it needs
@@ -57,7 +58,7 @@ def _drift(records: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
-def _is_ratio(axis: Axis) -> bool:
+def _is_ratio(axis: Metric) -> bool:
     """Whether its values compare each trial with vanilla, timed in turn with it or with a trial of its shape."""
     return TIMINGS in axis.needs and OWN_TIMINGS not in axis.needs and not axis.is_time
 
@@ -80,7 +81,7 @@ def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> li
 def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, float, float, int]]:
     """What two values that should agree would say if they do not, their difference, its standard error and its degrees
     of freedom."""
-    first: dict[str, tuple[int, Measured]] = {}
+    first: dict[str, tuple[int, Estimate]] = {}
     for record in records:
         metrics, number = record.metrics, record.number
         if record.state != COMPLETE or record.duplicate_of is not None or "speedup_timed" not in metrics:
@@ -95,11 +96,11 @@ def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[s
             if other != number:
                 costs = f"a step costs {cost.value:.3g} of vanilla's, but {shared.value:.3g} in trial {other}"
                 sentence = f"trial {number}: {costs}, whose costs it shares"
-                error = math.hypot(cost.error or 0, shared.error or 0)
+                error = math.hypot(cost.known_error or 0, shared.known_error or 0)
                 yield sentence, cost.value - shared.value, error, min(cost.n, shared.n) - 1
 
 
-def _speed_error(record: TrialRecord, exact: Measured, timed: Measured, dof: int) -> tuple[float, int]:
+def _speed_error(record: TrialRecord, exact: Estimate, timed: Estimate, dof: int) -> tuple[float, int]:
     """Standard error of speedup - speedup_timed, at most, and its degrees of freedom.
 
     The timed captions are among those of `speedup`, so only the errors of the timed ones count. The clock's noise is in
@@ -107,5 +108,5 @@ def _speed_error(record: TrialRecord, exact: Measured, timed: Measured, dof: int
     """
     files = {name for name in record.shards if shard_kind(name) == TimingShard.kind}
     if not exact.noise or files <= set(record.shape.split(",")):
-        return timed.error or 0, dof
-    return math.hypot(exact.noise, timed.error or 0), min(dof, exact.noise_dof or dof)
+        return timed.known_error or 0, dof
+    return math.hypot(exact.noise, timed.known_error or 0), min(dof, exact.noise_dof or dof)

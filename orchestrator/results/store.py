@@ -17,12 +17,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
 from search_spaces.params import ConfigError
@@ -30,6 +29,7 @@ from search_spaces.plugins import stored_plugins
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
     import pyarrow
@@ -63,9 +63,9 @@ class Identity:
     name: str
     experiment: str
     started: str
-    metrics: Mapping[str, Axis]
+    metrics: Mapping[str, Metric]
     format: int = 2  # of stores of earlier versions
-    objectives: tuple[Axis, ...] = ()
+    objectives: tuple[Metric, ...] = ()
     constraints: tuple[str, ...] = ()
     target: str = ""
     models: Mapping[str, str] = field(default_factory=dict)
@@ -87,12 +87,9 @@ class Identity:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, as identity.json holds it."""
-        metrics = {name: asdict(axis) for name, axis in self.metrics.items()}
-        for facts in metrics.values():
-            del facts["name"]
         return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {
-            "metrics": metrics,
-            "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in self.objectives],
+            "metrics": {name: metric.to_mapping() for name, metric in self.metrics.items()},
+            "objectives": [{"metric": metric.name, "direction": metric.direction} for metric in self.objectives],
             "baseline": None if self.baseline is None else self.baseline.to_mapping(),
         }
 
@@ -104,16 +101,13 @@ class Identity:
             ValueError: a key is missing or has the wrong type.
         """
         try:
-            metrics = {
-                name: Axis(name, facts["direction"], facts["unit"], facts["about"], tuple(facts["needs"]))
-                for name, facts in given["metrics"].items()
-            }
+            metrics = {name: Metric.from_mapping(name, facts) for name, facts in given["metrics"].items()}
             objectives = [(entry["metric"], entry["direction"]) for entry in given.get("objectives") or ()]
             baseline, grid = given.get("baseline"), given.get("grid")
             parsed = {
                 "metrics": metrics,
                 "objectives": tuple(
-                    replace(metrics.get(name, Axis(name, direction)), direction=direction)
+                    replace(metrics.get(name, Metric(name, direction)), direction=direction)
                     for name, direction in objectives
                 ),
                 "constraints": tuple(given.get("constraints") or ()),

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import DEFAULT_OBJECTIVES, require_comparable
 from orchestrator.results.fronts import (
     Candidate,
@@ -39,6 +38,7 @@ from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
     import pyarrow
@@ -102,7 +102,7 @@ class Sweep:
         same = [record for record in done if record.config == config]
         return next(iter([*same, *(record for record in done if record.label == label)]), None)
 
-    def axis(self, metric: str) -> Axis:
+    def axis(self, metric: str) -> Metric:
         """A metric as an objective.
 
         Raises:
@@ -112,7 +112,7 @@ class Sweep:
             raise QueryError(f"sweep {self.name}, {metric!r}: {unknown_key(metric, self.identity.metrics, 'metric')}")
         return self.identity.metrics[metric]
 
-    def axes(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Axis, ...]:
+    def axes(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Metric, ...]:
         """Two or three objectives: by default the sweep's own, where they differ from those that are given.
 
         Raises:
@@ -190,7 +190,7 @@ class Front:
     """
 
     sweeps: Mapping[str, Sweep]
-    axes: tuple[Axis, ...]
+    axes: tuple[Metric, ...]
     candidates: list[Candidate]
     left_out: Mapping[str, int]
     trials: pyarrow.Table

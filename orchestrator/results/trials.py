@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from search_spaces.params import ConfigError, at
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import dump_checked, load_checked
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,27 +35,6 @@ _FACTS: Final[Mapping[str, type]] = {  # the columns that every table of trials 
     LOSSLESS: bool,
 }
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A metric of a trial: its value, its standard error (None if it has none), and the number of images `n`.
-
-    replicates, noise, noise_dof, error_dof: see `workers.metrics.estimate.Estimate`.
-    """
-
-    value: float
-    error: float | None
-    n: int
-    replicates: tuple[float, ...] = ()
-    noise: float = 0.0
-    noise_dof: int = 0
-    error_dof: int = 0
-
-    @classmethod
-    def from_mapping(cls, fields: Mapping[str, Any]) -> Measured:
-        """Read plain data. Raises TypeError for other fields."""
-        return cls(**{**fields, "replicates": tuple(fields.get("replicates", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +66,9 @@ class TrialRecord:
     state: State
     config: DecodingConfig | None
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
-    history: tuple[tuple[int, Mapping[str, Measured]], ...] = ()
+    history: tuple[tuple[int, Mapping[str, Estimate]], ...] = ()
     shards: tuple[str, ...] = ()
     shape: str = ""
     images: int = 0
@@ -127,7 +107,12 @@ class TrialRecord:
         return setting if self.label in ("", setting) else f"{self.label}: {setting}"
 
     def to_json(self) -> bytes:
-        plain = asdict(replace(self, config=None)) | {"config": self.config.to_mapping() if self.config else {}}
+        plain = asdict(replace(self, config=None, metrics={}, history=()))
+        plain |= {
+            "config": self.config.to_mapping() if self.config else {},
+            "metrics": _plain_metrics(self.metrics),
+            "history": [(images, _plain_metrics(metrics)) for images, metrics in self.history],
+        }
         return dump_checked(plain, indent=1)
 
     @classmethod
@@ -153,12 +138,16 @@ class TrialRecord:
             raise ValueError(f"not the record of a trial: {error}") from error
 
 
-def parse_metrics(given: Mapping[str, Any]) -> dict[str, Measured]:
+def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
+    return {name: entry.to_mapping() for name, entry in metrics.items()}
+
+
+def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
     """Metrics from plain data."""
-    return {name: Measured.from_mapping(fields) for name, fields in given.items()}
+    return {name: Estimate.from_mapping(fields) for name, fields in given.items()}
 
 
-def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Measured]], ...]:
+def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Estimate]], ...]:
     """A trial's history from plain data. Skips plain numbers, which sweeps of earlier versions have there."""
     return tuple(
         (int(images), parse_metrics({name: fields for name, fields in metrics.items() if isinstance(fields, Mapping)}))
@@ -193,6 +182,6 @@ def _row(record: TrialRecord, sampling: Sampling | None) -> dict[str, Any]:
     facts = {name: getattr(record, name) for name in _FACTS if name != LOSSLESS}
     metrics: dict[str, Any] = {}
     for name, entry in record.metrics.items():
-        metrics |= {name: entry.value, f"{name}_error": entry.error}
+        metrics |= {name: entry.value, f"{name}_error": entry.known_error}
     flat = record.config.flat() if record.config else {}
     return facts | {LOSSLESS: record.is_lossless(sampling)} | flat | metrics

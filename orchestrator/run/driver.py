@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sys import intern
 from typing import Any
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.names import SettingNames
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
@@ -28,6 +27,7 @@ from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 
 _MAX_LOST_IN_A_ROW = 10  # trials
 _POLL_TIMEOUT_S = 0.5
@@ -61,7 +61,7 @@ class Driver:
         self._pending: deque[PendingTrial] = deque()
         self._records: list[TrialRecord] = []
         self._finished: list[TrialRecord] = []  # as the search knows them: revived ones as they were when they stopped
-        self._racing = EarlyStopping(sweep, list(map(Axis, self._objectives, search.directions)), self._finished)
+        self._racing = EarlyStopping(sweep, list(map(Metric, self._objectives, search.directions)), self._finished)
         self._baseline: PendingTrial | None = None
         self._limits, self._workers_alive = Limits(sweep.budget, search.is_exhausted, search.source), -1
         self._lost: set[int] = set()

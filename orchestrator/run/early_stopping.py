@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from orchestrator.results.axes import Axis
-from orchestrator.results.trials import FAILED, STOPPED, EarlyStop, Measured, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, EarlyStop, TrialRecord
 from orchestrator.run.racing import Race, Scores
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
-Metrics = Mapping[str, Measured]
+Metrics = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class EarlyStopping:
     """
 
     sweep: SweepConfig
-    objectives: Sequence[Axis]
+    objectives: Sequence[Metric]
     finished: Sequence[TrialRecord]
 
     def decide(self, number: int, images: int, metrics: Metrics, shape: str) -> EarlyStop | None:
@@ -110,7 +111,7 @@ class EarlyStopping:
 
 def as_told(sweep: SweepConfig, record: TrialRecord, vanilla: TrialRecord) -> tuple[TrialRecord, TrialRecord]:
     """A trial's record as the search knows it (see `before_revival`), and the same with the values to tell."""
-    objectives = [Axis(objective.metric, objective.direction or "minimize") for objective in sweep.objectives]
+    objectives = [Metric(objective.metric, objective.direction or "minimize") for objective in sweep.objectives]
     known = EarlyStopping(sweep, objectives, ()).before_revival(record)
     if known is not record:
         known = with_constraints(known, sweep.constraints, [vanilla])
@@ -132,7 +133,7 @@ def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
     return replace(record, metrics=metrics)
 
 
-def _moved(entry: Measured, part: Measured, whole: Measured) -> Measured:
+def _moved(entry: Estimate, part: Estimate, whole: Estimate) -> Estimate:
     """entry - part + whole, with the replicates of the three.
 
     Where vanilla is 0 on any number of images (a distance to itself), it does not show how the metric falls with n.
@@ -149,7 +150,7 @@ def _moved(entry: Measured, part: Measured, whole: Measured) -> Measured:
     replicates = np.subtract(entry.replicates, part.replicates) + np.array(whole.replicates)
     count = len(replicates)
     error = math.hypot(np.sqrt((count - 1) * replicates.var()), entry.noise)
-    return Measured(value, error, whole.n, tuple(replicates.tolist()), entry.noise, entry.noise_dof)
+    return Estimate(value, error, whole.n, tuple(replicates.tolist()), entry.noise, entry.noise_dof)
 
 
 def with_constraints(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -53,5 +54,5 @@ def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict
         "feasible": record.feasible,
         "images": record.images,
         "metrics": {name: entry.value for name, entry in record.metrics.items()},
-        "errors": {name: entry.error for name, entry in record.metrics.items() if entry.error is not None},
+        "errors": {name: entry.error for name, entry in record.metrics.items() if math.isfinite(entry.error)},
     }

@@ -46,7 +46,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
-from workers.metrics.metric import REFERENCE
+from workers.metrics.definition import REFERENCE
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard

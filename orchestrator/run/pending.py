@@ -13,7 +13,6 @@ from orchestrator.results.trials import (
     FAILED,
     STOPPED,
     EarlyStop,
-    Measured,
     State,
     TrialRecord,
     parse_history,
@@ -24,6 +23,7 @@ from orchestrator.run.tasks import Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
+from workers.metrics.estimate import Estimate
 from workers.metrics.registry import uses_timings
 
 
@@ -53,7 +53,7 @@ class PendingTrial:
     measuring: bool = False
     rungs: tuple[int, ...] = ()
     rung: int = 0
-    history: dict[int, Mapping[str, Measured]] = field(default_factory=dict)
+    history: dict[int, Mapping[str, Estimate]] = field(default_factory=dict)
     stop: EarlyStop | None = None
     record: TrialRecord | None = None
 

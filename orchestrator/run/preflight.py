@@ -16,7 +16,6 @@ import torch
 from orchestrator.errors import explain
 from orchestrator.outputs import check_lasting, check_writable
 from orchestrator.replay.predict import check_pool
-from orchestrator.results.axes import Direction
 from orchestrator.results.databases import MLFLOW, has_tables, is_same_database
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP, Identity, check_unused, read_identity, read_trials
@@ -38,9 +37,9 @@ from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics import fid
+from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Direction
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
-from workers.metrics.metric import OWN_TIMINGS, TIMINGS
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import registered_metrics, uses_timings, weight_keys
 from workers.models.checkpoint_files import WeightsError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
-from workers.metrics.metric import REFERENCE
+from workers.metrics.definition import REFERENCE
 
 
 class PreparedWorkers:

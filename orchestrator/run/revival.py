@@ -11,19 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.trials import COMPLETE, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import at_full_size
 from orchestrator.run.pending import PendingTrial
 from orchestrator.run.study import Proposal
+from workers.metrics.definition import Metric
 
 _DRAWS, _SEED = 4000, 0
 # Fields of a record that its duplicates share.
 _RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape")
 
 
-def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Axis]) -> dict[int, float]:
+def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Metric]) -> dict[int, float]:
     """For each stopped trial, the share of joint draws from all errors in which no complete trial dominates it.
 
     Its values are those expected on all captions (`at_full_size`). Duplicates, and trials that violate a constraint,
@@ -49,7 +49,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Axi
 def revivals(
     records: MutableSequence[TrialRecord],
     write: Callable[[TrialRecord], None],
-    objectives: Sequence[Axis],
+    objectives: Sequence[Metric],
     numbers: Collection[int],
     threshold: float,
     budget: int | None,

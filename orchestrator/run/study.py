@@ -24,7 +24,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import ERRORS, SETTING, SettingsPool
-from orchestrator.results.axes import Direction
 from orchestrator.results.trials import TrialRecord
 from orchestrator.views.study import objective_values
 from orchestrator.views.study_storage import StudyError
@@ -34,6 +33,7 @@ from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
 from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.metrics.definition import Direction
 
 
 class ParameterTPESampler(TPESampler):
@@ -168,7 +168,7 @@ class Search:
             return
         for name, violation in record.constraints.items():
             trial.set_constraint(name, violation)
-        errors = [record.metrics[name].error for name in objectives]
+        errors = [record.metrics[name].known_error for name in objectives]
         trial.set_user_attr(ERRORS, [math.nan if error is None else error for error in errors])
         self._study.tell(trial, values)
 

@@ -24,7 +24,7 @@ def front_table(sweep: Sweep, link: Callable[[TrialRecord], str] | None = None, 
     lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:rows]:
         title = literal(f"{record.number} {record.title(sweep.names.name(record.config))}")
-        cells = [measured(record.metrics[name].value, record.metrics[name].error) for name in names]
+        cells = [measured(record.metrics[name].value, record.metrics[name].known_error) for name in names]
         lines.append(f"| {f'[{title}]({link(record)})' if link else title} | {' | '.join(cells)} |")
     return lines
 

@@ -141,7 +141,7 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
         found[prefix + name, entry.n] = entry.value
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
     for name, entry in results.items():
-        found[prefix + ERROR + name, entry.n] = entry.error
+        found[prefix + ERROR + name, entry.n] = entry.known_error
     measured = (*(entries for _, entries in record.history), record.metrics)
     series = [(name, entry) for entries in measured for name, entry in entries.items()]
     steps = Counter(name for name, _ in {(name, entry.n) for name, entry in series})

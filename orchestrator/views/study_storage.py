@@ -12,13 +12,13 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.results.axes import Direction
 from orchestrator.results.databases import OPTUNA, engine_options, has_tables, may_create_tables
 from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import STUDY
 from orchestrator.results.text import counted
 from workers.data.storage import Storage
 from workers.data.uris import check_credentials
+from workers.metrics.definition import Direction
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import FEATURES, TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import ScoreContext, Scorer
 from workers.metrics.registry import compute_metrics, registered_scorers
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from orchestrator.run.early_stopping import as_told
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyView
 from search_spaces.sweep import SweepConfig
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 DIRECTIONS = ("maximize", "minimize")
 
@@ -53,5 +54,5 @@ def named_config(name: str) -> SweepConfig:
 
 def plain_record(number: int) -> TrialRecord:
     """A complete trial whose objectives are its number plus one."""
-    metrics = {name: Measured(number + 1.0, 0.1, 8) for name in ("speedup", "fid")}
+    metrics = {name: Estimate(number + 1.0, 0.1, 8) for name in ("speedup", "fid")}
     return TrialRecord(number, f"trial {number}", "complete", None, metrics=metrics, images=8)

@@ -16,12 +16,13 @@ import yaml
 from PIL import Image
 
 from orchestrator.results.store import EVENTS, SWEEP, Identity, write_identity, write_trial
-from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
+from orchestrator.results.trials import EarlyStop, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
 from workers.data.shards import FORMAT
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=1.0, cfg=1.5)
 BASELINE = DecodingConfig(sampling=SAMPLING)
@@ -65,7 +66,7 @@ def settings(count: int, rng: np.random.Generator) -> list[tuple[str, DecodingCo
     return made[:count]
 
 
-def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, Measured]:
+def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, Estimate]:
     """Numbers as they might come out: looser rules are faster and worse."""
     flat = setting.flat()
     is_relaxed = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
@@ -77,22 +78,22 @@ def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, M
     fid = 4 + 1.5 * is_relaxed**1.5 - 0.6 * cooler + 0.15 * float(rng.normal())
     drift = 0.4 + is_relaxed + 0.5 * cooler + 0.05 * abs(float(rng.normal()))
     return {
-        "speedup": Measured(speed, 0.02 * speed, 9),
-        "latency": Measured(0.5 / speed, 0.01 / speed, 9),
-        "step_compression": Measured(steps, 0.01, IMAGES),
+        "speedup": Estimate(speed, 0.02 * speed, 9),
+        "latency": Estimate(0.5 / speed, 0.01 / speed, 9),
+        "step_compression": Estimate(steps, 0.01, IMAGES),
         "fid": _jackknifed(fid, 0.12),
-        "drift": _jackknifed(drift, 0.05) if setting != BASELINE else Measured(0.0, 0.0, IMAGES, (0.0,) * 24),
-        "clip_score": Measured(30 - 2 * is_relaxed + 0.2 * float(rng.normal()), 0.1, IMAGES),
+        "drift": _jackknifed(drift, 0.05) if setting != BASELINE else Estimate(0.0, 0.0, IMAGES, (0.0,) * 24),
+        "clip_score": Estimate(30 - 2 * is_relaxed + 0.2 * float(rng.normal()), 0.1, IMAGES),
     }
 
 
-def _jackknifed(value: float, error: float) -> Measured:
+def _jackknifed(value: float, error: float) -> Estimate:
     """A metric with replicates, most of whose error all trials share."""
     shared, own = (np.random.default_rng(seed).normal(size=24) for seed in (0, int(1e9 * abs(value))))
     effects = 0.9 * shared + 0.4 * own
     effects -= effects.mean()
     replicates = value + effects * error / np.sqrt(23 / 24 * np.square(effects).sum())
-    return Measured(value, error, IMAGES, tuple(replicates.tolist()))
+    return Estimate(value, error, IMAGES, tuple(replicates.tolist()))
 
 
 def identity(name: str, **changed: Any) -> Identity:
@@ -192,10 +193,10 @@ def _record(
     if fails:
         cause = "OutOfMemoryError: at batch 24, after 48 did not fit either"
         return TrialRecord(number, label, "failed", config, cause=cause, started=started, finished=finished)
-    metrics: Mapping[str, Measured] = metrics_of(setting, rng)
+    metrics: Mapping[str, Estimate] = metrics_of(setting, rng)
     if twin is not None:
         config, metrics = twin.config, twin.metrics
-    half = {key: Measured(entry.value * 1.1, None, entry.n // 2) for key, entry in metrics.items()}
+    half = {key: Estimate(entry.value * 1.1, math.inf, entry.n // 2) for key, entry in metrics.items()}
     return TrialRecord(
         number=number,
         label=label,

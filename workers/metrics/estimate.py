@@ -4,16 +4,19 @@ The captions of a sweep are divided into `BLOCKS` fixed blocks, the same for all
 captions: a caption's block is its position in the sweep's list modulo `BLOCKS`, and all samples of a caption are in its
 block. Every jackknife leaves out one of these blocks, so the replicates of two estimates (of two trials, or of two
 metrics) move together where the estimates depend on the same captions.
+
+torch is imported where it is used: the results of a sweep are read without it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
 
@@ -24,7 +27,7 @@ class MetricUnavailable(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` is measured on `n` images; `error` is its standard error, in the same unit.
+    """`value` is measured on `n` images; `error` is its standard error, in the same unit (infinite: unknown).
 
     replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
     noise: standard error from what is not the captions, estimated with `noise_dof` degrees of freedom (0: there is no
@@ -46,6 +49,21 @@ class Estimate:
         left_out = values[1:]
         error = math.hypot(jackknife_error(left_out).item(), noise)
         return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise, noise_dof)
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any]) -> Self:
+        """Read what `to_mapping` wrote. Raises TypeError for other fields."""
+        error = math.inf if given.get("error") is None else given["error"]
+        return cls(**{**given, "error": error, "replicates": tuple(given.get("replicates", ()))})
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON, which has no infinity: an unknown error is None."""
+        return asdict(self) | {"error": self.known_error, "replicates": list(self.replicates)}
+
+    @property
+    def known_error(self) -> float | None:
+        """The standard error, as files have it: None where it is unknown."""
+        return self.error if math.isfinite(self.error) else None
 
     @property
     def debiased(self) -> float:
@@ -69,7 +87,7 @@ def block_sizes(blocks: Tensor) -> Tensor:
     Raises:
         MetricUnavailable: there are fewer than two blocks.
     """
-    sizes = torch.bincount(blocks)
+    sizes = blocks.bincount()
     if sizes.numel() < 2:
         raise MetricUnavailable(
             f"a standard error needs at least 2 independent measurements, got {sizes.numel()}: measure more captions"
@@ -79,6 +97,8 @@ def block_sizes(blocks: Tensor) -> Tensor:
 
 def with_left_out(sums: Tensor) -> Tensor:
     """Sums [1 + G, ...] over all blocks, and over all but each, from sums [G, ...] over each block."""
+    import torch
+
     total = sums.sum(0, keepdim=True)
     return torch.cat([total, total - sums])
 
@@ -92,6 +112,8 @@ def ratio_estimate(numerator: Tensor, denominator: Tensor, blocks: Tensor) -> Es
         MetricUnavailable: there are fewer than two blocks.
         ValueError: a row is not finite.
     """
+    import torch
+
     sizes = block_sizes(blocks)
     rows = torch.stack([numerator.double(), denominator.double()], dim=1)
     if not rows.isfinite().all():
@@ -102,4 +124,4 @@ def ratio_estimate(numerator: Tensor, denominator: Tensor, blocks: Tensor) -> Es
 
 def block_mean(scores: Tensor, blocks: Tensor) -> Estimate:
     """The mean of per-image scores [n], with the jackknife over the images' blocks [n] of captions."""
-    return ratio_estimate(scores, torch.ones_like(scores), blocks)
+    return ratio_estimate(scores, scores.new_ones(scores.shape), blocks)

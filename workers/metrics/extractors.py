@@ -13,10 +13,10 @@ from torch import Tensor
 
 from search_spaces.params import unknown_choice
 from workers.metrics import features
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.metric import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, TIMINGS, Classifier
+from workers.metrics.metric import Classifier
 from workers.metrics.networks import (
-    SCORE_PREFIX,
     Extractor,
     ExtractorFactory,
     Role,

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
+from workers.metrics.definition import BASELINE, FEATURES, REFERENCE
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
 from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
-from workers.metrics.metric import BASELINE, FEATURES, REFERENCE, MetricInputs, register_metric
+from workers.metrics.metric import MetricInputs, register_metric
 
 FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain")
 

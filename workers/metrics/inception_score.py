@@ -12,8 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import CLASSIFIER, FEATURES
 from workers.metrics.estimate import Estimate, block_sizes, with_left_out
-from workers.metrics.metric import CLASSIFIER, FEATURES, MetricInputs, register_metric
+from workers.metrics.metric import MetricInputs, register_metric
 
 
 def inception_score(logits: Tensor, blocks: Tensor) -> Estimate:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import FEATURES, REFERENCE
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes, with_left_out
-from workers.metrics.metric import FEATURES, REFERENCE, MetricInputs, register_metric
+from workers.metrics.metric import MetricInputs, register_metric
 
 _ROWS_PER_CHUNK = 2048
 

@@ -1,4 +1,4 @@
-"""What a metric is, and the inputs that it is computed from.
+"""The registry of metrics, and the inputs that they are computed from.
 
 Features of generated images come from shards, which hold them rounded to float16 (a relative error of at most 2^-11);
 those of real images are not rounded.
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from search_spaces.plugins import Registry
+from workers.metrics.definition import FEATURES, Direction, Metric
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable
 
 T = TypeVar("T")
-Direction = Literal["maximize", "minimize"]
 IMAGE_KEYS, TIMING_KEYS = ("caption_id", "sample"), ("caption_id", "repetition")
 POSITION = "position"  # column of the images: index of the caption in the sweep's list
-REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
-OWN_TIMINGS = "own_timings"
-FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
 
 
 class Rows(Mapping[str, Tensor]):
@@ -174,28 +171,13 @@ class MetricInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS,
-    CLASSIFIER. `vanilla`: vanilla's value, where it is so by definition.
+class ComputedMetric(Metric):
+    """A metric with the function that computes it, which raises MetricUnavailable when the inputs do not suffice."""
 
-    `compute` raises MetricUnavailable when the inputs do not suffice.
-    """
-
-    name: str
-    direction: Direction
-    unit: str
-    about: str
-    needs: tuple[str, ...]
     compute: Callable[[MetricInputs], Estimate]
-    vanilla: float | None = None
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What the results depend on, as plain data, for processes without torch."""
-        return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)}
 
 
-METRICS: Registry[Metric] = Registry("metric")
+METRICS: Registry[ComputedMetric] = Registry("metric")
 Compute = TypeVar("Compute", bound=Callable[[MetricInputs], Estimate])
 
 
@@ -210,7 +192,7 @@ def register_metric(
 
     def register(compute: Compute) -> Compute:
         about = " ".join((compute.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
-        metric = Metric(
+        metric = ComputedMetric(
             name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute, vanilla=vanilla
         )
         METRICS.add(name, metric, module=compute.__module__)

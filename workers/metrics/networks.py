@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.plugins import Registry
+from workers.metrics.definition import SCORE_PREFIX, Direction
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean
-from workers.metrics.metric import Direction, MetricInputs, register_metric
+from workers.metrics.metric import MetricInputs, register_metric
 from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors, shapes_only
 from workers.models.weights import KeyMapping, load_weights, skip_init, source_names
 from workers.scenes.captions import parse
 
 M = TypeVar("M", bound=nn.Module)
 Role = Literal["features", "manifold"]
-SCORE_PREFIX = "score."  # column `score.<name>` of the images
 
 
 class Extractor(nn.Module):

@@ -11,15 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import FEATURES, MANIFOLD, REFERENCE
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, block_sizes
-from workers.metrics.metric import (
-    FEATURES,
-    MANIFOLD,
-    REFERENCE,
-    MetricInputs,
-    ReferenceFeatures,
-    register_metric,
-)
+from workers.metrics.metric import MetricInputs, ReferenceFeatures, register_metric
 
 _NEAREST = 3
 _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB

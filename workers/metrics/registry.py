@@ -12,12 +12,13 @@ from functools import cache
 
 from search_spaces.params import unknown_choice
 from search_spaces.plugins import PluginNames, Registry, import_modules, load_plugins
+from workers.metrics.definition import SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import Estimate, MetricUnavailable
-from workers.metrics.metric import METRICS, TIMINGS, Metric, MetricInputs
-from workers.metrics.networks import EXTRACTORS, SCORE_PREFIX, SCORERS, ExtractorFactory, ScorerFactory
+from workers.metrics.metric import METRICS, ComputedMetric, MetricInputs
+from workers.metrics.networks import EXTRACTORS, SCORERS, ExtractorFactory, ScorerFactory
 
 
-def registered_metrics() -> Registry[Metric]:
+def registered_metrics() -> Registry[ComputedMetric]:
     """Every metric by name."""
     _import_all()
     return METRICS
@@ -56,7 +57,7 @@ def uses_timings(names: Collection[str]) -> bool:
 
 def select_metrics(
     names: Iterable[str] | None, available: Collection[str]
-) -> tuple[tuple[Metric, ...], dict[str, str]]:
+) -> tuple[tuple[ComputedMetric, ...], dict[str, str]]:
     """The requested metrics (None: all) that are available, and what each of the others needs.
 
     `available`: the columns and other inputs that this model, its captions and its reference provide.

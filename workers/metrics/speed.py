@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from workers.metrics.costs import VANILLA, batch_costs, expected_max, mean_passes
+from workers.metrics.definition import OWN_TIMINGS, TIMINGS
 from workers.metrics.estimate import (
     Estimate,
     MetricUnavailable,
@@ -14,7 +15,7 @@ from workers.metrics.estimate import (
     jackknife_error,
     ratio_estimate,
 )
-from workers.metrics.metric import OWN_TIMINGS, TIMINGS, MetricInputs, Rows, register_metric
+from workers.metrics.metric import MetricInputs, Rows, register_metric
 
 
 @register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"))

@@ -8,8 +8,9 @@ from typing import Any
 from workers.data.captions import SCENES
 from workers.data.reference import FILE, build_reference, read_reference, reference_facts, write_reference
 from workers.data.storage import Storage
+from workers.metrics.definition import FEATURES
 from workers.metrics.extractors import Extractors
-from workers.metrics.metric import FEATURES, ReferenceFeatures
+from workers.metrics.metric import ReferenceFeatures
 
 _FIX = "delete it; --resume computes it again"
 

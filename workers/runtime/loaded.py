@@ -104,7 +104,7 @@ class LoadedSweep:
             "models": dict(self.models.hashes),
             "extractors": dict(self.experiment.extractors),
             "precision": self.experiment.precision,
-            "metrics": {metric.name: metric.description for metric in metrics},
+            "metrics": {metric.name: metric.to_mapping() for metric in metrics},
             "without": unavailable | dict(self.extractors.unavailable),
             "captions": {"count": len(self.captions), "hash": self.experiment.captions, "source": source},
             "reference": self.reference,

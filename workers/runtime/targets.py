@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,8 +36,9 @@ from workers.data.shards import (
     TimingShard,
 )
 from workers.decoding.state import Request
+from workers.metrics.definition import OWN_TIMINGS, REFERENCE
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import OWN_TIMINGS, REFERENCE, Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import Classifier, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_metrics, select_metrics
 from workers.models.target import Target
 from workers.runtime.device import compute_facts, versions
@@ -242,12 +242,12 @@ def _trial_metrics(
 
 
 def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
-    """The estimates with finite values as plain data. JSON has no NaN: an error that is not finite becomes None."""
-    plain = {name: asdict(estimate) for name, estimate in estimates.items() if math.isfinite(estimate.value)}
-    for fields in plain.values():
-        fields["replicates"] = list(fields["replicates"])
-        if not math.isfinite(fields["error"]):
-            fields |= {"error": None, "replicates": [], "noise": 0.0, "noise_dof": 0, "error_dof": 0}
+    """The estimates with finite values as plain data; of one whose error is unknown, value and number of images."""
+    plain = {}
+    for name, estimate in estimates.items():
+        if math.isfinite(estimate.value):
+            known = estimate if math.isfinite(estimate.error) else Estimate(estimate.value, math.inf, estimate.n)
+            plain[name] = known.to_mapping()
     return plain
 
 

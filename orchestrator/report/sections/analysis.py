@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.results.axes import Axis
 from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.store import plugins_of, read_sweep_yaml
 from orchestrator.results.sweep import Front, Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space
+from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -31,7 +31,7 @@ def analysis(subject: Subject) -> dict[str, Any]:
     }
 
 
-def importances(sweep: Sweep, axes: Sequence[Axis]) -> dict[str, Any]:
+def importances(sweep: Sweep, axes: Sequence[Metric]) -> dict[str, Any]:
     """How much each searched parameter matters for being among the best quarter of the trials in each metric.
 
     Optuna's PED-ANOVA evaluator computes them from the sweep's study, rebuilt from its trials. It also covers
@@ -78,7 +78,7 @@ def importances(sweep: Sweep, axes: Sequence[Axis]) -> dict[str, Any]:
     return facts
 
 
-def _importance(study: Study, index: int, axis: Axis) -> dict[str, float]:
+def _importance(study: Study, index: int, axis: Metric) -> dict[str, float]:
     """The share of each parameter in one objective of the study."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,7 +193,7 @@ def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
 
 def test_unknown_errors_are_null_in_json(tmp_path: Path) -> None:
     for record in write_sweep(tmp_path, trials=8):
-        without = {name: replace(entry, error=None, replicates=()) for name, entry in record.metrics.items()}
+        without = {name: replace(entry, error=math.inf, replicates=()) for name, entry in record.metrics.items()}
         write_trial(Storage(str(tmp_path)), replace(record, metrics=without))
     for command in (pareto, status):
         found = data(command, tmp_path)

@@ -11,14 +11,15 @@ import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.results.axes import Axis
 from orchestrator.results.store import Identity, write_identity, write_trial
-from orchestrator.results.trials import COMPLETE, Measured, TrialRecord
+from orchestrator.results.trials import COMPLETE, TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 from workers.loading.models_yaml import load_folder
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
 SPACE = """
 name: tiny
@@ -117,12 +118,12 @@ def test_what_cannot_be_predicted_is_refused(
 def write_sweep(folder: Path, hashes: Mapping[str, str], row: Mapping[str, Any], ratio: float) -> str:
     """A sweep whose only trial measured `ratio` times the predicted accepted length."""
     storage = Storage(str(folder / "ran"))
-    axis, started = Axis("mean_accepted_length", "maximize"), "2026-01-01T00:00:00+00:00"
+    axis, started = Metric("mean_accepted_length", "maximize"), "2026-01-01T00:00:00+00:00"
     identity = Identity(name="ran", experiment="0", started=started, metrics={axis.name: axis}, models=hashes)
     write_identity(storage, identity)
     chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
     config = DecodingConfig.from_mapping(chain).with_sampling(Sampling())
-    metrics = {axis.name: Measured(ratio * row["mean_accepted_length"], 0.0, 96)}
+    metrics = {axis.name: Estimate(ratio * row["mean_accepted_length"], 0.0, 96)}
     write_trial(storage, TrialRecord(0, "exact chain", COMPLETE, config, metrics=metrics))
     return str(folder / "ran")
 

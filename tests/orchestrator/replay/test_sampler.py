@@ -20,10 +20,10 @@ from optuna.trial import TrialState, create_trial
 
 from orchestrator.replay.sampler import PoolExhausted, ReplaySampler, SettingsPool
 from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
-from orchestrator.results.axes import Direction
 from orchestrator.results.indicators import hypervolume
 from orchestrator.results.pareto import Floats
 from orchestrator.views.study_storage import open_storage
+from workers.metrics.definition import Direction
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 NOISE = 0.03  # relative

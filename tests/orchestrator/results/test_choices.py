@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,8 +23,8 @@ from orchestrator.results.choices import (
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Front, Sweep, front_of
-from orchestrator.results.trials import Measured
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.metrics.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
     (sweep,) = front.sweeps.values()
     records = tuple(
-        replace(record, metrics={name: replace(entry, error=None) for name, entry in record.metrics.items()})
+        replace(record, metrics={name: replace(entry, error=math.inf) for name, entry in record.metrics.items()})
         for record in sweep.records
     )
     found = choose(front_of([replace(sweep, records=records)]), ["fid <= 1.2 * vanilla"])
@@ -85,7 +86,7 @@ def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(f
     assert example_limit(front_of([sweep], "fid", "speedup")) == "speedup >= X"
     first, *others = sweep.records
     for metric, value in (("fid", 0.0), ("fid", -1.0), ("drift", 1.0)):  # drift compares with vanilla's own images
-        itself = replace(first, metrics={**first.metrics, metric: Measured(value, 0.0, 192)})
+        itself = replace(first, metrics={**first.metrics, metric: Estimate(value, 0.0, 192)})
         assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", metric)) is None
 
 
@@ -114,7 +115,7 @@ def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
 
 def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
     (sweep,) = front.sweeps.values()
-    one = Measured(1.0, 0.0, 192)
+    one = Estimate(1.0, 0.0, 192)
     records = [replace(r, metrics={**r.metrics, "speedup": one} if r.metrics else {}) for r in sweep.records]
     equal = front_of([replace(sweep, records=tuple(records))])
     assert {gain_confidence(equal, trial) for trial in equal.candidates} == {None, 0.0}

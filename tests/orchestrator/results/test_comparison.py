@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.comparison import Comparison, cautions, compare, obstacles
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Floats
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import METRICS, identity
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
-AXES = (Axis("speedup", "maximize"), Axis("fid", "minimize"))
+AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 
 
 Points = Sequence[tuple[float, float]]
@@ -29,7 +30,7 @@ def compared(groups: Mapping[str, Points], error: float = 0.0, reference: Sequen
     records = [
         TrialRecord(
             number, "", "complete", None,
-            metrics={"speedup": Measured(x, 0.0, 1), "fid": Measured(y, error, 1, tuple(y + replicates[number]))},
+            metrics={"speedup": Estimate(x, 0.0, 1), "fid": Estimate(y, error, 1, tuple(y + replicates[number]))},
         )
         for number, (x, y) in enumerate(points)
     ]  # fmt: skip
@@ -118,7 +119,7 @@ def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str) -> Non
     assert reason == f"{what}: {values}"
     assert not [name for name in METRICS if name != "latency" and obstacles(pair, name)]
     assert cautions(pair, AXES) == [f"speedup: timed with different {what}, {values}"]
-    assert cautions(pair, [Axis("step_compression", "maximize")]) == []
+    assert cautions(pair, [Metric("step_compression", "maximize")]) == []
     pair[0] = identity("one", **{name: value for name, value in HERE.items() if name != key})  # not stated
     assert obstacles(pair, "latency") == cautions(pair, AXES) == []
 
@@ -155,7 +156,7 @@ def test_reasons_are_words() -> None:
 def test_what_is_worth_a_word() -> None:
     captions = {"count": 8, "hash": "x", "source": "other"}
     pair = [identity("a"), identity("b", target="llamagen", captions=captions, seed=3)]
-    words = cautions(pair, [Axis("speedup", "maximize"), Axis("step_compression", "maximize")])
+    words = cautions(pair, [Metric("speedup", "maximize"), Metric("step_compression", "maximize")])
     assert words == [
         "the sweeps' targets differ",
         "the sweeps' seeds differ",

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.joint import JointErrors, critical_t, degrees_of_freedom, standard_error
 from orchestrator.results.pareto import Floats
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import identity
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 from workers.metrics.metric import POSITION, TIMING_KEYS, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics
 
-FID, SPEED = Axis("fid", "minimize"), Axis("speedup", "maximize")
+FID, SPEED = Metric("fid", "minimize"), Metric("speedup", "maximize")
 BLOCKS = 24
 
 
-def mean_of(blocks: Floats, noise: float = 0.0) -> Measured:
+def mean_of(blocks: Floats, noise: float = 0.0) -> Estimate:
     """The mean over equal blocks, with its jackknife."""
     replicates = (blocks.sum() - blocks) / (len(blocks) - 1)
     error = math.hypot(blocks.std(ddof=1) / math.sqrt(len(blocks)), noise)
-    return Measured(float(blocks.mean()), error, len(blocks), tuple(replicates.tolist()), noise)
+    return Estimate(float(blocks.mean()), error, len(blocks), tuple(replicates.tolist()), noise)
 
 
-def trial(shape: str = "", **metrics: Measured) -> TrialRecord:
+def trial(shape: str = "", **metrics: Estimate) -> TrialRecord:
     return TrialRecord(0, "", "complete", None, metrics=metrics, shape=shape)
 
 
@@ -96,10 +97,10 @@ def test_stated_intervals_of_differences_cover(correlation: float) -> None:
 
 def test_trials_of_one_shape_share_the_noise_of_its_costs() -> None:
     a, b, other = (
-        trial(shape, speedup=Measured(2.0, noise, 9, noise=noise), latency=Measured(1.0, 0.1, 9, noise=0.1))
+        trial(shape, speedup=Estimate(2.0, noise, 9, noise=noise), latency=Estimate(1.0, 0.1, 9, noise=0.1))
         for shape, noise in (("x", 0.4), ("x", 0.3), ("y", 0.3))
     )
-    joint = JointErrors.of([a, b, other], [SPEED, Axis("latency", "minimize")])
+    joint = JointErrors.of([a, b, other], [SPEED, Metric("latency", "minimize")])
     assert joint.difference(0, 1)[1] == pytest.approx([0.1, 0.0])
     assert joint.difference(0, 2)[1] == pytest.approx([0.5, 0.1 * math.sqrt(2)])
     assert joint.covariance()[0, 1] == pytest.approx(-0.4 * 0.1), "a slow step: less speed-up, more seconds"
@@ -119,8 +120,8 @@ def test_costs_of_few_timed_units_leave_few_degrees_of_freedom() -> None:
 
 
 def test_without_replicates_errors_are_independent_and_normal() -> None:
-    given: list[tuple[float, float | None]] = [(0.0, 3.0), (9.7, 4.0), (9.9, 4.0), (99.0, None)]
-    joint = JointErrors.of([*(trial(fid=Measured(*entry, 9)) for entry in given), trial()], [FID])
+    given = [(0.0, 3.0), (9.7, 4.0), (9.9, 4.0), (99.0, math.inf)]
+    joint = JointErrors.of([*(trial(fid=Estimate(*entry, 9)) for entry in given), trial()], [FID])
     difference, error, dof = joint.difference(1, 0)
     assert (difference[0], error[0], dof[0]) == (9.7, pytest.approx(5.0), math.inf)
     told_apart = [joint.differ(0, row)[0] for row in range(5)]
@@ -152,7 +153,7 @@ def test_a_rung_shares_the_blocks_that_it_has() -> None:
 
 def test_sweeps_of_the_same_captions_are_paired() -> None:
     record = trial("shape", fid=mean_of(np.random.default_rng(7).normal(size=BLOCKS)))
-    record_noise = trial("shape", speedup=Measured(2.0, 0.3, 9, noise=0.3))
+    record_noise = trial("shape", speedup=Estimate(2.0, 0.3, 9, noise=0.3))
     captions = {"count": 9, "hash": "other", "source": "scenes"}
     one, again, other = identity("one"), identity("two"), identity("three", captions=captions)
     paired, independent = (
@@ -164,7 +165,7 @@ def test_sweeps_of_the_same_captions_are_paired() -> None:
     assert timed.difference(0, 1)[1] == pytest.approx([0.3 * math.sqrt(2)]), "each sweep timed the shape itself"
 
 
-TIMED = Axis("speedup_timed", "maximize")
+TIMED = Metric("speedup_timed", "maximize")
 
 
 def timed_trial(rng: np.random.Generator, captions: int) -> TrialRecord:
@@ -180,8 +181,7 @@ def timed_trial(rng: np.random.Generator, captions: int) -> TrialRecord:
     images = {"caption_id": positions, POSITION: positions, "sample": 0 * positions, "rounds": 0 * positions + 10}
     inputs = MetricInputs(images=Rows(images), timings=timings, own_timings=timings)
     estimates, _ = compute_metrics(inputs, ["speedup", "speedup_timed", "step_cost"])
-    measured = {name: Measured(**asdict(estimate)) for name, estimate in estimates.items()}
-    return trial(str(rng.random()), **measured)
+    return trial(str(rng.random()), **estimates)
 
 
 @cache
@@ -204,7 +204,7 @@ def test_intervals_of_few_timings_cover(metric: str, captions: int) -> None:
     assert np.mean(z <= critical_t(dof)) == pytest.approx(0.95, abs=0.021)
     if captions == 3:
         assert np.mean(z <= 1.96) < 0.86, "normal intervals do not cover"
-    pairs = [JointErrors.of(records[i : i + 2], [Axis(metric, "maximize")]) for i in range(0, 1000, 2)]
+    pairs = [JointErrors.of(records[i : i + 2], [Metric(metric, "maximize")]) for i in range(0, 1000, 2)]
     differs = np.mean([joint.differ(0, 1)[0] for joint in pairs])
     assert 0.05 - 0.029 - (0.015 if captions == 3 else 0) <= differs <= 0.05 + 0.029
 
@@ -212,7 +212,7 @@ def test_intervals_of_few_timings_cover(metric: str, captions: int) -> None:
 @pytest.mark.parametrize("shape", ["", "timed"])
 def test_draws_from_few_timings_have_students_quantiles(shape: str) -> None:
     """Of 40,000 draws with two degrees of freedom 2,000 are beyond the central 95 %, with a deviation of 44."""
-    entry = Measured(2.0, 0.1, 3, noise=0.1, noise_dof=2) if shape else Measured(2.0, 0.1, 3, error_dof=2)
+    entry = Estimate(2.0, 0.1, 3, noise=0.1, noise_dof=2) if shape else Estimate(2.0, 0.1, 3, error_dof=2)
     other = trial("other", speedup_timed=entry)
     drawn = JointErrors.of([trial(shape, speedup_timed=entry), other], [TIMED]).draws(40_000)[..., 0]
     beyond = (np.abs(drawn - 2.0) > 0.1 * critical_t(np.array([2.0]))[0]).mean(axis=0)
@@ -240,9 +240,9 @@ def test_degrees_of_freedom_of_one_value() -> None:
     part = blocks.var(ddof=1) / BLOCKS
     assert degrees_of_freedom(both) == pytest.approx((part + 0.09) ** 2 / (part**2 / (BLOCKS - 1) + 0.09**2 / 2))
     assert degrees_of_freedom(mean_of(blocks)) == pytest.approx(BLOCKS - 1)
-    assert degrees_of_freedom(Measured(1.0, 0.1, 9)) == math.inf
-    assert degrees_of_freedom(Measured(1.0, None, 9)) == math.inf
-    assert degrees_of_freedom(Measured(1.0, 0.0, 9, error_dof=2)) == math.inf
+    assert degrees_of_freedom(Estimate(1.0, 0.1, 9)) == math.inf
+    assert degrees_of_freedom(Estimate(1.0, math.inf, 9)) == math.inf
+    assert degrees_of_freedom(Estimate(1.0, 0.0, 9, error_dof=2)) == math.inf
 
 
 def test_quantiles_of_students_t() -> None:

@@ -15,18 +15,19 @@ from safetensors.torch import load_file, save_file
 
 from orchestrator.results.notes import MIN_PASSES, drafter_warnings, is_hardly_accepted, waiting_note
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from tests.fakes.command_line import specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.synthetic_sweeps import SAMPLING, identity, write_sweep
+from workers.metrics.estimate import Estimate
 from workers.models.families.scenes import BUILTIN
 
 OWN = identity("mine", models={"drafters.eagle": "1e" * 8}, files={"drafters.eagle": "/ckpt/eagle.safetensors"})
 
 
 def trial(number: int, preset: str, metric: str, value: float, images: int = 8) -> TrialRecord:
-    found = {metric: Measured(value, 0.01, images)}
+    found = {metric: Estimate(value, 0.01, images)}
     return TrialRecord(number, "", "complete", PRESETS[preset].with_sampling(SAMPLING), metrics=found, images=images)
 
 

@@ -22,12 +22,13 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.replication import TIMED, replicate, verdict
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import METRICS, NEEDS, SAMPLING, identity
 from tests.orchestrator.cli.test_front_commands import data, run
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 from workers.metrics.registry import uses_timings
 
 TABLE = "papers/lantern-table2"
@@ -35,7 +36,7 @@ ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT"
 
 
 def write(
-    folder: Path, metrics: Mapping[str, Mapping[str, Measured]], name: str = "lantern-table2", **changed: Any
+    folder: Path, metrics: Mapping[str, Mapping[str, Estimate]], name: str = "lantern-table2", **changed: Any
 ) -> Path:
     """A sweep with the settings of a table, drawn by the built-in model, and these metrics by label."""
     storage, given = Storage(str(folder)), SweepConfig.read(changed.pop("table", TABLE))
@@ -123,15 +124,15 @@ def figure(printed: str) -> Figure:
         (1.40, 0.1, 0.285 / 0.1 / 2**0.5, "differs"),
         (1.98, 0.1, 0.285 / 0.1 / 2**0.5, "differs"),
         (1.6949, 1e-4, 0.0, "agrees"),
-        (1.69, None, None, "no error"),
+        (1.69, math.inf, None, "no error"),
         (1.69, math.nan, None, "no error"),
         (1.6949, 0.0, 0.0, "agrees"),
         (1.6851, 0.0, 0.0, "agrees"),
         (1.6951, 0.0, None, "differs"),
     ],
 )
-def test_the_rule(value: float, error: float | None, z: float | None, said: str) -> None:
-    found, words = verdict(Measured(value, error, 10), figure("1.69"))
+def test_the_rule(value: float, error: float, z: float | None, said: str) -> None:
+    found, words = verdict(Estimate(value, error, 10), figure("1.69"))
     assert words == said
     assert found == (None if z is None else pytest.approx(z))
     assert verdict(None, figure("1.69")) == (None, "not measured")
@@ -143,7 +144,7 @@ def test_the_timed_metrics_are_those_of_the_catalogue() -> None:
 
 def test_a_paper_of_more_images_is_the_surer_one() -> None:
     """A tenth as many as ours, as many, and a million: the error of the difference is sqrt(1 + n / images) of ours."""
-    z = [verdict(Measured(1.895, 0.1, 10), figure("1.69"), images)[0] for images in (1, None, 10, 10**7)]
+    z = [verdict(Estimate(1.895, 0.1, 10), figure("1.69"), images)[0] for images in (1, None, 10, 10**7)]
     assert z == pytest.approx([2 / 11**0.5, 2 / 2**0.5, 2 / 2**0.5, 2.0])
 
 
@@ -156,7 +157,7 @@ def test_a_perfect_replication_differs_in_one_figure_of_twenty() -> None:
         apart = 0
         for _ in range(4000):
             ours, theirs = (luck.gauss(2.3456, error) for _ in range(2))
-            apart += verdict(Measured(ours, error, 500), figure(f"{theirs:.2f}"), 500)[1] == "differs"
+            apart += verdict(Estimate(ours, error, 500), figure(f"{theirs:.2f}"), 500)[1] == "differs"
         assert least <= apart / 4000 <= 0.061
 
 
@@ -167,22 +168,22 @@ def test_few_timings_differ_no_more_often() -> None:
     apart = normal = 0
     for _ in range(4000):
         times = [luck.gauss(2.0, 0.2) for _ in range(3)]
-        ours = Measured(statistics.fmean(times), statistics.stdev(times) / math.sqrt(3), 3, error_dof=2)
+        ours = Estimate(statistics.fmean(times), statistics.stdev(times) / math.sqrt(3), 3, error_dof=2)
         z, said = verdict(ours, figure(f"{luck.gauss(2.0, 0.2 / math.sqrt(3)):.4f}"))
         apart, normal = apart + (said == "differs"), normal + (z is not None and z > 1.96)
     assert 0.039 <= apart / 4000 <= 0.061
     assert normal / 4000 > 0.15
 
 
-def near(table: str, away: Mapping[tuple[str, str], float]) -> dict[str, dict[str, Measured]]:
+def near(table: str, away: Mapping[tuple[str, str], float]) -> dict[str, dict[str, Estimate]]:
     """What a table prints, with an error of 1 % on 192 images, and moved beyond its rounding by so many errors of the
     difference, 1 where nothing is said."""
 
-    def moved(row: Published, metric: str) -> Measured:
+    def moved(row: Published, metric: str) -> Estimate:
         printed, turns = row.metrics[metric], away.get((row.label, metric), 1.0)
         error, images = abs(printed.value) / 100, row.images if metric not in TIMED else None
         step = turns * error * (1 + 192 / (images or 192)) ** 0.5 + math.copysign(printed.rounding, turns)
-        return Measured(printed.value + step, error, 192)
+        return Estimate(printed.value + step, error, 192)
 
     return {row.label: {metric: moved(row, metric) for metric in row.metrics} for row in rows_of(table)}
 
@@ -222,7 +223,7 @@ def test_a_sweep_of_a_papers_labels_is_held_against_its_table(tmp_path: Path) ->
 def test_rows_and_metrics_that_are_not_there(tmp_path: Path) -> None:
     given = near(TABLE, {})
     del given["EAGLE-2"], given["vanilla"]["fid"]
-    given["vanilla"]["recall"] = Measured(0.5, None, 192)
+    given["vanilla"]["recall"] = Estimate(0.5, math.inf, 192)
     write(tmp_path, given)
     found = replicate(Sweep.open(tmp_path), TABLE)
     missing = {(row.row.label, one.metric) for row, one in found.with_verdict("not measured")}

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orchestrator.results.axes import Axis
 from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
 TABLE = pa.table(
     {
@@ -153,8 +154,8 @@ def test_an_unfinished_limit_says_what_is_missing(end: str) -> None:
     ],
 )
 def test_constraints(text: str, within: list[bool]) -> None:
-    limit = parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
-    metrics = [{} if fid is None else {"fid": Measured(fid, None, 9)} for fid in TABLE["fid"].to_pylist()]
+    limit = parse_limit(text, ["fid", "drift"], {"fid": Estimate(4.0, math.inf, 9)})
+    metrics = [{} if fid is None else {"fid": Estimate(fid, math.inf, 9)} for fid in TABLE["fid"].to_pylist()]
     assert [limit(TrialRecord(0, "", "complete", None, metrics=entries)) for entries in metrics] == within
 
 
@@ -170,7 +171,7 @@ def test_constraints(text: str, within: list[bool]) -> None:
 )
 def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
     with pytest.raises(QueryError) as caught:
-        parse_limit(text, ["fid", "drift"], {"fid": Measured(4.0, None, 9)})
+        parse_limit(text, ["fid", "drift"], {"fid": Estimate(4.0, math.inf, 9)})
     assert words in str(caught.value)
     assert repr(text) in str(caught.value)
 
@@ -180,23 +181,23 @@ def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
     [("drift <= 1.1 * vanilla", "drift <= vanilla + X"), ("drift >= 0.9 * vanilla", "drift >= vanilla - X")],
 )
 def test_a_multiple_of_a_value_that_is_zero_is_refused(text: str, fix: str) -> None:
-    vanilla = {"drift": Measured(0.0, 0.0, 9)}
+    vanilla = {"drift": Estimate(0.0, 0.0, 9)}
     with pytest.raises(QueryError) as caught:
         parse_limit(text, ["drift"], vanilla)
     assert "vanilla's drift is 0" in str(caught.value)
     assert fix in str(caught.value)
     for meaningful in ("drift <= vanilla", "drift <= vanilla + 1", "drift <= 2 * vanilla + 1", "drift <= 1"):
         parse_limit(meaningful, ["drift"], vanilla)
-    parse_limit(text, ["drift"], {"drift": Measured(0.1, 0.0, 9)})
+    parse_limit(text, ["drift"], {"drift": Estimate(0.1, 0.0, 9)})
 
 
 def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> None:
     """Errors of 3 and 4 make 5: a limit one such error away is met with chance Phi(1) = 0.841 (3 errors: 0.035)."""
-    axes = {"fid": Axis("fid", "minimize"), "clip": Axis("clip", "maximize")}
+    axes = {"fid": Metric("fid", "minimize"), "clip": Metric("clip", "maximize")}
 
     def record(fid: float, error: float, effect: float = 0.0) -> TrialRecord:
         replicates = tuple(fid + effect * ((-1) ** block) / math.sqrt(23) for block in range(24) if effect)
-        return TrialRecord(0, "", "complete", None, metrics={"fid": Measured(fid, error, 9, replicates)})
+        return TrialRecord(0, "", "complete", None, metrics={"fid": Estimate(fid, error, 9, replicates)})
 
     trial, vanilla = record(10.0, 3.0), record(12.0, 4.0)
     assert limit_confidence(trial, vanilla, ["fid<=vanilla+3"], axes) == pytest.approx(0.841, abs=0.035)
@@ -207,7 +208,7 @@ def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> Non
     assert limit_confidence(vanilla, vanilla, ["fid<=vanilla"], axes) == 1
     alike = record(10.0, 3.0, 3.0), record(10.1, 3.0, 3.0)
     assert limit_confidence(*alike, ["fid<=vanilla"], axes) == 1, "all of the error is shared"
-    unknown = replace(vanilla, metrics={"fid": Measured(12.0, None, 9)})
+    unknown = replace(vanilla, metrics={"fid": Estimate(12.0, math.inf, 9)})
     assert limit_confidence(trial, unknown, ["fid<=10"], axes) is not None
     assert limit_confidence(trial, unknown, ["fid<=vanilla"], axes) is None
     assert limit_confidence(unknown, vanilla, ["fid<=10"], axes) is None

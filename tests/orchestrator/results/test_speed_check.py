@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from orchestrator.results import speed_check
-from orchestrator.results.axes import Axis
 from orchestrator.results.speed_check import LEVEL, time_notes
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import identity
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 from workers.metrics.registry import registered_metrics
 
 
@@ -21,16 +22,16 @@ def speed_warnings(records: list[TrialRecord], batch: int = 1) -> list[str]:
 
 
 def trial(number: int, exact: float, timed: float | None, error: float = 0.1, **fields: object) -> TrialRecord:
-    metrics = {"speedup": Measured(exact, 0.0, 192)}
+    metrics = {"speedup": Estimate(exact, 0.0, 192)}
     if timed is not None:
-        metrics["speedup_timed"] = Measured(timed, error, 8)
+        metrics["speedup_timed"] = Estimate(timed, error, 8)
     return TrialRecord(number, "", fields.pop("state", "complete"), None, metrics=metrics, **fields)  # type: ignore[arg-type]
 
 
 def beside(number: int, vanilla: float, *, noise: float = 0.0, speedup: float = 2.0, **fields: Any) -> TrialRecord:
     """A trial of a shape of its own, beside which vanilla took so many seconds. noise: relative, of both speeds."""
     metrics = {"speedup": speedup, "latency": vanilla / speedup}
-    measured = {name: Measured(value, 0.1, 192, noise=noise * value) for name, value in metrics.items()}
+    measured = {name: Estimate(value, 0.1, 192, noise=noise * value) for name, value in metrics.items()}
     return replace(trial(number, speedup, None, shape=f"shards/timing-{number}", **fields), metrics=measured)
 
 
@@ -84,7 +85,7 @@ def test_noise_counts_unless_both_speeds_have_it_from_the_same_timings() -> None
 
     def warned(difference: float, shards: tuple[str, ...]) -> bool:
         record = trial(3, 2.0, 2.0 + difference, shape="shards/timing-a", shards=shards)
-        exact = Measured(2.0, 0.3, 192, noise=0.2, noise_dof=15)
+        exact = Estimate(2.0, 0.3, 192, noise=0.2, noise_dof=15)
         return bool(speed_warnings([replace(record, metrics={**record.metrics, "speedup": exact})]))
 
     assert [warned(difference, own) for difference in (0.34, 0.36)] == [False, True]
@@ -92,7 +93,7 @@ def test_noise_counts_unless_both_speeds_have_it_from_the_same_timings() -> None
 
 
 def costed(number: int, cost: float, shape: str = "a", units: int = 8) -> TrialRecord:
-    metrics = {"speedup_timed": Measured(2.0, 0.1, 8), "step_cost": Measured(cost, 0.03, units)}
+    metrics = {"speedup_timed": Estimate(2.0, 0.1, 8), "step_cost": Estimate(cost, 0.03, units)}
     return TrialRecord(number, "", "complete", None, metrics=metrics, shape=shape)
 
 
@@ -141,13 +142,13 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
     ],
 )
 def test_a_metrics_unit_and_needs_make_it_a_time(unit: str, needs: list[str], is_time: bool, is_ratio: bool) -> None:
-    axis = Axis("mine", "minimize", unit, "", tuple(needs))
+    axis = Metric("mine", "minimize", unit, "", tuple(needs))
     assert (axis.is_time, speed_check._is_ratio(axis)) == (is_time, is_ratio)
 
 
 def test_a_plugins_rate_is_noted_as_well_as_latency() -> None:
     """Without speedup in the sweep nothing is named instead."""
-    facts = {name: metric.description for name, metric in registered_metrics().items()}
+    facts = {name: metric.to_mapping() for name, metric in registered_metrics().items()}
     facts["throughput"] = {"direction": "maximize", "unit": "images/s", "about": "", "needs": ["timings"]}
     (note,) = time_notes([identity("timed", metrics=facts)], ["fid", "throughput", "latency <= 2 * vanilla"])
     assert note.startswith("throughput and latency ")

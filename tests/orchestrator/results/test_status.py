@@ -112,7 +112,7 @@ def test_a_launch_records_how_it_ended(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def launch(sweep: Any, storage: Storage, options: Any, emit: Any, *, cores: int) -> Any:
+    def launch(sweep: Any, storage: Storage, options: Any, views: Any, emit: Any, *, cores: int) -> Any:
         emit({"event": "launch"})
         emit({"event": "phase", "phase": "loading the models"})
         during = json.loads(specfrontier("status", "quickstart", "--json").out)["launch"]

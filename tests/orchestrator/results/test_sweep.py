@@ -20,9 +20,10 @@ from orchestrator.results.plots import front_plot
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import NoSweepError, command, find_sweep, location, write_trial
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,7 @@ def test_the_best_of_ties_and_of_unmeasured_trials(
     records = []
     for record, numbers in zip(sweep.records, values, strict=False):
         measured = zip((metric, "fid", "drift"), numbers, strict=True)
-        metrics = {name: Measured(value, None, 1) for name, value in measured if not math.isnan(value)}
+        metrics = {name: Estimate(value, math.inf, 1) for name, value in measured if not math.isnan(value)}
         records.append(dataclasses.replace(record, metrics=metrics, state="complete", constraints={}))
     found = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid").best(["drift<=1"])
     allowed = [n for n, (x, y, drift) in enumerate(values) if not math.isnan(x + y) and drift <= 1]
@@ -208,8 +209,8 @@ def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, valu
     """One standard error ahead: Phi(1) = 0.841 (3 errors: 0.035) of normal draws, 0.789 of Student's t with two degrees
     of freedom, as of three timings."""
 
-    def gain(entry: Measured, vanilla: Measured | None) -> float | None:
-        fid, records = {"fid": Measured(4.0, None, 9)}, []
+    def gain(entry: Estimate, vanilla: Estimate | None) -> float | None:
+        fid, records = {"fid": Estimate(4.0, math.inf, 9)}, []
         for record, own in zip(sweep.records, (vanilla, entry), strict=False):
             records.append(dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own}))
         front = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid")
@@ -217,11 +218,11 @@ def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, valu
         assert shares.get(0) is None, "vanilla itself"
         return shares[1]
 
-    vanilla = Measured(1.0, 0.0, 9)
-    assert gain(Measured(value, 0.1, 9), vanilla) == pytest.approx(0.841, abs=0.035)
-    assert gain(Measured(value, 0.1, 9, error_dof=2), vanilla) == pytest.approx(0.789, abs=0.039)
-    assert gain(Measured(2 - value, 0.1, 9), vanilla) == pytest.approx(0.159, abs=0.035)
-    assert gain(Measured(value, 0.1, 9), None) is None
+    vanilla = Estimate(1.0, 0.0, 9)
+    assert gain(Estimate(value, 0.1, 9), vanilla) == pytest.approx(0.841, abs=0.035)
+    assert gain(Estimate(value, 0.1, 9, error_dof=2), vanilla) == pytest.approx(0.789, abs=0.039)
+    assert gain(Estimate(2 - value, 0.1, 9), vanilla) == pytest.approx(0.159, abs=0.035)
+    assert gain(Estimate(value, 0.1, 9), None) is None
 
 
 def test_the_best_lossless_setting(sweep: Sweep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from orchestrator.views.tables import write_tables
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
@@ -25,6 +26,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, flat_types
 from tests.fakes.synthetic_sweeps import SAMPLING, identity, write_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 FACTS = {
     "number": pa.int64(), "label": pa.string(), "state": pa.string(), "cause": pa.string(), "feasible": pa.bool_(),
@@ -39,7 +41,7 @@ def write(folder: Path, configs: Mapping[str, Any], value: float = 2) -> None:
     write_identity(storage, identity(folder.name))
     for number, (label, config) in enumerate(configs.items()):
         setting = config if isinstance(config, DecodingConfig) else DecodingConfig.from_mapping(config)
-        metrics = {name: Measured(value + number, None, 8) for name in ("speedup", "fid")}
+        metrics = {name: Estimate(value + number, math.inf, 8) for name in ("speedup", "fid")}
         write_trial(storage, TrialRecord(number, label, "complete", setting.with_sampling(SAMPLING), metrics=metrics))
     write_tables(Sweep.open(storage))
 

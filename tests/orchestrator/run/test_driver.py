@@ -15,7 +15,6 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.axes import Direction
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -33,6 +32,7 @@ from tests.fakes.studies import study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
 
 NAMES = ("speedup", "fid")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")

@@ -14,9 +14,8 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.axes import Axis
 from orchestrator.results.store import read_trials, write_trial
-from orchestrator.results.trials import EarlyStop, Measured, TrialRecord
+from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
@@ -27,11 +26,13 @@ from search_spaces.trial import DecodingConfig
 from tests.orchestrator.run.test_driver import SPACE
 from tests.orchestrator.run.test_driver import run as run_driver
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 
 CAPTIONS, SHARD, BLOCKS = 96, 24, 24
 RUNGS = (24, 48)
 CHANGES = {"captions.count": CAPTIONS, "quality.shard": 48, "budget.trials": 24}
-AXES = (Axis("speedup", "maximize"), Axis("fid", "minimize"))
+AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 
 
 class CaptionWorkers(InstantWorkers):
@@ -293,7 +294,7 @@ def record_of(number: int, blocks: np.ndarray, images: int = CAPTIONS, **facts: 
     left_out = (blocks.sum(axis=0) - blocks) / (len(blocks) - 1)
     error = blocks.std(axis=0, ddof=1) / np.sqrt(len(blocks))
     metrics = {
-        axis.name: Measured(float(blocks[:, j].mean()), float(error[j]), images, tuple(left_out[:, j].tolist()))
+        axis.name: Estimate(float(blocks[:, j].mean()), float(error[j]), images, tuple(left_out[:, j].tolist()))
         for j, axis in enumerate(AXES)
     }
     history = ((24, metrics), (images, metrics)) if images > 24 else ((24, metrics),)
@@ -385,7 +386,7 @@ def test_a_distance_to_vanilla_is_moved_by_its_own_bias() -> None:
     """1.5 + 48 / n images: as many as all 96 images would give, although vanilla's is 0 at any n."""
     blocks, n = 24, 24
     replicates = (1.5 + 48 / (n * (blocks - 1) / blocks),) * blocks
-    moved = _moved(Measured(3.5, 0.3, n, replicates), Measured(0.0, 0.0, n), Measured(0.0, 0.0, 96))
+    moved = _moved(Estimate(3.5, 0.3, n, replicates), Estimate(0.0, 0.0, n), Estimate(0.0, 0.0, 96))
     assert moved.value == pytest.approx(2.0)
     assert moved.n == 96
     assert np.mean(moved.replicates) - moved.value == pytest.approx(replicates[0] - 3.5)

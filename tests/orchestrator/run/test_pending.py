@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.trials import Measured
 from orchestrator.run.pending import PendingTrial, Planner
 from orchestrator.run.study import Proposal
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
+from workers.metrics.estimate import Estimate
 
 SAMPLING = Sampling(cfg=1.5)
 BASELINE = DecodingConfig(sampling=SAMPLING)
@@ -99,8 +99,8 @@ def test_the_record_of_a_measured_trial(planner: Planner) -> None:
     assert record is not None
     assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
     assert (record.images, record.seconds) == (40, 2.5)
-    assert record.metrics == {"fid": Measured(5.0, 0.1, 40)}
-    assert record.history == ((20, {"fid": Measured(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
+    assert record.metrics == {"fid": Estimate(5.0, 0.1, 40)}
+    assert record.history == ((20, {"fid": Estimate(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
     assert set(record.shards) == trial.missing
     assert record.params == {"tree.length": 3}
     assert record.config == CHAIN

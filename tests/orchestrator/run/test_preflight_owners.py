@@ -15,7 +15,6 @@ import pytest
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from orchestrator.results.axes import Direction
 from orchestrator.results.store import Identity, write_identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.preflight import check_owners
@@ -25,6 +24,7 @@ from tests.fakes.mlflow_processes import open_studies_together
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import named_config, plain_record, study_identity, study_view
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
 
 NAME = "mine"
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")

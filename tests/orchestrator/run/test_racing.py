@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from orchestrator.results.axes import Direction
 from orchestrator.run.racing import Race, Scores, Stop
+from workers.metrics.definition import Direction
 
 RACE = Race(("minimize", "minimize"), 0.05, 3)
 G = 24

@@ -18,10 +18,9 @@ from optuna.trial import TrialState, create_trial
 from benchmarks.instant import plausible
 from orchestrator.replay.predict import random_settings
 from orchestrator.replay.sampler import SettingsPool
-from orchestrator.results.axes import Direction
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal, Search
 from orchestrator.views.study import objective_values, short_names
 from orchestrator.views.study_storage import StudyError, check_study, open_storage, own_trials
@@ -30,6 +29,8 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.studies import named_config, write_study
 from tests.fakes.synthetic_sweeps import BASELINE
+from workers.metrics.definition import Direction
+from workers.metrics.estimate import Estimate
 
 NAMES = ("speedup", "fid")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -56,7 +57,7 @@ def sweep(folder: Path, sampler: str, changes: Mapping[str, Any] | None = None) 
 def record(proposal: Proposal, **changes: Any) -> TrialRecord:
     """A result of the trial: a trade-off along the numbers of its config."""
     assert proposal.config is not None
-    values = {name: Measured(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
+    values = {name: Estimate(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
     fields: dict[str, Any] = {"metrics": values, "params": proposal.params} | changes
     state, config = fields.pop("state", "complete"), proposal.config
     return TrialRecord(proposal.number, proposal.label, state, config, **fields)
@@ -154,7 +155,7 @@ def test_tpe_concentrates_on_good_configs(tmp_path: Path) -> None:
             proposal = search.propose(number)
             assert proposal.config is not None
             delta = float(proposal.config.flat().get("acceptance.delta", 0.0))
-            search.tell(record(proposal, metrics={"speedup": Measured(delta, None, 1)}), ["speedup"])
+            search.tell(record(proposal, metrics={"speedup": Estimate(delta, math.inf, 1)}), ["speedup"])
             deltas.append(delta)
         means[sampler] = np.mean(deltas[-20:])
     assert means["tpe"] > 2 * means["random"]
@@ -239,7 +240,9 @@ def test_options_reach_the_sampler(tmp_path: Path) -> None:
     ],
 )
 def test_only_finite_values_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
-    entry = TrialRecord(0, "", "complete", None, metrics={name: Measured(v, None, 1) for name, v in metrics.items()})
+    entry = TrialRecord(
+        0, "", "complete", None, metrics={name: Estimate(v, math.inf, 1) for name, v in metrics.items()}
+    )
     assert objective_values(entry, NAMES) == values
     assert objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
 

@@ -17,7 +17,7 @@ import yaml
 from orchestrator.results.launches import load_identity
 from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from orchestrator.views.follower import Ending, Follower, Views
 from orchestrator.views.mlflow import MlflowView, find_location, sync
 from orchestrator.views.mlflow_client import TrackingError
@@ -28,6 +28,7 @@ from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_chi
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -167,7 +168,7 @@ def test_exactly_the_front_has_the_pareto_tag(storage: Storage) -> None:
     }
     assert marked() == front
     assert len(front) > 1
-    best = {"speedup": Measured(99.0, 0.1, 9), "fid": Measured(0.01, 0.1, 192)}
+    best = {"speedup": Estimate(99.0, 0.1, 9), "fid": Estimate(0.01, 0.1, 192)}
     write_trial(storage, another(records[0], TRIALS, metrics=best))
     assert sync(storage) == sync_result(1, TRIALS)
     assert marked() == {TRIALS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from orchestrator.results.names import SettingNames
 from orchestrator.results.store import write_identity
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import Measured, TrialRecord
+from orchestrator.results.trials import TrialRecord
 from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.mlflow import _sole_writer as sole_writer
 from orchestrator.views.mlflow_client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
@@ -20,6 +21,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 SETTING = PRESETS["lantern"].with_sampling(Sampling(1.0, 0, 1.0, 1.5))
 RECORD = TrialRecord(
@@ -27,11 +29,11 @@ RECORD = TrialRecord(
     label="lantern",
     state="complete",
     config=SETTING,
-    metrics={"fid": Measured(4.0, 0.1, 96), "speedup": Measured(2.0, None, 9)},
+    metrics={"fid": Estimate(4.0, 0.1, 96), "speedup": Estimate(2.0, math.inf, 9)},
     constraints={"drift <= 2": -0.5},
     history=(
-        (48, {"fid": Measured(5.0, 0.2, 48), "is": Measured(2.0, None, 48)}),
-        (96, {"is": Measured(2.5, None, 96)}),
+        (48, {"fid": Estimate(5.0, 0.2, 48), "is": Estimate(2.0, math.inf, 48)}),
+        (96, {"is": Estimate(2.5, math.inf, 96)}),
     ),
     images=96,
     seconds=7.5,
@@ -66,8 +68,8 @@ def test_results_stand_alone_beside_their_errors_and_series() -> None:
 
 
 def test_what_is_not_a_finite_number_is_never_sent() -> None:
-    odd = {"a": Measured(float("nan"), 1.0, 5), "b": Measured(float("inf"), float("nan"), 5), "c": Measured(1, -1, 5)}
-    history = ((2, {"a": Measured(float("-inf"), None, 2), "c": Measured(0.5, None, 2)}), (5, odd))
+    odd = {"a": Estimate(float("nan"), 1.0, 5), "b": Estimate(float("inf"), float("nan"), 5), "c": Estimate(1, -1, 5)}
+    history = ((2, {"a": Estimate(float("-inf"), math.inf, 2), "c": Estimate(0.5, math.inf, 2)}), (5, odd))
     names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0, GOALS)]
     assert names == ["c", "images", "seconds", "error/a", "error/c", "series/c", "series/c"]
 
@@ -123,7 +125,7 @@ def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
 
 def test_the_front_is_of_feasible_complete_trials(sweep: Sweep) -> None:
     def trial(number: int, speedup: float, fid: float, **changed: object) -> TrialRecord:
-        metrics = {"speedup": Measured(speedup, 0.1, 9), "fid": Measured(fid, 0.1, 96)}
+        metrics = {"speedup": Estimate(speedup, 0.1, 9), "fid": Estimate(fid, 0.1, 96)}
         return replace(RECORD, number=number, metrics=metrics, **changed)  # type: ignore[arg-type]
 
     trials = [
@@ -132,7 +134,7 @@ def test_the_front_is_of_feasible_complete_trials(sweep: Sweep) -> None:
         trial(2, 1.5, 6.0),
         trial(3, 9.0, 1.0, constraints={"drift <= 2": 1.0}),
         trial(4, 9.0, 1.0, state="failed"),
-        replace(RECORD, number=5, metrics={"fid": Measured(0.1, None, 96)}),
+        replace(RECORD, number=5, metrics={"fid": Estimate(0.1, math.inf, 96)}),
     ]
     assert [record.number for record in replace(sweep, records=tuple(trials)).front_records] == [0, 1]
     assert replace(sweep, records=()).front_records == ()

@@ -9,10 +9,10 @@ import pytest
 
 from orchestrator.results.choices import default_limit
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import Measured
 from orchestrator.views.mlflow_runs import sweep_metrics
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) ->
     write_sweep(tmp_path, trials=12, objectives=axes)
     sweep = Sweep.open(tmp_path)
     if len(names) == 3:  # a third objective has no bar
-        awful = {"clip_score": Measured(0.0, 0.1, 9)}
+        awful = {"clip_score": Estimate(0.0, 0.1, 9)}
         records = [replace(r, metrics={**r.metrics, **awful}) if r.number and r.metrics else r for r in sweep.records]
         sweep = replace(sweep, records=tuple(records))
     front = front_of([sweep])

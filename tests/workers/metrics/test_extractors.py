@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import CLASSIFIER, FEATURES, MANIFOLD
 from workers.metrics.extractors import Extractors, check_keys, load_extractors, unavailable_metrics
-from workers.metrics.metric import CLASSIFIER, FEATURES, MANIFOLD
 from workers.metrics.networks import EXTRACTORS, Extractor, register_extractor
 from workers.metrics.registry import registered_extractors, registered_scorers, weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash

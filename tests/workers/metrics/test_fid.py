@@ -12,9 +12,10 @@ from torch import Tensor
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from tests.fakes import metric_inputs
+from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import BLOCKS, Estimate
 from workers.metrics.frechet import Gaussian, difference, distance_between
-from workers.metrics.metric import FEATURES, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_metrics
 
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from tests.fakes import metric_inputs
 from tests.fakes.metric_inputs import paler_and_red
 from tests.oracles.plain_inception import PlainInception
+from workers.metrics.definition import FEATURES
 from workers.metrics.extractors import load_extractors
 from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.metrics.inception import InceptionFeatures, load_inception
-from workers.metrics.metric import FEATURES, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, registered_extractors
 from workers.models.checkpoint_files import WeightsError
 from workers.models.weights import skip_init

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.fakes import metric_inputs
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, TIMINGS
 from workers.metrics.estimate import (
     BLOCKS,
     Estimate,
@@ -17,18 +18,7 @@ from workers.metrics.estimate import (
     ratio_estimate,
 )
 from workers.metrics.features import load_features
-from workers.metrics.metric import (
-    BASELINE,
-    CLASSIFIER,
-    FEATURES,
-    OWN_TIMINGS,
-    REFERENCE,
-    TIMING_KEYS,
-    TIMINGS,
-    MetricInputs,
-    ReferenceFeatures,
-    Rows,
-)
+from workers.metrics.metric import TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import (
     compute_metrics,
     registered_metrics,

@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from workers.data.storage import Storage
+from workers.metrics.definition import FEATURES, MANIFOLD
 from workers.metrics.extractors import Extractors
-from workers.metrics.metric import FEATURES, MANIFOLD
 from workers.metrics.networks import Extractor
 from workers.metrics.sweep_reference import SweepReference
 

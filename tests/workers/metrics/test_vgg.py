@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from tests.fakes import metric_inputs
-from workers.metrics.metric import FEATURES, MANIFOLD, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.definition import FEATURES, MANIFOLD
+from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.pixels import squares
 from workers.metrics.registry import compute_metrics
 from workers.metrics.vgg import VggFeatures, load_vgg

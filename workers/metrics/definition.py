@@ -1,32 +1,45 @@
-"""Objectives: a metric, its better direction, and what its values are."""
+"""What a metric is: its better direction, its unit, and what it is computed from.
+
+This module does without torch, so that the results of a sweep can be read without it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Self
 
 Direction = Literal["maximize", "minimize"]
-TIMINGS, OWN_TIMINGS, BASELINE = "timings", "own_timings", "baseline"
-# metric inputs that need no neural network
+REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
+OWN_TIMINGS = "own_timings"
+FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
+SCORE_PREFIX = "score."  # of columns with a score for each image
+# what needs no neural network
 COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
 _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """A metric as an objective: which direction is better, its unit, what it means, and what it is computed from
-    (`workers.metrics.metric.Metric.needs`)."""
+class Metric:
+    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS,
+    CLASSIFIER. `vanilla`: vanilla's value, where it is so by definition.
+    """
 
     name: str
     direction: Direction
     unit: str = ""
     about: str = ""
     needs: tuple[str, ...] = ()
+    vanilla: float | None = None
 
-    @property
-    def error(self) -> str:
-        """Name of the column with the metric's standard errors."""
-        return f"{self.name}_error"
+    def to_mapping(self) -> dict[str, Any]:
+        """What the results of a sweep depend on, as plain data, without the name."""
+        return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)}
+
+    @classmethod
+    def from_mapping(cls, name: str, given: Mapping[str, Any]) -> Self:
+        """Read what `to_mapping` wrote. Raises KeyError if a part is missing."""
+        return cls(name, given["direction"], given["unit"], given["about"], tuple(given["needs"]))
 
     @property
     def is_of_counts(self) -> bool:

@@ -1,0 +1,20 @@
+"""Metrics as objectives: what the registered ones compare, and how better values are worded."""
+
+from __future__ import annotations
+
+from workers.metrics.definition import Metric
+from workers.metrics.registry import registered_metrics
+
+
+def test_what_the_metrics_are_of() -> None:
+    metrics = [Metric.from_mapping(name, metric.to_mapping()) for name, metric in registered_metrics().items()]
+    assert {metric.name for metric in metrics if metric.is_speed} == {"speedup", "speedup_timed", "latency"}
+    assert {metric.name for metric in metrics if metric.is_time} == {"latency"}
+    assert {metric.name for metric in metrics if metric.is_of_vanilla} == {"drift", "fid_gain"}
+
+
+def test_better_speeds_are_faster() -> None:
+    rate = Metric("rate", "maximize", "images/s", "", ("timings",))
+    assert (rate.better, rate.best, rate.best_lossless) == ("faster", "fastest", "fastest lossless")
+    fid = Metric("fid", "minimize", "", "", ("features",))
+    assert (fid.better, fid.best, fid.best_lossless) == ("better fid", "best fid", "lossless with the best fid")
