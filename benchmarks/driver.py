@@ -14,16 +14,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.instant import InstantWorkers, plausible
+from benchmarks.instant import InstantWorkers, make_driver, plausible
 from orchestrator.results.trials import COMPLETE, TrialRecord
-from orchestrator.run.driver import Driver
-from orchestrator.run.pending import Planner
 from orchestrator.run.study import Search
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.shards import Experiment
 from workers.data.storage import Storage
-from workers.metrics.definition import Direction
+from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate
 
 NAMES = ("speedup", "fid")
@@ -46,21 +42,9 @@ def sweep_of(trials: int, shards: int, sampler: str) -> SweepConfig:
 
 def run(sweep: SweepConfig, folder: Path) -> tuple[float, int]:
     """Seconds of a whole sweep, and how many shards it handed out."""
-    sampling = Sampling()
-    baseline = DecodingConfig(sampling=sampling)
-    experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
     folder.mkdir()
-    storage, workers = Storage(str(folder)), InstantWorkers()
-    driver = Driver(
-        sweep,
-        storage,
-        Planner(sweep, experiment, baseline, sweep.captions.count, NAMES),
-        Search(sweep, WAYS),
-        workers,
-        check=lambda config: None,
-        emit=lambda event: None,
-        update=lambda record: None,
-    )
+    workers = InstantWorkers()
+    driver = make_driver(sweep, Storage(str(folder)), workers, list(map(Metric, NAMES, WAYS)))
     begin = time.perf_counter()
     driver.run()
     return time.perf_counter() - begin, sum(not name.startswith("measures") for name in workers.ran)

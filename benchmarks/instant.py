@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from orchestrator.run.tasks import Task, TaskResult
-from search_spaces.trial import DecodingConfig
+from orchestrator.results.trials import TrialRecord
+from orchestrator.run.build import Build
+from orchestrator.run.driver import Driver
+from orchestrator.run.study import Search
+from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers
+from orchestrator.run.trial import Plan, Trials
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.shards import Experiment
+from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 
+EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
+DEFAULT_SAMPLING = Sampling()
 Numbers = Callable[[DecodingConfig], dict[str, float]]
 
 
@@ -34,8 +45,8 @@ class InstantWorkers:
     def submit(self, task: Task) -> None:
         self.waiting.append(task)
 
-    def withdraw(self, trial: int) -> None:
-        self.waiting = deque(task for task in self.waiting if task.trial != trial)
+    def withdraw(self, names: Collection[str]) -> None:
+        self.waiting = deque(task for task in self.waiting if task.name not in names)
 
     def collect(self, timeout: float) -> list[TaskResult]:
         if not self.waiting:
@@ -64,3 +75,23 @@ class InstantWorkers:
         return []
 
     def close(self) -> None: ...
+
+
+def make_driver(
+    sweep: SweepConfig,
+    storage: Storage,
+    workers: Workers,
+    objectives: Sequence[Metric],
+    *,
+    experiment: Experiment = EXPERIMENT,
+    sampling: Sampling = DEFAULT_SAMPLING,
+    check: Callable[[DecodingConfig], None] = lambda config: None,
+    emit: EventSink = lambda event: None,
+    update: Callable[[TrialRecord], object] = lambda record: None,
+) -> Driver:
+    """The driver of a sweep without a model. sampling: of its baseline."""
+    baseline, names = DecodingConfig(sampling=sampling), tuple(objective.name for objective in objectives)
+    build = Build(storage, workers, emit)
+    trials = Trials(Plan(sweep, experiment, baseline, sweep.captions.count, names), build, objectives, emit)
+    search = Search(sweep, [objective.direction for objective in objectives])
+    return Driver(sweep, storage, trials, search, build, check=check, emit=emit, update=update)

@@ -42,19 +42,17 @@ from unittest import mock
 import torch
 
 from benchmarks.driver import ask_and_tell
+from benchmarks.instant import make_driver
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
 from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import connected
-from orchestrator.run.driver import Driver
 from orchestrator.run.early_stopping import as_told
 from orchestrator.run.launch import launch
 from orchestrator.run.options import LaunchOptions
-from orchestrator.run.pending import Planner
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Pool
 from orchestrator.run.progress import Progress, event_sink
-from orchestrator.run.study import Search
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import sync
 from orchestrator.views.study import StudyView
@@ -65,7 +63,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.shards import Experiment, plan_quality
 from workers.data.storage import Storage
-from workers.metrics.definition import Direction
+from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.frechet import Gaussian, distance_to_reference
 
@@ -105,16 +103,8 @@ def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> d
         while pool.alive < workers:
             pool.collect(1.0)
         start_s = time.monotonic() - begin
-        driver = Driver(
-            sweep,
-            storage,
-            Planner(sweep, _EXPERIMENT, DecodingConfig(sampling=Sampling()), sweep.captions.count, NAMES),
-            Search(sweep, WAYS),
-            pool,
-            check=lambda config: None,
-            emit=sink,
-            update=lambda record: None,
-        )
+        objectives = list(map(Metric, NAMES, WAYS))
+        driver = make_driver(sweep, storage, pool, objectives, experiment=_EXPERIMENT, emit=sink)
         begin = time.monotonic()
         driver.run()
         wall_s = time.monotonic() - begin

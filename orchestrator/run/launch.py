@@ -25,17 +25,17 @@ from orchestrator.results.store import (
     write_sweep_text,
 )
 from orchestrator.results.trials import TrialRecord
+from orchestrator.run.build import SWEEP, Build, Target
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
-from orchestrator.run.events import lost_event
+from orchestrator.run.events import lost_event, utc_now
 from orchestrator.run.options import LaunchOptions
-from orchestrator.run.pending import Planner, utc_now
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
 from orchestrator.run.preflight import check_enqueued, models_entry
-from orchestrator.run.preparation import PreparedWorkers
 from orchestrator.run.study import Search
-from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError, Task
+from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError
+from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
@@ -43,10 +43,10 @@ from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
-from workers.data.shards import FORMAT, PREDICTIONS, Experiment
+from workers.data.reference import FILE
+from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
-from workers.metrics.definition import REFERENCE
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
@@ -117,22 +117,24 @@ def _launch(
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive})
-            preparations = [(Task(-1, REFERENCE, {"kind": REFERENCE}), "reading the reference images")]
-            if predict := prediction_task(sweep, storage, capabilities, warn):
-                task = Task(-1, PREDICTIONS, {"kind": predict.kind, **predict.to_mapping()})
-                preparations.append((task, f"predicting {len(predict.configs)} settings from a recording"))
-            workers = PreparedWorkers(pool, preparations, emit)
+            build = Build(storage, pool, emit)
+            reference = Target.of(FILE, ReferenceTask(), about="reading the reference images")
+            build.want(SWEEP, reference)
+            if predictions := prediction_task(sweep, storage, capabilities, warn):
+                about = f"predicting {len(predictions.configs)} settings from a recording"
+                build.want(SWEEP, Target.of(PREDICTIONS, predictions, about=about))
 
             def predicted_pool() -> SettingsPool:
-                workers.wait(PREDICTIONS)
+                build.wait(PREDICTIONS)
                 return read_pool(sweep, storage, identity.experiment)
 
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
-            planner = Planner(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics)
-            search = Search(sweep, [axis.direction for axis in identity.objectives], predicted_pool)
+            plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
+            trials = Trials(plan, build, identity.objectives, emit)
+            search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool)
             driver = Driver(
-                sweep, storage, planner, search, workers, check=capabilities.check, emit=emit, update=views.update
+                sweep, storage, trials, search, build, check=capabilities.check, emit=emit, update=views.update
             )
             return driver.run(records, options.revived)
 

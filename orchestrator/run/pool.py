@@ -252,10 +252,10 @@ class Pool:
         bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.urgent))  # after its equals
         self._assign()
 
-    def withdraw(self, trial: int) -> None:
-        self._waiting = [task for task in self._waiting if task.trial != trial]
+    def withdraw(self, names: Collection[str]) -> None:
+        self._waiting = [task for task in self._waiting if task.name not in names]
         for worker in self._workers:
-            if worker.task and worker.task.trial == trial:
+            if worker.task and worker.task.name in names:
                 worker.abandon(self._clock.now)
 
     def collect(self, timeout: float) -> list[TaskResult]:

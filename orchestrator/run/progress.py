@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TextIO
 from orchestrator.errors import explain
 from orchestrator.results.json_lines import append_line
 from orchestrator.results.text import clean, counted, measured
+from orchestrator.run.events import utc_now
 from orchestrator.run.forecast import Forecast, Range
-from orchestrator.run.pending import utc_now
 from orchestrator.run.tasks import Event, EventSink
 
 if TYPE_CHECKING:

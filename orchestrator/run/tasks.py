@@ -79,8 +79,8 @@ class Workers(Protocol):
 
     def submit(self, task: Task) -> None: ...
 
-    def withdraw(self, trial: int) -> None:
-        """Drop the waiting tasks of a trial and cancel its running ones. Their results are not collected."""
+    def withdraw(self, names: Collection[str]) -> None:
+        """Drop tasks that wait, and cancel those that run. Their results are not collected."""
 
     def collect(self, timeout: float) -> list[TaskResult]:
         """Results since the last call; waits up to `timeout` seconds for the first. Raises PoolError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -46,8 +46,8 @@ class LocalPool:
     def submit(self, task: Task) -> None:
         heapq.heappush(self.queue, ((task.trial, 0 if task.urgent else 1, next(self.count)), task))
 
-    def withdraw(self, trial: int) -> None:
-        self.queue = [entry for entry in self.queue if entry[1].trial != trial]
+    def withdraw(self, names: Collection[str]) -> None:
+        self.queue = [entry for entry in self.queue if entry[1].name not in names]
         heapq.heapify(self.queue)
 
     def collect(self, timeout: float) -> list[TaskResult]:

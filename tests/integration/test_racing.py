@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.errors import INTERRUPTED, WRONG_USAGE
-from orchestrator.run.pending import Planner
+from orchestrator.run.early_stopping import EarlyStopping
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.real_sweeps import SweepRun, assert_same, ray_folder
@@ -75,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
         with interrupted(Replayer, "predict", 9):
             assert specfrontier(*resume).code == INTERRUPTED
         assert not (broken.store / PREDICTIONS).exists()
-        with interrupted(Planner, "advance", 3):
+        with interrupted(EarlyStopping, "decide", 3):
             assert specfrontier(*resume).code == INTERRUPTED
         assert broken.count("shard") > broken.count("trial_finished") == 2
         broken.start("--no-mlflow", "--resume", "--workers", "2")

@@ -14,13 +14,11 @@ from typing import Any
 import optuna
 import pytest
 
-from benchmarks.instant import InstantWorkers, plausible
+from benchmarks.instant import InstantWorkers, make_driver, plausible
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
-from orchestrator.run.pending import Planner
-from orchestrator.run.study import Search
 from orchestrator.run.tasks import Event, Outcome, SweepError, Task, TaskResult
 from orchestrator.views.follower import Views
 from orchestrator.views.study import short_names
@@ -32,7 +30,7 @@ from tests.fakes.studies import study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
-from workers.metrics.definition import Direction
+from workers.metrics.definition import Direction, Metric
 
 NAMES = ("speedup", "fid")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -64,18 +62,9 @@ def sweep(
 
 
 def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Driver:
-    baseline = DecodingConfig(sampling=Sampling(cfg=1.5))
-    experiment = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
     folder.mkdir(parents=True, exist_ok=True)
-    nothing = dict.fromkeys(("check", "emit", "update"), lambda subject: None)
-    return Driver(
-        config,
-        Storage(str(folder)),
-        Planner(config, experiment, baseline, config.captions.count, NAMES),
-        Search(config, DIRECTIONS),
-        workers,
-        **nothing | kwargs,
-    )
+    objectives = list(map(Metric, NAMES, DIRECTIONS))
+    return make_driver(config, Storage(str(folder)), workers, objectives, sampling=Sampling(cfg=1.5), **kwargs)
 
 
 def run(config: SweepConfig, folder: Path, workers: Any, revive: Collection[int] = (), **kwargs: Any) -> Outcome:
@@ -184,20 +173,20 @@ def test_a_resumed_sweep_names_no_shards_of_finished_trials(tmp_path: Path, monk
     monkeypatch.setattr(QualityShard, "name", name)
     resumed = run(sweep(tmp_path), tmp_path / "sweep", InstantWorkers())
     assert configs(resumed.records) == configs(whole.records)
-    assert set(named) == {whole.records[0].config}, "all trials need the baseline's"
+    assert not named, "nothing is measured"
 
 
 def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
     config, workers = sweep(tmp_path), InstantWorkers()
     first = driver(config, tmp_path / "a", InstantWorkers())
     first.run()
-    kept = sorted(first.shards)[::2]
+    kept = sorted(first.build.files)[::2]
     for name in kept:
         Storage(str(tmp_path / "b")).write(name, b"")
     driver(config, tmp_path / "b", workers).run()
     shards = [name for name in workers.ran if name.startswith("shards")]
     assert not set(shards) & set(kept)
-    assert set(shards) | set(kept) >= first.shards
+    assert set(shards) | set(kept) >= first.build.files
     assert len(shards) == len(set(shards))
 
 
@@ -233,7 +222,11 @@ space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
     assert len(duplicates) == 8
     for duplicate in duplicates:
         first = outcome.records[duplicate.duplicate_of or 0]
-        assert (duplicate.digest, duplicate.metrics, duplicate.shards) == (first.digest, first.metrics, first.shards)
+        assert (duplicate.digest, duplicate.metrics, duplicate.shards) == (
+            first.digest,
+            first.metrics,
+            first.shards,
+        )
 
 
 class Failing(InstantWorkers):

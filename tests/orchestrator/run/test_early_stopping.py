@@ -16,8 +16,14 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
-from orchestrator.run.revival import front_probabilities, revivals
+from orchestrator.run.early_stopping import (
+    EarlyStopping,
+    _moved,
+    at_full_size,
+    front_probabilities,
+    revivals,
+    with_constraints,
+)
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from orchestrator.views.study_storage import open_storage
 from search_spaces.constraints import Constraint
@@ -216,7 +222,7 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         assert (record.state, record.cause, record.stop) == ("complete", None, old.stop)
         assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
         assert dict(record.history)[old.images] == old.metrics
-        past = EarlyStopping(sweep(tmp_path), AXES, ()).before_revival(record)
+        past = EarlyStopping(sweep(tmp_path), AXES).before_revival(record)
         assert (past.state, past.cause, past.metrics, past.images) == (
             "stopped",
             old.cause,

@@ -314,7 +314,7 @@ def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
     pool.submit(task(0, trial=1, hangs_once=True))
     while not pids(log, 0):
         pool.collect(0.1)
-    pool.withdraw(1)
+    pool.withdraw([task(0, trial=1).name])
     pool.submit(task(1, trial=2))
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
@@ -326,7 +326,7 @@ def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
     pool.submit(task(0, trial=1, seconds=0.5))
     pool.submit(task(1, trial=1))
     pool.submit(task(2, trial=2))
-    pool.withdraw(1)
+    pool.withdraw([task(n).name for n in (0, 1)])
     assert [d.task.payload["n"] for d in collect_all(pool, 1)] == [2]
     assert pool.collect(0.3) == []
 

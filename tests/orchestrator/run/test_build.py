@@ -13,7 +13,7 @@ import pytest
 from benchmarks.instant import InstantWorkers
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.damaged_shards import FOLDER
+from orchestrator.run.build import DAMAGED
 from orchestrator.run.tasks import SweepError, Task, TaskResult
 from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.records import ShardError, read_shard, write_shard
@@ -104,7 +104,7 @@ def test_a_damaged_shard_of_an_unfinished_trial_is_set_aside_and_drawn_again(
     records, notes = launched(stopped, workers)
     assert results(records) == results(whole)
     assert {name for name in workers.drawn if f"shards/{name}" in damaged} == set()
-    assert sorted(path.read_bytes() for path in (stopped / FOLDER).iterdir()) == sorted(damaged.values())
+    assert sorted(path.read_bytes() for path in (stopped / DAMAGED).iterdir()) == sorted(damaged.values())
     assert len(notes) == len(damaged), "said once for each"
     assert all(str(stopped / "shards" / name) in " ".join(notes) for name in damaged)
     assert max(workers.drawn.count(f"shards/{name}") for name in shards) == 1
@@ -159,7 +159,11 @@ def test_a_task_that_finds_its_own_file_damaged_is_repeated(tmp_path: Path, whol
 
     class Surprised(WritingWorkers):
         def draw(self, task: Task) -> Mapping[str, Any]:
-            if task.name == whole[1].image_shards[0] and task.name not in self.drawn and not (folder / FOLDER).exists():
+            if (
+                task.name == whole[1].image_shards[0]
+                and task.name not in self.drawn
+                and not (folder / DAMAGED).exists()
+            ):
                 self.storage.write(task.name, b"torn")
             return super().draw(task)
 

@@ -1,0 +1,241 @@
+"""The build: files that trials want, made by workers out of other files.
+
+A file's name follows from its content, so a target whose file exists is made. One whose needs are missing waits for
+them. A file that a worker finds damaged or missing is set aside, and those who wanted what is made from it want it
+again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from sys import intern
+from typing import Any, Self
+
+from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
+from workers.data.records import ShardError, read_shard
+from workers.data.shards import MeasureTask, Serializable
+from workers.data.storage import Storage
+
+SWEEP = -1  # in the place of a trial: what all trials need
+DAMAGED = "damaged"  # folder of the files that were set aside
+_MAX_REPEATS = 3  # of one file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A file of the store, what a worker must be told to make it, and the targets that it is made from.
+
+    name: relative to the storage's root. about: what is done, for a target without which the sweep cannot go on.
+    """
+
+    name: str
+    payload: Mapping[str, Any]
+    needs: tuple[Target, ...] = ()
+    about: str = ""
+
+    @classmethod
+    def of(cls, name: str, task: Serializable, needs: Iterable[Target] = (), about: str = "") -> Self:
+        """The file that a worker's task makes."""
+        return cls(name, {"kind": task.kind, **task.to_mapping()}, tuple(needs), about)
+
+    @property
+    def is_measurement(self) -> bool:
+        """Whether its content is the answer that a trial waits for. A worker that finds the file reads it."""
+        return bool(self.payload["kind"] == MeasureTask.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a measurement. output: of the worker; None if it was not made.
+
+    trials: the numbers of those that wanted it. lost: the needs that could not be made or read.
+    cause: why it failed; None if it can be wanted again at once. permanent: see `TaskResult`.
+    """
+
+    trials: tuple[int, ...]
+    output: Mapping[str, Any] | None = None
+    lost: frozenset[str] = frozenset()
+    cause: str | None = None
+    permanent: bool = True
+
+
+@dataclass(slots=True)
+class _Wanted:
+    target: Target
+    trials: set[int] = field(default_factory=set)
+    is_submitted: bool = False
+
+
+class Build:
+    """Has workers make the targets that trials want. Trials are numbers; those of lower ones are made first.
+
+    files: names of the shards in the store. seconds: of workers, by the trial that they were spent on.
+    """
+
+    def __init__(self, storage: Storage, workers: Workers, emit: EventSink) -> None:
+        self.files = {intern(f"shards/{name}") for name in storage.names("shards")}
+        self.seconds: defaultdict[int, float] = defaultdict(float)
+        self._storage, self._workers, self._emit = storage, workers, emit
+        self._wanted: dict[str, _Wanted] = {}
+        self._results: list[Result] = []
+        self._repeats = Counter[str]()
+        self._alive = -1
+
+    def want(self, trial: int, *targets: Target) -> None:
+        """Make targets and all that they need, unless the files exist. trial: `SWEEP` for all of them."""
+        for target in targets:
+            self._add(target, trial)
+        self._submit_ready()
+
+    def withdraw(self, trial: int) -> None:
+        """Make nothing for this trial that no other one wants."""
+        obsolete = []
+        for name, wanted in list(self._wanted.items()):
+            wanted.trials.discard(trial)
+            if not wanted.trials:
+                del self._wanted[name]
+                obsolete += [name] if wanted.is_submitted else []
+        self._workers.withdraw(obsolete)
+
+    def collect(self, timeout: float) -> list[Result]:
+        """The measurements that ended since the last call. Waits up to `timeout` seconds for a worker's next result.
+
+        Raises:
+            PoolError: no worker is left and none can be started.
+            SweepError: the sweep cannot go on without a target that failed, or a file is damaged again and again.
+        """
+        if not self._results:
+            self._work(timeout)
+        results, self._results = self._results, []
+        return results
+
+    def wait(self, name: str) -> None:
+        """Wait for a wanted file. Results that arrive meanwhile are kept for `collect`.
+
+        Raises:
+            PoolError, SweepError: see `collect`.
+        """
+        while name in self._wanted:
+            self._work(1.0)
+
+    def _add(self, target: Target, trial: int) -> None:
+        if target.name in self.files:
+            return
+        if target.name not in self._wanted:
+            self._wanted[target.name] = _Wanted(target)
+            self._emit_phase(target)
+        self._wanted[target.name].trials.add(trial)
+        for need in target.needs:
+            self._add(need, trial)
+
+    def _submit_ready(self) -> None:
+        for wanted in self._wanted.values():
+            target = wanted.target
+            if not wanted.is_submitted and all(need.name in self.files for need in target.needs):
+                wanted.is_submitted = True
+                urgent = target.is_measurement
+                self._workers.submit(Task(min(wanted.trials), target.name, target.payload, urgent=urgent))
+
+    def _work(self, timeout: float) -> None:
+        """Collect workers' results, and submit the targets that have become ready."""
+        for result in self._workers.collect(timeout):
+            if result.task.name in self._wanted:
+                self._take(result)
+        if (alive := self._workers.alive) != self._alive:
+            self._alive = alive
+            note = {} if alive else {"note": "no worker is running; waiting for one"}
+            self._emit({"event": "workers", "alive": alive, **note})
+        self._submit_ready()
+
+    def _take(self, result: TaskResult) -> None:
+        task, output = result.task, result.output
+        target = self._wanted[task.name].target
+        if output is None:
+            self._fail(target, result.cause or "failed", permanent=result.permanent)
+        elif unusable := output.get("unusable"):
+            self._set_aside(target, unusable)
+        elif target.is_measurement:
+            self.seconds[task.trial] += output.get("seconds", 0.0)
+            self._end(task.name, Result((), output))
+        elif output["name"] != task.name:
+            cause = f"{output['worker']} wrote {output['name']} instead of {task.name}: its models or captions differ"
+            self._fail(target, cause, permanent=False)
+        else:
+            self._add_file(task, target, output)
+
+    def _add_file(self, task: Task, target: Target, output: Mapping[str, Any]) -> None:
+        del self._wanted[task.name]
+        self.files.add(task.name)
+        self.seconds[task.trial] += output["seconds"]
+        if target.about:
+            self._emit_phase(target)
+            return
+        facts = {"images": output["images"], "seconds": output["seconds"], "worker": output["worker"]}
+        self._emit({"event": "shard", "trial": task.trial, "kind": task.kind, **facts})
+
+    def _fail(self, target: Target, cause: str, *, permanent: bool) -> None:
+        """End the target and the measurements that need it."""
+        if target.about:
+            raise SweepError(f"{target.name}: {cause}")
+        if target.is_measurement:
+            self._end(target.name, Result((), cause=cause, permanent=permanent))
+            return
+        del self._wanted[target.name]
+        self._drop(frozenset([target.name]), cause, permanent)
+
+    def _drop(self, lost: frozenset[str], cause: str | None = None, permanent: bool = True) -> None:
+        """End the measurements that wait for one of these files. Those who want them decide what follows."""
+        for name, wanted in list(self._wanted.items()):
+            needs = lost.intersection(need.name for need in wanted.target.needs)
+            if needs and not wanted.is_submitted:
+                self._end(name, Result((), None, needs, cause, permanent))
+
+    def _end(self, name: str, result: Result) -> None:
+        """End a measurement for all trials that want it."""
+        self._results.append(replace(result, trials=tuple(self._wanted.pop(name).trials)))
+
+    def _set_aside(self, target: Target, unusable: Mapping[str, str]) -> None:
+        """Set damaged files aside, and end the measurements that need them. unusable: the reasons by name."""
+        if target.is_measurement:
+            removed = frozenset(name for name, reason in unusable.items() if self._remove(name, reason))
+            self._end(target.name, Result((), None, removed))
+            self._drop(removed)
+        else:  # a worker found the target's own file, which an earlier launch had written
+            self.files.add(target.name)
+            self._remove(target.name, unusable[target.name])
+            self._wanted[target.name].is_submitted = False
+
+    def _remove(self, name: str, reason: str) -> bool:
+        """Move a file aside, unless it is readable by now, or already removed; whether it was."""
+        if name not in self.files:
+            return False
+        kept = ""
+        try:
+            read_shard(self._storage, name, [])
+            return False
+        except FileNotFoundError:
+            pass
+        except ShardError:
+            kept = f"; the old file is kept as {self._move(name)}"
+        self.files.discard(name)
+        self._repeats[name] += 1
+        if self._repeats[name] > _MAX_REPEATS:
+            raise SweepError(f"{reason}: drawn {_MAX_REPEATS} times and damaged again; check the disk or bucket")
+        self._emit({"event": "shard_damaged", "note": f"{reason}, so it is drawn again{kept}"})
+        return True
+
+    def _move(self, name: str) -> str:
+        """Rename a file to a name that no other has; returns it."""
+        stem, dot, ending = name.rpartition("/")[2].rpartition(".")
+        taken = set(self._storage.names(DAMAGED))
+        free = next(new for n in range(len(taken) + 1) if (new := f"{stem}-{n}{dot}{ending}") not in taken)
+        self._storage.move(name, f"{DAMAGED}/{free}")
+        return f"{DAMAGED}/{free}"
+
+    def _emit_phase(self, changed: Target) -> None:
+        """Say what the sweep still waits for, if it waited for this target or does now."""
+        if changed.about:
+            waiting = [wanted.target.about for wanted in self._wanted.values() if wanted.target.about]
+            self._emit({"event": "phase", "phase": "; ".join(waiting)})

@@ -1,0 +1,316 @@
+"""A trial: what it needs at each rung, when it stops, and what its record says."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from orchestrator.results.names import SettingNames
+from orchestrator.results.trials import (
+    COMPLETE,
+    FAILED,
+    STOPPED,
+    EarlyStop,
+    State,
+    TrialRecord,
+    parse_history,
+    parse_metrics,
+)
+from orchestrator.run.build import Build, Result, Target
+from orchestrator.run.early_stopping import EarlyStopping, shared_results
+from orchestrator.run.events import trial_event, utc_now
+from orchestrator.run.study import Proposal
+from orchestrator.run.tasks import EventSink, SweepError
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, StepShape
+from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
+from workers.metrics.definition import Metric
+from workers.metrics.registry import uses_timings
+
+BASELINE = 0  # number of vanilla's trial
+
+Steps = Generator[Target, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
+
+
+def make_record(proposal: Proposal, state: State, **fields: Any) -> TrialRecord:
+    """The record of a trial that ends now."""
+    now = utc_now()
+    return TrialRecord(
+        number=proposal.number,
+        label=proposal.label,
+        state=state,
+        config=proposal.config,
+        params=proposal.params,
+        **{"started": now, "finished": now, **fields},
+    )
+
+
+def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
+    """The record of a trial whose config an earlier one had, with that one's result."""
+    first = earlier.number if earlier.duplicate_of is None else earlier.duplicate_of
+    return make_record(proposal, **shared_results(earlier), duplicate_of=first)
+
+
+class Rung(NamedTuple):
+    """A number of images, and the shards that hold them."""
+
+    images: int
+    files: tuple[Target, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files that the trials of a sweep consist of.
+
+    baseline: vanilla's config. captions: number of captions. metrics: names of those to measure. prepared: what every
+    measurement needs besides the shards.
+    """
+
+    sweep: SweepConfig
+    experiment: Experiment
+    baseline: DecodingConfig
+    captions: int
+    metrics: tuple[str, ...]
+    prepared: tuple[Target, ...] = ()
+
+    @property
+    def images(self) -> int:
+        """The number of images of a trial that is not stopped."""
+        return self.captions * self.sweep.quality.samples
+
+    @cached_property
+    def baseline_images(self) -> tuple[Target, ...]:
+        return self.rungs(self.baseline)[-1].files
+
+    def rungs(self, config: DecodingConfig) -> list[Rung]:
+        """At which a trial is measured, the one with all captions last. No shard crosses a rung."""
+        quality, ends = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
+        shards = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch, ends)
+        parts = [[shard for shard in shards if shard.stop <= end] for end in (*ends, self.captions)]
+        files = self.targets(shards)
+        return [Rung(sum(shard.images for shard in part), files[: len(part)]) for part in parts]
+
+    def timing(self, config: DecodingConfig) -> Target | None:
+        """The shard that times a config; None if no metric needs it."""
+        if not uses_timings(self.metrics):
+            return None
+        timing = self.sweep.timing
+        shards = plan_timing(
+            config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
+            repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed,
+        )  # fmt: skip
+        return self.targets(shards)[0]
+
+    def targets(self, shards: Iterable[QualityShard | TimingShard]) -> tuple[Target, ...]:
+        return tuple(Target.of(shard.name(self.experiment), shard) for shard in shards)
+
+    def measurement(
+        self, config: DecodingConfig, rung: Rung, timings: Timings, prefetched: Sequence[Target] = ()
+    ) -> Target:
+        """A config's metrics on the images of a rung. prefetched: shards that must exist, too."""
+        task = MeasureTask(
+            config=config,
+            quality=names(rung.files),
+            timing=names(timings.shared),
+            own_timing=names(timings.own),
+            baseline_quality=names(self.baseline_images),
+            metrics=self.metrics,
+            halfway=self.sweep.racing is None,
+        )
+        needs = (*rung.files, *prefetched, *timings.shared, *timings.own, *self.baseline_images, *self.prepared)
+        return Target.of(task.name(), task, needs)
+
+
+def names(targets: Iterable[Target]) -> tuple[str, ...]:
+    return tuple(target.name for target in targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """A trial's timing files: the one of its shape, and its own if it is timed itself. Empty without a need."""
+
+    shared: tuple[Target, ...] = ()
+    own: tuple[Target, ...] = ()
+
+    @property
+    def shape(self) -> str:
+        """See `TrialRecord.shape`."""
+        return ",".join(names(self.shared))
+
+
+@dataclass(slots=True)
+class _Shape:
+    """shared: the timing file of its trials, once one of them has it. timed: the configs that are timed themselves."""
+
+    shared: Target | None = None
+    timed: set[DecodingConfig] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ShapeTimings:
+    """Which file times a shape: that of its first trial, in the order of the trials' numbers.
+
+    So any number of workers, and a resumed sweep, take the same files. files: those in the store.
+    """
+
+    plan: Plan
+    files: Collection[str]
+    _shapes: defaultdict[StepShape, _Shape] = field(default_factory=lambda: defaultdict(_Shape))
+    _known: dict[str, Target] = field(default_factory=dict)
+
+    def of(self, config: DecodingConfig, lost: Collection[str] = ()) -> Timings:
+        """The files of a trial. lost: files that cannot be used; if its shape's is among them, the trial times it."""
+        own = self._own(config)
+        if own is None:
+            return Timings()
+        shape = self._shapes[config.shape]
+        if shape.shared is None or shape.shared.name in lost:
+            shape.shared = own
+        self._count(shape, config, own)
+        return Timings((shape.shared,), (own,) if config in shape.timed else ())
+
+    def keep(self, config: DecodingConfig, files: str) -> None:
+        """Use the timing file of a trial that an earlier launch finished, if it still exists. files: the trial's."""
+        own = self._own(config)
+        if own is None:
+            return
+        shape, kept = self._shapes[config.shape], self._known.get(files, own)
+        if kept.name in self.files and (shape.shared is None or shape.shared.name not in self.files):
+            shape.shared = kept
+        self._count(shape, config, own)
+
+    def _count(self, shape: _Shape, config: DecodingConfig, own: Target) -> None:
+        """Time a config itself if its file is that of the shape, or as one of the first of its shape."""
+        if shape.shared in (None, own) or len(shape.timed) < self.plan.sweep.timing.direct:
+            shape.timed.add(config)
+
+    def _own(self, config: DecodingConfig) -> Target | None:
+        own = self.plan.timing(config)
+        return None if own is None else self._known.setdefault(own.name, own)
+
+
+class _Progress:
+    """What a trial has measured so far. stopped: the record of a stopped trial that goes on."""
+
+    def __init__(self, proposal: Proposal, build: Build, stopped: TrialRecord | None) -> None:
+        self._proposal, self._build = proposal, build
+        self._started = stopped.started if stopped else utc_now()
+        self._earlier_s = stopped.seconds - build.seconds[proposal.number] if stopped else 0.0
+        self.history = dict(stopped.history) if stopped else {}
+
+    def add(self, images: int, output: Mapping[str, Any], required: Collection[str]) -> str | None:
+        """Add the metrics on a number of images. Values that are not finite are left out.
+
+        Returns why some of the `required` metrics are missing.
+        """
+        measured = parse_metrics(output["metrics"])
+        metrics = {name: entry for name, entry in measured.items() if math.isfinite(entry.value)}
+        self.history |= {**dict(parse_history(output.get("history", ()))), images: metrics}
+        skipped = output.get("skipped", {})
+        problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
+        return "; ".join(problems) or None
+
+    def record(self, state: State, cause: str | None, **fields: Any) -> TrialRecord:
+        seconds = self._earlier_s + self._build.seconds[self._proposal.number]
+        return make_record(self._proposal, state, cause=cause, seconds=seconds, started=self._started, **fields)
+
+    def measured(
+        self, state: State, cause: str | None, rung: Rung, timings: Timings, stop: EarlyStop | None
+    ) -> TrialRecord:
+        """The record of a trial that ends with the metrics of a rung. Constraints are evaluated later."""
+        return self.record(
+            state,
+            cause,
+            metrics=self.history[rung.images],
+            history=tuple(sorted(self.history.items(), key=lambda entry: entry[0])),
+            shards=tuple(dict.fromkeys(names([*rung.files, *timings.shared, *timings.own]))),
+            shape=timings.shape,
+            images=rung.images,
+            stop=stop,
+        )
+
+
+class Trials:
+    """Runs the trials of a sweep. objectives: their order is that of the sweep's."""
+
+    def __init__(self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink) -> None:
+        self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
+        self.racing, self.timings = EarlyStopping(sweep, objectives), ShapeTimings(plan, build.files)
+        self.names = SettingNames(sweep.sampling)
+        names = [*(objective.name for objective in objectives), *(limit.metric for limit in sweep.constraints)]
+        self._required = dict.fromkeys(names)  # without these metrics a trial has failed
+
+    def run(self, proposal: Proposal, stopped: TrialRecord | None = None) -> Steps:
+        """Measure a trial rung by rung, until racing stops it or all captions are measured.
+
+        All images of a config of `enqueue` are generated at once, because it is never stopped. stopped: the record of a
+        stopped trial, which goes on to its next rung and no further.
+
+        Raises:
+            SweepError: vanilla failed, the baseline of every metric.
+        """
+        number, config = proposal.number, proposal.config
+        assert config is not None, "a trial without a config does not run"
+        rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
+        left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
+        prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
+        progress = _Progress(proposal, self.build, stopped)
+        self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
+        self._emit_start(proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started")
+        for rung in left:
+            result, timings = yield from self._measure(config, rung, prefetched)
+            if result.output is None:
+                self._check_baseline(number, result.cause, result.lost)
+                return progress.record(FAILED, result.cause)
+            problem = progress.add(rung.images, result.output, self._required)
+            metrics = progress.history[rung.images]
+            if number == BASELINE:
+                self._check_baseline(number, self.racing.problem(rung.images, metrics, problem))
+            state: State = FAILED if problem else COMPLETE
+            if rung is not rungs[-1]:
+                if stopped is None and not problem:
+                    stop = self.racing.decide(number, rung.images, metrics, timings.shape)
+                if stop is None:
+                    continue
+                state, problem = STOPPED, self.racing.reason(stop)
+            return progress.measured(state, problem, rung, timings, stop)
+        raise AssertionError("the last rung is all captions")
+
+    def _measure(
+        self, config: DecodingConfig, rung: Rung, prefetched: Sequence[Target]
+    ) -> Generator[Target, Result, tuple[Result, Timings]]:
+        """Measure a config on a rung's images, again while files are lost that can be made again.
+
+        If the timing of another trial of its shape cannot be made, the trial times itself.
+        """
+        timings = self.timings.of(config)
+        while True:
+            result = yield self.plan.measurement(config, rung, timings, prefetched)
+            others = set(names(timings.shared)).difference(names(timings.own))
+            is_repeatable = result.cause is None or (result.lost and result.lost <= others)
+            if result.output is not None or not is_repeatable:
+                return result, timings
+            timings = self.timings.of(config, result.lost)
+
+    def _check_baseline(self, number: int, problem: str | None, lost: Collection[str] = ()) -> None:
+        """Raise SweepError if a problem of a trial is one of the baseline. lost: the files that could not be made."""
+        if problem and (number == BASELINE or not set(lost).isdisjoint(names(self.plan.baseline_images))):
+            raise SweepError(f"vanilla, the baseline of every metric, failed: {problem}")
+
+    def _emit_start(self, proposal: Proposal, first: Rung, last: Rung, event: str) -> None:
+        """Say how many shards a trial has, and how many are missing. A stopped trial needs those of its next rung; of
+        another, racing may stop it before the last.
+        """
+        assert proposal.config is not None
+        own = names(self.timings.of(proposal.config).own)
+        total = {*names(last.files), *own}
+        needed = {*names(first.files), *own} if event == "trial_resumed" else total
+        self.emit(
+            trial_event(event, proposal, self.names)
+            | {"images": last.images, "shards": len(needed.difference(self.build.files)), "total_shards": len(total)}
+            | {"config": proposal.config.flat()}
+        )
