@@ -1,185 +1,170 @@
-"""Damaged shards in a sweep: set aside, drawn again, and the results are those of an undisturbed sweep."""
+"""The build: what waits for what, who hears of a failure, and files that cannot be read."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from benchmarks.instant import InstantWorkers
-from orchestrator.results.store import read_trials
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.build import DAMAGED
-from orchestrator.run.tasks import SweepError, Task, TaskResult
-from tests.orchestrator.run.test_driver import run, sweep
-from workers.data.records import ShardError, read_shard, write_shard
+from orchestrator.run.build import SWEEP, Build, Target
+from orchestrator.run.tasks import Event, SweepError, Task, TaskResult
 from workers.data.storage import Storage
 
-TRIALS = 6
+REFERENCE = Target("reference", {"kind": "reference"}, about="reading")
+POOL = Target("pool", {"kind": "predict"}, about="predicting")
+IMAGES, OTHER = (Target(f"shards/quality-{name}", {"kind": "quality"}) for name in "ab")
+TIMING = Target("shards/timing-a", {"kind": "timing"})
 
 
-class WritingWorkers(InstantWorkers):
-    """Workers that write small shards, and read them to measure. They stop the driver after `results` results."""
+def measurement(name: str, *needs: Target) -> Target:
+    return Target(f"measures/{name}", {"kind": "measure"}, needs)
 
-    def __init__(self, folder: Path, results: int = 10_000) -> None:
-        super().__init__()
-        self.storage, self.left = Storage(folder), results
-        self.drawn: list[str] = []
+
+class Scripted:
+    """Workers that finish the named tasks, one at each call. outputs: of tasks with another result."""
+
+    alive = 1
+
+    def __init__(self, *finishing: str, outputs: Mapping[str, Mapping[str, Any] | str] | None = None) -> None:
+        self.finishing, self.outputs = list(finishing), outputs or {}
+        self.submitted: list[str] = []
+        self.withdrawn: set[str] = set()
+        self.tasks: dict[str, Task] = {}
+
+    def submit(self, task: Task) -> None:
+        self.submitted.append(task.name)
+        self.tasks[task.name] = task
+
+    def withdraw(self, names: Collection[str]) -> None:
+        self.withdrawn.update(names)
+
+    def close(self) -> None: ...
 
     def collect(self, timeout: float) -> list[TaskResult]:
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-        return super().collect(timeout)
-
-    def answer(self, task: Task) -> Mapping[str, Any]:
-        if task.kind != "measure":
-            return self.draw(task)
-        payload, unusable = task.payload, dict[str, str]()
-        for name in (name for key in ("quality", "timing", "own_timing", "baseline_quality") for name in payload[key]):
-            try:
-                read_shard(self.storage, name, [], fix="")
-            except ShardError as error:
-                unusable |= error.reasons
-            except FileNotFoundError:
-                unusable[name] = f"{name}: missing"
-        return {"unusable": unusable} if unusable else super().answer(task)
-
-    def draw(self, task: Task) -> Mapping[str, Any]:
-        if self.storage.exists(task.name):
-            try:
-                read_shard(self.storage, task.name, [])
-            except ShardError as error:
-                return {"unusable": error.reasons}
-        self.drawn.append(task.name)
-        write_shard(self.storage, task.name, pa.table({"n": [1]}), {"kind": task.kind, "name": task.name})
-        return super().answer(task)
+        assert self.finishing, "nothing will ever finish"
+        name = self.finishing.pop(0)
+        output = self.outputs.get(name, {"name": name, "images": 1, "seconds": 2.0, "worker": "w"})
+        if isinstance(output, str):
+            return [TaskResult(self.tasks[name], None, output)]
+        return [TaskResult(self.tasks[name], output)]
 
 
-def launched(folder: Path, workers: WritingWorkers, **changes: Any) -> tuple[list[TrialRecord], list[str]]:
-    """The records of a sweep of six trials, and what it noted."""
-    notes: list[str] = []
-    config = sweep(folder.parent, changes={"budget.trials": TRIALS} | changes)
-    outcome = run(config, folder, workers, emit=lambda event: notes.extend([event["note"]] if "note" in event else []))
-    return list(outcome.records), [note for note in notes if note]
+def make(folder: Path, workers: Scripted) -> tuple[Build, list[Event]]:
+    events: list[Event] = []
+    return Build(Storage(folder), workers, events.append), events
 
 
-def results(records: list[TrialRecord]) -> list[tuple[Any, ...]]:
-    return [(r.number, r.config, r.metrics, r.shards, r.shape, r.state) for r in records]
+def collect_all(build: Build, workers: Scripted) -> list[Any]:
+    results = []
+    while workers.finishing:
+        results += build.collect(0)
+    return results
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> list[TrialRecord]:
-    folder = tmp_path_factory.mktemp("whole") / "store"
-    return launched(folder, WritingWorkers(folder))[0]
+def test_a_measurement_waits_for_what_it_needs(tmp_path: Path) -> None:
+    workers = Scripted(IMAGES.name, "reference", "measures/m")
+    build, events = make(tmp_path, workers)
+    build.want(SWEEP, REFERENCE)
+    build.want(3, measurement("m", IMAGES, REFERENCE))
+    assert workers.submitted == ["reference", IMAGES.name]
+    assert build.collect(0) == []
+    assert "measures/m" not in workers.submitted
+    assert build.collect(0) == []
+    assert (workers.tasks["measures/m"].trial, workers.tasks["measures/m"].urgent) == (3, True)
+    (result,) = build.collect(0)
+    assert (result.trials, result.output) == ((3,), {"name": "measures/m", "images": 1, "seconds": 2.0, "worker": "w"})
+    assert build.seconds == {SWEEP: 2.0, 3: 4.0}
+    assert [event for event in events if event["event"] == "shard"] == [
+        {"event": "shard", "trial": 3, "kind": "quality", "images": 1, "seconds": 2.0, "worker": "w"}
+    ]
 
 
-@pytest.fixture
-def stopped(tmp_path: Path) -> Path:
-    """A store whose driver died when no trial had a record, and many shards were drawn."""
-    folder = tmp_path / "store"
-    with pytest.raises(KeyboardInterrupt):
-        launched(folder, WritingWorkers(folder, results=9))
-    assert not read_trials(Storage(folder))
-    return folder
+def test_what_the_sweep_waits_for_is_said(tmp_path: Path) -> None:
+    workers = Scripted("reference", "pool")
+    build, events = make(tmp_path, workers)
+    build.want(SWEEP, REFERENCE, POOL)
+    build.wait("pool")
+    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    assert phases == ["reading", "reading; predicting", "predicting", ""]
 
 
-def flip(path: Path) -> bytes:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 16
-    path.write_bytes(data)
-    return bytes(data)
+def test_results_that_arrive_during_a_wait_are_kept(tmp_path: Path) -> None:
+    workers = Scripted("measures/m", "pool")
+    build, _ = make(tmp_path, workers)
+    build.want(SWEEP, POOL)
+    build.want(0, measurement("m"))
+    build.wait("pool")
+    assert [result.trials for result in build.collect(0)] == [(0,)]
 
 
-def test_a_damaged_shard_of_an_unfinished_trial_is_set_aside_and_drawn_again(
-    stopped: Path, whole: list[TrialRecord]
-) -> None:
-    shards = sorted(path.name for path in (stopped / "shards").iterdir())
-    damaged = {name: flip(stopped / "shards" / name) for name in shards[::2]}
-    workers = WritingWorkers(stopped)
-    records, notes = launched(stopped, workers)
-    assert results(records) == results(whole)
-    assert {name for name in workers.drawn if f"shards/{name}" in damaged} == set()
-    assert sorted(path.read_bytes() for path in (stopped / DAMAGED).iterdir()) == sorted(damaged.values())
-    assert len(notes) == len(damaged), "said once for each"
-    assert all(str(stopped / "shards" / name) in " ".join(notes) for name in damaged)
-    assert max(workers.drawn.count(f"shards/{name}") for name in shards) == 1
+@pytest.mark.parametrize("failing", ["reference", "pool"])
+def test_what_the_sweep_cannot_do_without_ends_it(failing: str, tmp_path: Path) -> None:
+    build, _ = make(tmp_path, Scripted("reference", "pool", outputs={failing: "out of memory"}))
+    build.want(SWEEP, REFERENCE, POOL)
+    with pytest.raises(SweepError, match=f"{failing}: out of memory"):
+        build.wait("pool")
 
 
-def test_a_shard_of_another_setting_under_a_name_of_the_trial_is_drawn_again(
-    stopped: Path, whole: list[TrialRecord]
-) -> None:
-    first, second, *_ = sorted((stopped / "shards").glob("quality-*"))
-    shutil.copy(first, second)
-    workers = WritingWorkers(stopped)
-    records, notes = launched(stopped, workers)
-    assert results(records) == results(whole)
-    assert f"shards/{second.name}" in workers.drawn
-    assert len(notes) == 1
-    assert f"shards/{first.name}" in notes[0]
+def test_a_file_that_exists_is_not_made_again(tmp_path: Path) -> None:
+    Storage(tmp_path).write(IMAGES.name, b"")
+    workers = Scripted()
+    build, _ = make(tmp_path, workers)
+    build.want(0, measurement("m", IMAGES))
+    assert workers.submitted == ["measures/m"]
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_the_baselines_shards_are_drawn_again_for_later_trials(
-    whole: list[TrialRecord], tmp_path: Path, missing: bool
-) -> None:
-    folder = tmp_path / "store"
-    launched(folder, WritingWorkers(folder), **{"budget.trials": 3})
-    path = folder / whole[0].image_shards[1]
-    path.unlink() if missing else flip(path)
-    records, notes = launched(folder, workers := WritingWorkers(folder))
-    assert results(records) == results(whole)
-    assert workers.drawn.count(whole[0].image_shards[1]) == 1
-    assert len(notes) == (0 if missing else 1), "a shard that is not there at the start is simply drawn"
+def test_a_shared_file_is_made_once_and_stays_while_one_trial_wants_it(tmp_path: Path) -> None:
+    workers = Scripted(TIMING.name)
+    build, _ = make(tmp_path, workers)
+    build.want(1, measurement("one", IMAGES, TIMING))
+    build.want(2, measurement("two", OTHER, TIMING))
+    assert workers.submitted.count(TIMING.name) == 1
+    build.withdraw(1)
+    assert workers.withdrawn == {IMAGES.name}
+    build.collect(0)
+    assert TIMING.name in build.files
+    build.withdraw(2)
+    assert workers.withdrawn == {IMAGES.name, OTHER.name}
 
 
-def test_a_shape_whose_timing_is_damaged_is_timed_anew_by_the_trial_that_needs_it(tmp_path: Path) -> None:
-    folder, trials = tmp_path / "store", {"budget.trials": 24}
-    whole, _ = launched(tmp_path / "whole", WritingWorkers(tmp_path / "whole"), **trials)
-    number, owner = next(
-        (later.number, earlier.number) for later in whole for earlier in whole
-        if earlier.number < later.number and later.shape == earlier.shape and later.duplicate_of is None
-    )  # fmt: skip
-    launched(folder, WritingWorkers(folder), **{"budget.trials": number})
-    flip(folder / whole[owner].shape)
-    records, notes = launched(folder, WritingWorkers(folder), **trials)
-    assert [record.state for record in records] == ["complete"] * 24
-    assert records[number].shape != whole[number].shape, "it shares no noise with the earlier trial any more"
-    assert records[number].shape in records[number].shards
-    assert results([records[owner]]) == results([whole[owner]])
-    assert len(notes) == 1
+def test_all_who_need_a_file_that_failed_hear_of_it(tmp_path: Path) -> None:
+    workers = Scripted(TIMING.name, outputs={TIMING.name: "no"})
+    build, _ = make(tmp_path, workers)
+    for number in (1, 2):
+        build.want(number, measurement(str(number), TIMING))
+    build.want(3, measurement("3", IMAGES))
+    results = build.collect(0)
+    assert [(result.trials, result.lost, result.cause) for result in results] == [
+        ((1,), {TIMING.name}, "no"),
+        ((2,), {TIMING.name}, "no"),
+    ]
 
 
-def test_a_task_that_finds_its_own_file_damaged_is_repeated(tmp_path: Path, whole: list[TrialRecord]) -> None:
-    folder = tmp_path / "store"
-
-    class Surprised(WritingWorkers):
-        def draw(self, task: Task) -> Mapping[str, Any]:
-            if (
-                task.name == whole[1].image_shards[0]
-                and task.name not in self.drawn
-                and not (folder / DAMAGED).exists()
-            ):
-                self.storage.write(task.name, b"torn")
-            return super().draw(task)
-
-    records, notes = launched(folder, Surprised(folder))
-    assert results(records) == results(whole)
-    assert len(notes) == 1
+def test_a_file_of_another_name_is_a_failure_that_may_pass(tmp_path: Path) -> None:
+    other = {"name": "shards/quality-z", "images": 1, "seconds": 0.0, "worker": "w7"}
+    workers = Scripted(IMAGES.name, outputs={IMAGES.name: other})
+    build, _ = make(tmp_path, workers)
+    build.want(1, measurement("m", IMAGES))
+    (result,) = build.collect(0)
+    assert result.output is None
+    assert not result.permanent
+    assert "w7" in str(result.cause)
+    assert IMAGES.name not in build.files
 
 
-def test_a_store_that_damages_every_shard_ends_the_sweep(tmp_path: Path) -> None:
-    folder = tmp_path / "store"
-
-    class Spoiling(WritingWorkers):
-        def draw(self, task: Task) -> Mapping[str, Any]:
-            answer = super().draw(task)
-            flip(folder / task.name)
-            return answer
-
-    with pytest.raises(SweepError, match=r"shards/.*: damaged .*check the disk"):
-        launched(folder, Spoiling(folder))
+def test_a_missing_file_ends_the_measurement_which_can_be_wanted_again(tmp_path: Path) -> None:
+    Storage(tmp_path).write(IMAGES.name, b"")
+    workers = Scripted("measures/m", outputs={"measures/m": {"unusable": {IMAGES.name: "missing"}}})
+    build, _ = make(tmp_path, workers)
+    (tmp_path / IMAGES.name).unlink()
+    build.want(1, measurement("m", IMAGES))
+    build.want(2, measurement("n", IMAGES, TIMING))
+    results = build.collect(0)
+    assert [(result.trials, result.cause, result.lost) for result in results] == [
+        ((1,), None, {IMAGES.name}),
+        ((2,), None, {IMAGES.name}),
+    ]
+    build.want(1, measurement("m", IMAGES))
+    assert workers.submitted[-1] == IMAGES.name

@@ -1,0 +1,182 @@
+"""A trial: the measurements that it yields, and its record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.instant import EXPERIMENT, InstantWorkers
+from orchestrator.results.trials import TrialRecord
+from orchestrator.run.build import Build, Result, Target
+from orchestrator.run.study import Proposal
+from orchestrator.run.tasks import Event, SweepError
+from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.storage import Storage
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
+
+SAMPLING = Sampling(cfg=1.5)
+VANILLA = DecodingConfig(sampling=SAMPLING)
+CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).with_sampling(
+    SAMPLING
+)
+SWEEP = """
+name: tried
+quality: {batch: 4, shard: 8, samples: 2}
+timing: {batch: 1, images: 2, repetitions: 2}
+objectives: [{metric: fid, direction: minimize}, {metric: speedup, direction: maximize}]
+space: {drafter: eagle, tree: {policy: chain, length: 3}}
+"""
+OBJECTIVES = [Metric("fid", "minimize"), Metric("speedup", "maximize")]
+FID, SPEED = {"value": 5.0, "error": 0.1, "n": 40}, {"value": 2.0, "error": 0.1, "n": 9}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    path = tmp_path / "tried.yaml"
+    path.write_text(SWEEP)
+    return Plan(SweepConfig.read(path), EXPERIMENT, VANILLA, 20, ("fid", "speedup"))
+
+
+def make_trials(plan: Plan, folder: Path, events: list[Event] | None = None) -> Trials:
+    emit = ([] if events is None else events).append
+    return Trials(plan, Build(Storage(folder), InstantWorkers(), emit), OBJECTIVES, emit)
+
+
+def proposal(config: DecodingConfig | None = CHAIN, number: int = 4) -> Proposal:
+    return Proposal(number, "a chain", config, {"tree.length": 3}, {})
+
+
+def end(steps: Steps, output: Mapping[str, Any], number: int = 4) -> TrialRecord:
+    """The record of a trial whose first measurement has this output."""
+    next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Result((number,), output))
+    record: TrialRecord = ended.value.value
+    return record
+
+
+def test_all_captions_are_generated_once_and_some_are_timed(plan: Plan) -> None:
+    (rung,) = plan.rungs(CHAIN)
+    assert rung.images == plan.images == 40
+    spans = [(target.payload["start"], target.payload["stop"]) for target in rung.files]
+    assert spans == [(0, 8), (8, 16), (16, 20)]
+    timing = plan.timing(CHAIN)
+    assert timing is not None
+    assert timing.payload["stop"] - timing.payload["start"] == 2
+    assert timing.payload["baseline"] == VANILLA.to_mapping()
+    assert names(plan.rungs(CHAIN)[0].files) == names(rung.files)
+
+
+def test_no_timing_without_a_metric_that_needs_it(plan: Plan) -> None:
+    assert replace(plan, metrics=("fid",)).timing(CHAIN) is None
+
+
+def test_a_measurement_names_the_trials_shards_and_vanillas(plan: Plan, tmp_path: Path) -> None:
+    prepared = Target("reference", {"kind": "reference"})
+    trials = make_trials(replace(plan, prepared=(prepared,)), tmp_path)
+    first, second = (next(trials.run(proposal(number=number))) for number in (4, 5))
+    (rung,) = plan.rungs(CHAIN)
+    assert first.is_measurement
+    assert first.name.startswith("measures/")
+    assert first.payload["quality"] == list(names(rung.files))
+    assert first.payload["baseline_quality"] == list(names(plan.baseline_images))
+    assert first.payload["timing"] == first.payload["own_timing"] == [plan.timing(CHAIN).name]  # type: ignore[union-attr]
+    assert list(first.payload["metrics"]) == ["fid", "speedup"]
+    assert first.payload["halfway"]
+    needed = {*first.payload["quality"], *first.payload["timing"], *first.payload["baseline_quality"], "reference"}
+    assert set(names(first.needs)) == needed
+    assert second.name == first.name
+    assert next(trials.run(proposal(VANILLA, BASELINE))).name != first.name
+
+
+def test_a_race_measures_at_its_rungs(plan: Plan, tmp_path: Path) -> None:
+    raced = SweepConfig.read(str(tmp_path / "tried.yaml"), {"racing": {"rungs": [8, 12]}})
+    trials = make_trials(replace(plan, sweep=raced), tmp_path)
+    target = next(trials.run(proposal()))
+    assert not target.payload["halfway"]
+    assert [rung.images for rung in trials.plan.rungs(CHAIN)] == [16, 24, 40]
+    assert target.payload["quality"] == list(names(trials.plan.rungs(CHAIN)[0].files))
+    stopped = make_record(proposal(), "stopped", images=16, shards=())
+    resumed = next(trials.run(proposal(), stopped))
+    assert resumed.payload["quality"] == list(names(trials.plan.rungs(CHAIN)[1].files))
+
+
+def test_a_trial_says_how_much_it_lacks(plan: Plan, tmp_path: Path) -> None:
+    events: list[Event] = []
+    Storage(tmp_path).write(plan.rungs(CHAIN)[0].files[0].name, b"")
+    next(make_trials(plan, tmp_path, events).run(proposal()))
+    (event,) = [event for event in events if event["event"] == "trial_started"]
+    assert (event["trial"], event["images"], event["shards"], event["total_shards"]) == (4, 40, 3, 4)
+
+
+def test_the_record_of_a_measured_trial(plan: Plan, tmp_path: Path) -> None:
+    trials = make_trials(plan, tmp_path)
+    trials.build.seconds[4] = 2.5
+    half = {"value": 6.0, "error": 0.2, "n": 20, "replicates": [5.0, 7.0], "noise": 0.1}
+    output = {"metrics": {"fid": FID, "speedup": SPEED}, "history": [[20, {"fid": half}]]}
+    record = end(trials.run(proposal()), output)
+    assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
+    assert (record.images, record.seconds) == (40, 2.5)
+    assert record.metrics == {"fid": Estimate(5.0, 0.1, 40), "speedup": Estimate(2.0, 0.1, 9)}
+    assert record.history == ((20, {"fid": Estimate(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
+    timing = plan.timing(CHAIN)
+    assert timing is not None
+    assert set(record.shards) == {*names(plan.rungs(CHAIN)[0].files), timing.name}
+    assert record.shape == timing.name
+    assert (record.params, record.config) == ({"tree.length": 3}, CHAIN)
+    assert datetime.fromisoformat(record.started) <= datetime.fromisoformat(record.finished)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, None])
+def test_a_trial_without_a_required_metric_has_failed(value: float | None, plan: Plan, tmp_path: Path) -> None:
+    metrics = {"fid": FID} | ({} if value is None else {"speedup": SPEED | {"value": value}})
+    output = {"metrics": metrics, "skipped": {"speedup": "no timings"}}
+    record = end(make_trials(plan, tmp_path).run(proposal()), output)
+    assert (record.state, record.cause) == ("failed", "speedup: no timings")
+    assert set(record.metrics) == {"fid"}
+    with pytest.raises(SweepError, match="vanilla, the baseline"):
+        end(make_trials(plan, tmp_path).run(proposal(VANILLA, BASELINE)), output)
+
+
+def test_the_record_of_a_failed_trial(plan: Plan, tmp_path: Path) -> None:
+    steps = make_trials(plan, tmp_path).run(proposal())
+    target = next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Result((4,), None, frozenset(target.payload["quality"][:1]), "OutOfMemory: at batch 4"))
+    record = ended.value.value
+    assert (record.state, record.cause, record.metrics) == ("failed", "OutOfMemory: at batch 4", {})
+    assert make_record(proposal(None), "failed").config is None
+
+
+def test_a_trial_that_needs_images_of_vanilla_that_failed_ends_the_sweep(plan: Plan, tmp_path: Path) -> None:
+    steps = make_trials(plan, tmp_path).run(proposal())
+    target = next(steps)
+    with pytest.raises(SweepError, match="vanilla, the baseline"):
+        steps.send(Result((4,), None, frozenset(target.payload["baseline_quality"][:1]), "DecodingError"))
+
+
+def test_a_lost_file_is_wanted_again(plan: Plan, tmp_path: Path) -> None:
+    steps = make_trials(plan, tmp_path).run(proposal())
+    target = next(steps)
+    assert steps.send(Result((4,), None, frozenset(target.payload["quality"][:1]))).name == target.name
+
+
+def test_a_duplicate_copies_the_result_and_names_the_first_trial(plan: Plan, tmp_path: Path) -> None:
+    first = end(make_trials(plan, tmp_path).run(proposal(number=1)), {"metrics": {"fid": FID, "speedup": SPEED}})
+    second = copy_record(proposal(number=2), first)
+    third = copy_record(proposal(number=3), second)
+    assert (second.duplicate_of, third.duplicate_of) == (1, 1)
+    assert second.metrics == third.metrics == first.metrics
+    assert third.shards == first.shards
+    assert second.seconds == 0.0, "no worker time"
+    failed = copy_record(proposal(number=6), make_record(proposal(number=5), "failed", cause="no"))
+    assert (failed.state, failed.cause, failed.duplicate_of) == ("failed", "no", 5)
