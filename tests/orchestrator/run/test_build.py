@@ -137,8 +137,8 @@ def test_all_who_need_a_file_that_failed_hear_of_it(tmp_path: Path) -> None:
     build.want(3, measurement("3", IMAGES))
     results = build.collect(0)
     assert [(result.trials, result.lost, result.cause) for result in results] == [
-        ((1,), {TIMING.name}, "no"),
-        ((2,), {TIMING.name}, "no"),
+        ((1,), frozenset([TIMING.name]), "no"),
+        ((2,), frozenset([TIMING.name]), "no"),
     ]
 
 
@@ -163,8 +163,8 @@ def test_a_missing_file_ends_the_measurement_which_can_be_wanted_again(tmp_path:
     build.want(2, measurement("n", IMAGES, TIMING))
     results = build.collect(0)
     assert [(result.trials, result.cause, result.lost) for result in results] == [
-        ((1,), None, {IMAGES.name}),
-        ((2,), None, {IMAGES.name}),
+        ((1,), None, frozenset([IMAGES.name])),
+        ((2,), None, frozenset([IMAGES.name])),
     ]
     build.want(1, measurement("m", IMAGES))
     assert workers.submitted[-1] == IMAGES.name
