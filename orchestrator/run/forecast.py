@@ -1,33 +1,25 @@
 """What is left of a running sweep, in seconds with a range, from the shards that have finished.
 
-A trial costs worker seconds. Trials in flight are expected to cost the mean of finished trials of their kind (drafter
-and tree), shrunk to that of all; trials to come cost what those that the search proposed did, stopped ones included.
-Until three trials have finished, those in flight count by their shards. Seconds of work become wall clock by the pace
-of the last minutes: the time between a worker's shards, over what such shards cost in the whole run. So the forecast
-follows a machine that becomes busy or free. Workers count while they are up, not while they load their models.
-Measurements, and stopped trials that will go on at the end, are not forecast: then the estimate is 0.
+A trial costs worker seconds: those to come cost the mean of finished trials, those in flight the share of it that their
+missing shards are. Worker seconds become wall clock by the time that workers were up in this launch for each second
+that they spent on shards. Measurements, and stopped trials that will go on at the end, are not forecast: then the
+estimate is 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.run.tasks import Event
 
 RANGE = 0.9  # probability of the stated range
-_MIN_TRIALS = 3  # finished, before those in flight are left out of the mean cost, and before its spread is known
+_MIN_TRIALS = 3  # finished, before their spread is known
 _EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
-_PRIOR_TRIALS = 1.0  # weight of all trials' mean in that of a kind
+_OVERRUN = 0.1  # of what was left after the last shard, if the next one takes longer than all of it
 _MAX_SHARE = 0.99  # measurements, and stopped trials that go on, follow the last shard of the budget
-_PACE_S, _PACE_SHARDS = 60.0, 8  # the pace is that of this time, and of this number of shards at least
-_OVERRUN = 0.1  # of its time so far, that a shard beyond its expected end still takes
-
-Kind = tuple[object, object]  # drafter, tree
 
 
 class Range(NamedTuple):
@@ -40,57 +32,26 @@ class Range(NamedTuple):
 
 @dataclass
 class _Trial:
-    kind: Kind
-    is_proposed: bool  # by the search, not enqueued
-    planned: int  # images
-    shards: int  # to draw and to time; racing may stop the trial before the last
-    total_shards: int  # with those that the store had when the trial started
-    seconds: float = 0.0
-    finished: list[_ShardKind] = field(default_factory=list)
+    """is_proposed: by the search, not enqueued. images: of all captions. missing: shards that do not exist yet; racing
+    may stop the trial before the last. shards: with those that existed when it started.
+    """
 
-    @property
-    def unfinished(self) -> int:
-        return max(self.shards - len(self.finished), 0)
+    is_proposed: bool
+    images: int
+    missing: int
+    shards: int
+    seconds: float = 0.0
+    made: int = 0  # shards, in this launch
 
     @property
     def share(self) -> float:
         """The share that is done. The measurement after the last shard counts as a shard."""
-        return (self.total_shards - self.unfinished) / (self.total_shards + 1)
+        return (self.shards - self.missing) / (self.shards + 1)
 
     @property
-    def weight(self) -> float:
-        """The share of its shards whose seconds are known: an earlier run may have drawn others."""
-        return min(len(self.finished) / self.total_shards, 1.0)
-
-
-class _ShardKind(NamedTuple):
-    """Shards of one cost."""
-
-    trial: Kind | None
-    kind: str  # quality or timing
-    images: int
-
-    @property
-    def of_any_trial(self) -> _ShardKind:
-        return self._replace(trial=None)
-
-
-@dataclass
-class _Cost:
-    seconds: float = 0.0
-    shards: int = 0
-
-    def add(self, seconds: float) -> None:
-        self.seconds += seconds
-        self.shards += 1
-
-
-class _Span(NamedTuple):
-    """From the end of a worker's shard to the end of its next."""
-
-    shard: _ShardKind
-    seconds: float
-    end: float
+    def whole_seconds(self) -> float:
+        """The seconds of all its shards, if an earlier launch had made none."""
+        return self.seconds * self.shards / self.made
 
 
 @dataclass
@@ -102,13 +63,13 @@ class Forecast:
     trials: int | None = None
     images: int | None = None
     workers: int = 0
-    _done: int = 0  # trials, those of earlier runs included
+    _done: int = 0  # trials, those of earlier launches included
     _images: list[int] = field(default_factory=list)  # of each of them that has any
     _running: dict[int, _Trial] = field(default_factory=dict)
     _finished: list[_Trial] = field(default_factory=list)
-    _costs: dict[_ShardKind, _Cost] = field(default_factory=dict)  # also of all trials' shards of one kind
-    _recent: deque[_Span] = field(default_factory=deque)
-    _last: dict[str, float] = field(default_factory=dict)  # end of each worker's last shard, the earliest end first
+    _worker_s: float = 0.0  # that workers were up, until the last shard
+    _shard_s: float = 0.0  # that they spent on shards
+    _shard_at: float = 0.0  # when the last shard came, or the first worker
 
     def update(self, event: Event, now: float) -> None:
         kind = event["event"]
@@ -117,68 +78,54 @@ class Forecast:
             self._images.clear()
             self._running.clear()
         elif kind in ("trial_started", "trial_resumed"):
-            config: Mapping[str, Any] = event.get("config") or {}
-            trial_kind = config.get("drafter.kind"), config.get("tree.policy")
-            is_proposed = not event.get("label")
             work = event["images"], event["shards"], event["total_shards"]
-            self._running[event["trial"]] = _Trial(trial_kind, is_proposed, *work)
+            self._running[event["trial"]] = _Trial(not event.get("label"), *work)
         elif kind == "shard":
-            self._add_shard(event, now)
+            self._shard_s += event["seconds"]
+            self._worker_s += self.workers * (now - self._shard_at)
+            self._shard_at = now
+            if trial := self._running.get(event["trial"]):
+                trial.seconds += event["seconds"]
+                trial.made += 1
+                trial.missing = max(trial.missing - 1, 0)
         elif kind in ("trial_finished", "trial_revived", "revival_failed"):
             trial = self._running.pop(event["trial"], None)
             if kind == "trial_finished":
                 self._done += 1
                 self._images += [event["images"]] if event["images"] else []
-                if trial is not None and event["new"] and trial.seconds:
-                    trial.total_shards -= trial.unfinished
+                if trial is not None and event["new"] and trial.made:
+                    trial.shards -= trial.missing  # of a stopped trial
                     self._finished.append(trial)
         elif kind == "workers":
+            if not self.workers:
+                self._shard_at = now
             self.workers = event["alive"]
-        while len(self._last) > self.workers:  # a replacement has another name: the one silent for longest is gone
-            del self._last[next(iter(self._last))]
-
-    def _add_shard(self, event: Event, now: float) -> None:
-        seconds, worker, trial = event["seconds"], event["worker"], self._running.get(event["trial"])
-        shard = _ShardKind(trial.kind if trial else None, event["kind"], event["images"])
-        if trial is not None:
-            trial.seconds += seconds
-            trial.finished.append(shard)
-        for known in {shard, shard.of_any_trial}:
-            self._costs.setdefault(known, _Cost()).add(seconds)
-        self._recent.append(_Span(shard, max(now - self._last.pop(worker, now), seconds), now))
-        self._last[worker] = now
-        while len(self._recent) > _PACE_SHARDS and self._recent[0].end < now - _PACE_S:
-            self._recent.popleft()
 
     def remaining(self, now: float) -> Range | None:
         """Seconds until the sweep ends; 0 if what is left cannot be forecast; None without a budget of trials or
-        images, without workers, or before the first images.
+        images, without workers, or before the first shard.
         """
         to_come = self._trials_to_come()
         if to_come is None or not self.workers:
             return None
-        if not to_come and not self._running:
+        if not to_come and not any(trial.missing for trial in self._running.values()):
             return Range(0.0, 0.0, 0.0)
-        is_early = len(self._finished) < _MIN_TRIALS
-        trials = [*self._finished, *(self._running.values() if is_early else ())]
-        if not any(shard.kind == "quality" for trial in trials for shard in trial.finished):
+        known = self._finished or [trial for trial in self._running.values() if trial.made]
+        if not known:
             return None
-        proposed = [trial for trial in self._finished if trial.is_proposed]
-        costs = proposed if len(proposed) >= _MIN_TRIALS else trials
-        in_flight = sum(self._rest(trial, trials) for trial in self._running.values())
-        shards = sum(trial.unfinished for trial in self._running.values())
-        busy = min(self.workers, shards)  # the last shards leave workers idle: here those without a shard for longest
-        begun, each = [now - last for last in reversed(self._last.values())][:busy], in_flight / max(shards, 1)
-        pace = self._pace(begun, each)
-        work = pace * (in_flight + to_come * _mean(costs))
-        work -= sum(pace * each - max(pace * each - elapsed, _OVERRUN * elapsed) for elapsed in begun)
-        lanes = self.workers if to_come else max(busy, 1)
-        if is_early:
-            low, high = (bound * work for bound in _EARLY_RANGE)
-        else:
-            error = pace * NormalDist().inv_cdf((1 + RANGE) / 2) * self._error(costs, to_come)
-            low, high = work - error, work + error
-        return Range(*(max(bound, 0.0) / lanes for bound in (work, low, high)))
+        proposed = [trial.whole_seconds for trial in known if trial.is_proposed]
+        costs = proposed if len(proposed) >= _MIN_TRIALS else [trial.whole_seconds for trial in known]
+        left = to_come + sum(trial.missing / trial.shards for trial in self._running.values() if trial.shards)
+        shards = sum(trial.missing for trial in self._running.values())
+        lanes = self.workers if to_come else min(self.workers, shards)  # the last shards leave workers idle
+        pace = max(self._worker_s / self._shard_s, 1.0) / lanes if self._shard_s else 1.0 / lanes
+        value = pace * left * fmean(costs)
+        value = max(value - (now - self._shard_at), _OVERRUN * value)
+        if len(costs) < _MIN_TRIALS:
+            return Range(value, *(bound * value for bound in _EARLY_RANGE))
+        spread = stdev(costs) * math.sqrt(left + left**2 / len(costs))  # of the sum to come, and of the mean
+        error = pace * NormalDist().inv_cdf((1 + RANGE) / 2) * spread
+        return Range(value, max(value - error, 0.0), value + error)
 
     def share_done(self) -> float | None:
         """The share of the budget's trials, or images, that is done; None without such a budget. It stays below 1: a
@@ -188,7 +135,7 @@ class Forecast:
         if self.trials:
             shares.append((self._done + sum(trial.share for trial in running)) / self.trials)
         if self.images:
-            shares.append((sum(self._images) + sum(trial.share * trial.planned for trial in running)) / self.images)
+            shares.append((sum(self._images) + sum(trial.share * trial.images for trial in running)) / self.images)
         return min(max(shares), _MAX_SHARE) if shares else None
 
     def _trials_to_come(self) -> float | None:
@@ -199,40 +146,3 @@ class Forecast:
         if self.images is not None and self._images:
             left.append((self.images - sum(self._images)) / fmean(self._images) - len(self._running))
         return max(min(left), 0.0) if left else None
-
-    def _rest(self, trial: _Trial, trials: Sequence[_Trial]) -> float:
-        """Worker seconds that a trial costs from now on. Beyond what its kind does, it goes on at its own rate."""
-        if not trial.unfinished:
-            return 0.0
-        overall, same = _mean(trials), [other for other in trials if other.kind == trial.kind]
-        weight = sum(other.weight for other in same)
-        expected = (sum(other.seconds for other in same) + _PRIOR_TRIALS * overall) / (weight + _PRIOR_TRIALS)
-        expected *= min(trial.shards / fmean(other.total_shards for other in trials), 1.0)  # it may lack few
-        done = sum(map(self._cost, trial.finished))
-        return expected - done if expected > done else trial.unfinished * trial.seconds / max(len(trial.finished), 1)
-
-    def _error(self, costs: Sequence[_Trial], to_come: float) -> float:
-        """The standard error of a sum of costs to come, and of the mean that is estimated, in worker seconds."""
-        variance = stdev(trial.seconds / trial.weight for trial in costs) ** 2
-        return math.sqrt(variance * ((len(self._running) + to_come) + to_come**2 / len(costs)))
-
-    def _cost(self, shard: _ShardKind) -> float:
-        """Mean seconds of such shards, shrunk to those of all trials."""
-        own, overall = self._costs[shard], self._costs[shard.of_any_trial]
-        return (own.seconds + overall.seconds / overall.shards) / (own.shards + 1)
-
-    def _pace(self, begun: Sequence[float], each: float) -> float:
-        """Time between the last shards, each worker's own, over what such shards cost in the whole run.
-
-        begun: seconds since the start of shards that run now; those that took longer than expected count, too. each:
-        their expected cost.
-        """
-        seconds, expected = sum(span.seconds for span in self._recent), sum(self._cost(s.shard) for s in self._recent)
-        late = [elapsed for elapsed in begun if elapsed * expected > each * seconds]
-        return (seconds + sum(late)) / (expected + each * len(late)) if expected else 1.0
-
-
-def _mean(trials: Iterable[_Trial]) -> float:
-    """Mean seconds of a whole trial."""
-    trials = list(trials)
-    return sum(trial.seconds for trial in trials) / sum(trial.weight for trial in trials)
