@@ -10,9 +10,10 @@ from typing import Any
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build
 from orchestrator.run.driver import Driver
+from orchestrator.run.plan import Plan
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers
-from orchestrator.run.trial import Plan, Trials
+from orchestrator.run.trial import Trials
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
@@ -94,4 +95,4 @@ def make_driver(
     build = Build(storage, workers, emit)
     trials = Trials(Plan(sweep, experiment, baseline, sweep.captions.count, names), build, objectives, emit)
     search = Search(sweep, [objective.direction for objective in objectives])
-    return Driver(sweep, storage, trials, search, build, check=check, emit=emit, update=update)
+    return Driver(storage, trials, search, check=check, update=update)

@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 811,
     "orchestrator.report": 1324,
     "orchestrator.results": 4290,
-    "orchestrator.run": 5037,
+    "orchestrator.run": 5086,
     "orchestrator.views": 2024,
     "search_spaces": 3687,
     "specfrontier": 505,

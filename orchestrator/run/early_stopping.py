@@ -1,29 +1,19 @@
-"""Racing in a sweep: which trials stop after a rung, what their values mean next to those of complete trials, and which
-go on at the end because they may still be on the front.
-
-Every step at the end rewrites the record of one trial, and depends on the records alone. So a sweep that is killed in
-between resumes with the same step.
-"""
+"""Racing in a sweep: which trials stop after a rung, and what their values mean next to those of complete trials."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
-from orchestrator.results.joint import JointErrors
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, EarlyStop, TrialRecord
 from orchestrator.run.racing import Race, Scores
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
-
-_DRAWS, _SEED = 4000, 0
-_RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape")
 
 Metrics = Mapping[str, Estimate]
 
@@ -180,86 +170,3 @@ def with_constraints(
         value = record.metrics[constraint.metric].value
         violations[constraint.text] = constraint.violation(value, limit.value if limit else math.nan)
     return replace(record, constraints=violations)
-
-
-def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Metric]) -> dict[int, float]:
-    """For each stopped trial, the share of joint draws from all errors in which no complete trial dominates it.
-
-    Its values are those expected on all captions (`at_full_size`). Duplicates, and trials that violate a constraint,
-    are left out on both sides.
-    """
-    kept = [record for record in records if record.duplicate_of is None and not _violates(record)]
-    complete = [record for record in kept if record.state == COMPLETE]
-    stopped = [record for record in kept if record.state == STOPPED]
-    if not complete or not stopped:
-        return {}
-    expected = [at_full_size(record, records[0]) for record in stopped]
-    draws = JointErrors.of([*complete, *expected], objectives).draws(_DRAWS, _SEED)
-    draws *= np.array([-1.0 if axis.direction == "maximize" else 1.0 for axis in objectives])
-    rivals = draws[:, : len(complete)]
-    found = {}
-    for row, record in enumerate(stopped, start=len(complete)):
-        own = draws[:, row : row + 1]
-        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2)
-        found[record.number] = float(1 - np.any(dominated, axis=1).mean())
-    return found
-
-
-def revivals(
-    records: MutableSequence[TrialRecord],
-    write: Callable[[TrialRecord], None],
-    objectives: Sequence[Metric],
-    numbers: Collection[int],
-    threshold: float,
-    budget: int | None,
-) -> Iterator[list[int]]:
-    """Stopped trials in the order in which they would go on to their next rungs; the caller replaces the record of the
-    first one before it asks again. The others may draw images at the same time, as they are probably next.
-
-    First the trials `numbers`, to the end. Then always the one that is most probably on the front, until no probability
-    is above `threshold` or `budget` images (None: no limit) are spent. A trial whose record stays the same is not
-    chosen again. With a budget of images no others follow the first one: they may not be needed.
-    """
-    for record in [record for record in records if record.stop and record.duplicate_of is None]:
-        replace_record(records, write, record)  # completes a step that was cut off
-    passed: set[int] = set()
-
-    def run(queue: list[int]) -> Iterator[list[int]]:
-        before = records[queue[0]]
-        yield queue if budget is None else queue[:1]
-        if records[queue[0]] is before:
-            passed.add(queue[0])
-
-    while named := [n for n in sorted(numbers) if records[n].state == STOPPED and n not in passed]:
-        yield from run(named)
-    while threshold < 1 and (budget is None or _drawn(records) < budget):
-        shares = front_probabilities(records, objectives)
-        uncertain = [number for number, share in shares.items() if share > threshold and number not in passed]
-        if not uncertain:
-            return
-        yield from run(sorted(uncertain, key=lambda number: -shares[number]))
-
-
-def _drawn(records: Sequence[TrialRecord]) -> int:
-    """Images of all trials."""
-    return sum(record.images for record in records if record.duplicate_of is None)
-
-
-def shared_results(record: TrialRecord) -> dict[str, Any]:
-    """What other trials with the same config have in common with this one."""
-    return {name: getattr(record, name) for name in _RESULTS}
-
-
-def replace_record(
-    records: MutableSequence[TrialRecord], write: Callable[[TrialRecord], None], record: TrialRecord
-) -> None:
-    """Replace the record of a trial, and the results of its duplicates, in `records`, and write each."""
-    copies = [replace(other, **shared_results(record)) for other in records if other.duplicate_of == record.number]
-    for changed in (record, *copies):
-        if changed != records[changed.number]:
-            records[changed.number] = changed
-            write(changed)
-
-
-def _violates(record: TrialRecord) -> bool:
-    return any(value > 0 for value in record.constraints.values())

@@ -31,11 +31,12 @@ from orchestrator.run.driver import Driver
 from orchestrator.run.events import lost_event, utc_now
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Placement, check_demand
+from orchestrator.run.plan import Plan
 from orchestrator.run.pool import Pool
 from orchestrator.run.preflight import check_enqueued, models_entry
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError
-from orchestrator.run.trial import Plan, Trials
+from orchestrator.run.trial import Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
@@ -133,9 +134,7 @@ def _launch(
             plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
             trials = Trials(plan, build, identity.objectives, emit)
             search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool)
-            driver = Driver(
-                sweep, storage, trials, search, build, check=capabilities.check, emit=emit, update=views.update
-            )
+            driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             return driver.run(records, options.revived)
 
 

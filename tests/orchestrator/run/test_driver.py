@@ -180,13 +180,13 @@ def test_existing_shards_are_not_drawn_again(tmp_path: Path) -> None:
     config, workers = sweep(tmp_path), InstantWorkers()
     first = driver(config, tmp_path / "a", InstantWorkers())
     first.run()
-    kept = sorted(first.build.files)[::2]
+    kept = sorted(first.trials.build.files)[::2]
     for name in kept:
         Storage(str(tmp_path / "b")).write(name, b"")
     driver(config, tmp_path / "b", workers).run()
     shards = [name for name in workers.ran if name.startswith("shards")]
     assert not set(shards) & set(kept)
-    assert set(shards) | set(kept) >= first.build.files
+    assert set(shards) | set(kept) >= first.trials.build.files
     assert len(shards) == len(set(shards))
 
 

@@ -16,14 +16,8 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.early_stopping import (
-    EarlyStopping,
-    _moved,
-    at_full_size,
-    front_probabilities,
-    revivals,
-    with_constraints,
-)
+from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
+from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from orchestrator.views.study_storage import open_storage
 from search_spaces.constraints import Constraint
