@@ -37,7 +37,7 @@ from benchmarks.atlas_table import (
     shape_of,
 )
 from benchmarks.common import engine_for
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.shards import PredictTask
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
@@ -66,7 +66,7 @@ def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = D
     by_shape: dict[str, DecodingConfig] = {}
     for config in configs:
         by_shape.setdefault(shape_of(config), config)
-    vanilla_config = next(config for config in by_shape.values() if isinstance(config.drafter, NoDrafter))
+    vanilla_config = next(config for config in by_shape.values() if config.is_vanilla)
     vanilla = engine_for(models, vanilla_config, batch=1)
     baseline = stored["shapes"].get(shape_of(vanilla_config))
     if baseline is None:

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption, read_captions
 from workers.data.records import FEATURES, features_of, read_shard
 from workers.data.reference import read_reference
@@ -198,7 +198,7 @@ def collect(store: str) -> Atlas:
             trials.setdefault(json.dumps(trial["config"], sort_keys=True), trial)
     rows = sorted(trials.values(), key=lambda trial: int(trial["number"]))
     configs = [DecodingConfig.from_mapping(trial["config"]) for trial in rows]
-    if not configs or not isinstance(configs[0].drafter, NoDrafter):
+    if not configs or not configs[0].is_vanilla:
         raise ValueError(f"{store}: vanilla has not finished; every other setting is compared with it")
     identity = json.loads(storage.read("identity.json"))
     columns = _Shards(storage, _extractor(storage, rows[0]))

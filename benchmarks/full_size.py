@@ -35,9 +35,10 @@ import torch
 from benchmarks.common import within_memory
 from benchmarks.floor import copy_bandwidth, round_bytes
 from benchmarks.random_models import NAMES, published_shape, randomise, with_usual_drafter
+from search_spaces.drafters import Eagle
 from search_spaces.presets import preset
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Eagle
+from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.dry_run import footprint

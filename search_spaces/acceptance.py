@@ -23,7 +23,7 @@ from search_spaces.neighbourhoods import (
     exact_residual,
     gather_probs,
 )
-from search_spaces.params import Params
+from search_spaces.params import Abbreviations, Params
 from search_spaces.schedules import Constant, Exponential, Schedule
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class AcceptanceRule(Params):
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
-    resampling: Annotated[Resampling, "distribution sampled from after a rejection"] = "paper"
+    resampling: Annotated[Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")] = (
+        "paper"
+    )
 
     def to_mapping(self) -> dict[str, Any]:
         """The kinds under their tags, and the fields of all parts side by side."""

@@ -10,6 +10,7 @@ from search_spaces.neighbourhoods import (
     CHUNK,
     NEIGHBOURHOODS,
     NO_NEIGHBOURHOOD,
+    NeededCodes,
     Neighbourhood,
     NeighbourhoodMass,
     NeighbourTables,
@@ -40,6 +41,7 @@ class Grouped(Neighbourhood):
     """
 
     kind: ClassVar[str] = "grouped"
+    short: ClassVar[str] = "grp"
     never_stricter: ClassVar[bool] = False
     reads_codebook: ClassVar[bool] = True
     reads_ranking: ClassVar[bool] = True
@@ -59,6 +61,10 @@ class Grouped(Neighbourhood):
     @property
     def exact(self) -> bool:
         return self.below + self.above == 0 or self.tolerance == 0 or self.radius == 0
+
+    @property
+    def needed_codes(self) -> NeededCodes:
+        return NeededCodes("below", "ranks in a window", self.below + 1 + self.above)
 
     @property
     def at_temperature_zero(self) -> Neighbourhood:

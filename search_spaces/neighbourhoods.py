@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Key, Params, Range, Symbol
+from search_spaces.params import Abbreviations, Key, Params, Range, Symbol
 from search_spaces.plugins import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Proximity = Literal["l2", "cosine", "random"]
+_ProximityField = Annotated[Proximity, "what makes codes neighbours; random is a control", Abbreviations(cosine="cos")]
+_Size = Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
 CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 
@@ -56,6 +58,14 @@ class NeighbourhoodMass(NamedTuple):
         return probs.scatter(1, self.members, probs.gather(1, self.members).masked_fill(self.admitted, 0))
 
 
+class NeededCodes(NamedTuple):
+    """What a codebook must have codes for: `number` of what `noun` names, by the value of `key`."""
+
+    key: str
+    noun: str
+    number: int
+
+
 class Neighbourhood(Params, ABC):
     """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole vocabulary.
 
@@ -79,6 +89,11 @@ class Neighbourhood(Params, ABC):
     def table_key(self) -> tuple[Proximity, int] | None:
         """(proximity, k) of the neighbour table that is needed, if any."""
         return None
+
+    @property
+    def needed_codes(self) -> NeededCodes | None:
+        """How many codes the rule looks at, if that is more than the token's own."""
+        return NeededCodes("k", "neighbours", self.table_key[1]) if self.table_key else None
 
     @property
     def at_temperature_zero(self) -> Neighbourhood:
@@ -199,12 +214,13 @@ class Additive(CodebookNeighbourhood):
     """
 
     kind: ClassVar[str] = "additive"
-    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
+    short: ClassVar[str] = "add"
+    k: _Size
     delta: Annotated[
         float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1), Symbol("d", "δ")
     ]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
-    proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
+    proximity: _ProximityField = "l2"
 
     @property
     def exact(self) -> bool:
@@ -223,7 +239,8 @@ class Multiplicative(CodebookNeighbourhood):
     """LANTERN++: the whole set's mass stays below lambda r(x), that is C < (lambda - 1) r(x)."""
 
     kind: ClassVar[str] = "multiplicative"
-    k: Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
+    short: ClassVar[str] = "mul"
+    k: _Size
     lam: Annotated[
         float,
         "bound on the set's mass as a multiple of the token's own; 1 is exact",
@@ -231,7 +248,7 @@ class Multiplicative(CodebookNeighbourhood):
         Key("lambda"),
         Symbol("l", "λ"),
     ]
-    proximity: Annotated[Proximity, "what makes codes neighbours; random is a control"] = "l2"
+    proximity: _ProximityField = "l2"
 
     @property
     def exact(self) -> bool:

@@ -96,6 +96,12 @@ class Choices(tuple[str, ...]):
     __slots__ = ()
 
 
+class Abbreviations(dict[str, str]):
+    """Short forms of a string field's values, for names of settings: `Abbreviations(cosine="cos")`."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Symbol:
     """What stands for a field's key in front of its value. name: in names of settings, such as `d`. words: in their
@@ -107,7 +113,8 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class ParamField:
-    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default, symbol.
+    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default, symbol, short forms
+    of its values.
 
     number: int or float for a numeric field. is_list: its values are lists.
     """
@@ -120,6 +127,7 @@ class ParamField:
     choices: tuple[str, ...]
     default: Any
     symbol: Symbol
+    abbreviations: Mapping[str, str]
 
     @property
     def required(self) -> bool:
@@ -148,10 +156,20 @@ class ParamField:
 
 
 class Params:
-    """Base of all parameters: values are converted and checked at construction; equality and hash are by value."""
+    """Base of all parameters: values are converted and checked at construction; equality and hash are by value.
+
+    kind: the class's name in configs. short: its name where space is short; the kind if the class itself defines none.
+    leading: keys of the values that a name of limited length has first.
+    """
 
     __slots__ = ()
     kind: ClassVar[str]
+    short: ClassVar[str] = ""
+    leading: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.short = vars(cls).get("short", vars(cls).get("kind", ""))  # a base's would name two kinds
 
     def __post_init__(self) -> None:
         for key, field in self.fields().items():
@@ -257,8 +275,8 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
             literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             allowed, choices = by_type.get(Range, Range()), by_type.get(Choices, literal)
-            symbol = by_type.get(Symbol, Symbol(key))
-            found[key] = ParamField(field.name, key, kind, about, allowed, choices, default, symbol)
+            symbol, short = by_type.get(Symbol, Symbol(key)), by_type.get(Abbreviations, Abbreviations())
+            found[key] = ParamField(field.name, key, kind, about, allowed, choices, default, symbol, short)
     return found
 
 

@@ -82,8 +82,17 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
             import_modules(self._package)
 
     def register(self, entry: T) -> T:
-        """Class decorator: adds a class under its attribute `kind`."""
-        self.add(entry.kind, entry, entry.__module__)  # type: ignore[attr-defined]  # these registries' classes
+        """Class decorator: adds a class under its attribute `kind`.
+
+        Raises:
+            ConfigError: another module has registered the kind, or another class the short name.
+        """
+        kind: str = entry.kind  # type: ignore[attr-defined]  # these registries' classes
+        short = getattr(entry, "short", kind)
+        for other, known in self._entries.items():
+            if other != kind and short in (other, getattr(known, "short", other)):
+                raise ConfigError((), f"{self.what} {kind!r} has the short name {short!r} of {other!r}; choose another")
+        self.add(kind, entry, entry.__module__)
         return entry
 
     def add(self, name: str, entry: T, module: str | None = None) -> None:

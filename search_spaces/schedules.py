@@ -52,6 +52,7 @@ class Constant(Schedule):
     """omega_i = budget: 1 is the exact rule, a budget above 1 is UniformRSD."""
 
     kind: ClassVar[str] = "constant"
+    short: ClassVar[str] = "const"
     budget: Annotated[
         float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True), Symbol("b", "ω")
     ] = 1.0
@@ -70,6 +71,7 @@ class Linear(Schedule):
     """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less (Cool-SD)."""
 
     kind: ClassVar[str] = "linear"
+    short: ClassVar[str] = "lin"
     budget: Annotated[
         float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
     ] = 1.1
@@ -97,6 +99,7 @@ class Exponential(Schedule):
     """omega_i = budget L exp(-nu i) / sum_j exp(-nu j): the annealing of Cool-SD."""
 
     kind: ClassVar[str] = "exponential"
+    short: ClassVar[str] = "exp"
     budget: Annotated[
         float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
     ] = 1.1

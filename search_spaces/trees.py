@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Choices, ConfigError, Params, Range, Symbol
+from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
 from search_spaces.static_trees import NAMED_TREES, Paths, StaticTree
 
@@ -87,6 +87,7 @@ class Static(TreePolicy):
     """
 
     kind: ClassVar[str] = "static"
+    short: ClassVar[str] = "stat"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
     paths: Annotated[Paths | None, "the nodes of a custom tree, each a list of sibling ranks", Range(0)] = None
@@ -119,6 +120,7 @@ class Dynamic(TreePolicy):
     """
 
     kind: ClassVar[str] = "dynamic"
+    short: ClassVar[str] = "dyn"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
     depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d", "d")]
     width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w", "w")]
@@ -148,10 +150,14 @@ class Adjacency(TreePolicy):
     """
 
     kind: ClassVar[str] = "adjacency"
+    short: ClassVar[str] = "adj"
+    leading: ClassVar[tuple[str, ...]] = ("nodes", "beta", "width_step")
     implementation: ClassVar[str] = "workers.decoding.adjacency:AdjacencyTree"
     adapts_to_rule: ClassVar[bool] = True
     initialisation: Annotated[
-        Literal["horizontal", "vertical", "random", "tokenflock"], "where a tree's depth and width start from"
+        Literal["horizontal", "vertical", "random", "tokenflock"],
+        "where a tree's depth and width start from",
+        Abbreviations(vertical="vert", tokenflock="flock"),
     ] = "horizontal"
     beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b", "β")] = 1.0
     depth_step: Annotated[int, "change of depth per round", Range(0), Symbol("ds")] = 1
@@ -162,9 +168,15 @@ class Adjacency(TreePolicy):
     start_width: Annotated[int, "width where there is no neighbour", _WIDTHS, Symbol("sw")] = 10
     nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n", "n")] = 58
     numerator: Annotated[
-        Literal["accepted", "tokens"], "alpha counts the accepted drafts, or all emitted tokens (one more)"
+        Literal["accepted", "tokens"],
+        "alpha counts the accepted drafts, or all emitted tokens (one more)",
+        Abbreviations(tokens="tok"),
     ] = "accepted"
-    alpha: Annotated[Literal["previous", "neighbour"], "alpha is the previous round's or the neighbour's"] = "previous"
+    alpha: Annotated[
+        Literal["previous", "neighbour"],
+        "alpha is the previous round's or the neighbour's",
+        Abbreviations(neighbour="nb"),
+    ] = "previous"
     radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1), Symbol("r")] = 3.0
     fixed_depth: Annotated[int | None, "levels that every tree starts from, not a neighbour's", Symbol("fd")] = None
     fixed_width: Annotated[int | None, "width that every tree starts from, not a neighbour's", Symbol("fw")] = None

@@ -15,87 +15,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
-from search_spaces.grouped import Grouped
+from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
+from search_spaces.grouped import Grouped as Grouped  # registers it
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
 from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping
-from search_spaces.plugins import Registry, is_external
+from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
 from search_spaces.sections import Section
-from search_spaces.trees import POLICIES, Chain, NoTree, TreePolicy
-
-
-class DrafterChoice(Params):
-    """The model, or the procedure, that proposes tokens.
-
-    implementation: "module:Class" of the drafter; imported when it is needed. Empty if nothing is drafted.
-    """
-
-    __slots__ = ()
-    implementation: ClassVar[str]
-
-
-DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter", "workers.drafters")
-
-
-@DRAFTERS.register
-@dataclass(frozen=True, slots=True)
-class NoDrafter(DrafterChoice):
-    """Plain autoregressive decoding."""
-
-    kind: ClassVar[str] = "none"
-    implementation: ClassVar[str] = ""
-
-
-@DRAFTERS.register
-@dataclass(frozen=True, slots=True)
-class Eagle(DrafterChoice):
-    """One decoder layer on the target's features (EAGLE)."""
-
-    kind: ClassVar[str] = "eagle"
-    implementation: ClassVar[str] = "workers.drafters.eagle:EagleDrafter"
-
-
-@DRAFTERS.register
-@dataclass(frozen=True, slots=True)
-class Medusa(DrafterChoice):
-    """Heads on the target's last feature, one per level (Medusa)."""
-
-    kind: ClassVar[str] = "medusa"
-    implementation: ClassVar[str] = "workers.drafters.medusa:MedusaDrafter"
-
-
-@DRAFTERS.register
-@dataclass(frozen=True, slots=True)
-class Independent(DrafterChoice):
-    """A small autoregressive model with the target's codebook (Leviathan et al.)."""
-
-    kind: ClassVar[str] = "independent"
-    implementation: ClassVar[str] = "workers.drafters.independent:IndependentDrafter"
-
-
-@DRAFTERS.register
-@dataclass(frozen=True, slots=True)
-class Jacobi(DrafterChoice):
-    """No drafter model: drafts are sampled from the target's own probs of the last pass, whose context was partly wrong
-    (speculative Jacobi decoding, SJD).
-
-    initialisation: how a position without probs is filled; such a token counts as a point mass. redraw: after a
-    rejection, the drafts behind it are sampled again with fresh random numbers, or with the random numbers of their
-    position (coupled), so that a token stays the same where its probs did not change.
-    """
-
-    kind: ClassVar[str] = "jacobi"
-    implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
-    initialisation: Annotated[
-        Literal["random", "repeat_left", "sample_left"], "initialisation of a position that has no probs yet"
-    ] = "random"
-    redraw: Annotated[Literal["fresh", "coupled"], "random numbers for drafts that are sampled again"] = "fresh"
+from search_spaces.trees import POLICIES, NoTree, TreePolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +83,17 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         drafter, tree = self.drafter.kind, self.policy.kind
-        if isinstance(self.drafter, NoDrafter) != isinstance(self.policy, NoTree):
+        if self.is_vanilla != isinstance(self.policy, NoTree):
             if isinstance(self.policy, NoTree):
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
                 raise ConfigError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
             names = ", ".join(kind for kind in DRAFTERS if kind != NoDrafter.kind)
             raise ConfigError(("drafter",), f"the {tree!r} tree needs a drafter; choose one of {names}")
-        if isinstance(self.drafter, NoDrafter):
+        if self.is_vanilla:
             if self.acceptance != EXACT:
                 raise ConfigError(("acceptance",), "has no effect without a drafter; remove it, or choose a drafter")
             return
-        if isinstance(self.drafter, Jacobi):
-            if not isinstance(self.policy, Chain):
-                raise ConfigError(("tree", "policy"), f"drafter 'jacobi' keeps a window: use 'chain', not {tree!r}")
-            if self.policy.children == "top":
-                problem = "drafter 'jacobi' keeps the tokens that it sampled: use 'sampled'"
-                raise ConfigError(("tree", "children"), problem)
+        self.drafter.check_tree(self.policy)
         with at("acceptance"):
             self.acceptance.schedule.omegas(self.policy.bounds.depth)
 
@@ -208,6 +136,11 @@ class DecodingConfig:
         }
 
     @property
+    def is_vanilla(self) -> bool:
+        """Whether nothing is drafted: plain autoregressive decoding."""
+        return isinstance(self.drafter, NoDrafter)
+
+    @property
     def plugins(self) -> list[str]:
         """The modules that define its parts, where those are not of this project."""
         parts = (self.drafter, self.policy, self.acceptance.neighbourhood, self.acceptance.schedule)
@@ -241,28 +174,25 @@ class DecodingConfig:
         codebook_size: int,
         *,
         image_tokens: int | None = None,
-        drafters: Collection[str] | None = None,
-        medusa_heads: int | None = None,
+        drafters: Mapping[str, int | None] | None = None,
     ) -> None:
         """Raise ConfigError if a target does not support this config.
 
-        drafters: kinds that the target has weights for (`none` and `jacobi` need none). Limits that are None are not
-        checked.
+        drafters: for each kind that the target has weights for, how many levels it can draft (None: any number).
+        Limits that are None are not checked.
         """
-        if drafters is not None and self.drafter.kind not in {*drafters, NoDrafter.kind, Jacobi.kind}:
-            available = ", ".join(sorted({*drafters, NoDrafter.kind, Jacobi.kind}))
-            raise ConfigError(("drafter",), f"the target has no {self.drafter.kind!r} drafter; it has {available}")
-        depth = self.policy.bounds.depth
+        kind, depth = self.drafter.kind, self.policy.bounds.depth
+        if drafters is not None and self.drafter.has_weights and kind not in drafters:
+            without = (name for name, choice in DRAFTERS.items() if not choice.has_weights)
+            available = ", ".join(sorted({*drafters, *without}))
+            raise ConfigError(("drafter",), f"the target has no {kind!r} drafter; it has {available}")
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
-        if isinstance(self.drafter, Medusa) and medusa_heads is not None and depth > medusa_heads:
-            raise ConfigError(("tree",), f"{depth} levels are more than the {medusa_heads} Medusa heads can draft")
-        neighbourhood = self.acceptance.neighbourhood
+        if (limit := (drafters or {}).get(kind)) is not None and depth > limit:
+            raise ConfigError(("tree",), f"{depth} levels are more than the {limit} that the {kind} drafter can draft")
         sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.bounds.width)]
-        if neighbourhood.table_key is not None:
-            sizes.append((("acceptance", "k"), "neighbours", neighbourhood.table_key[1]))
-        if isinstance(neighbourhood, Grouped):
-            sizes.append((("acceptance", "below"), "ranks in a window", neighbourhood.below + 1 + neighbourhood.above))
+        if (codes := self.acceptance.neighbourhood.needed_codes) is not None:
+            sizes.append((("acceptance", codes.key), codes.noun, codes.number))
         if self.sampling is not None:
             sizes.append((("sampling", "top_k"), "tokens", self.sampling.top_k))
         for path, what, size in sizes:

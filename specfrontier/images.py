@@ -107,7 +107,7 @@ def load_engine(
     batch = batch or (_BATCH if trial is None else trial.batch)
     loaded = load_entry(find_entry(models), pick_device(device or AUTO))
     config = _config(setting, loaded.target.sampling)
-    config.check_model(loaded.target.vocab_size, drafters=loaded.drafters.keys())
+    config.check_model(loaded.target.vocab_size, drafters=loaded.drafter_levels)
     drafter = loaded.drafters.get(config.drafter.kind)
     engine = Engine(loaded.target, config, drafter, seed=seed, batch_size=batch)
     return ImageEngine(engine, "" if trial is None else trial.setting)

@@ -172,9 +172,8 @@ def _part_kinds(part: str, config: DecodingConfig) -> str:
     """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla` for all of its."""
     from orchestrator.results.describe import VANILLA, family
     from search_spaces.acceptance import EXACT
-    from search_spaces.trial import NoDrafter
 
-    if isinstance(config.drafter, NoDrafter):
+    if config.is_vanilla:
         return VANILLA
     if part != "acceptance":
         return config.policy.kind if part == "tree" else config.drafter.kind

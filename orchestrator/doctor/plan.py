@@ -21,7 +21,7 @@ from orchestrator.results.describe import describe_duration
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.meter import Work
 from workers.loading.models_yaml import BUILTIN_NAME, find_entry
@@ -146,7 +146,7 @@ class Workload:
             plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
         images = _image_counts(sweep)
         # those of equal shapes share their costs: at most all trials are timed, and at least the enqueued shapes
-        enqueued = {entry.config.shape for entry in sweep.enqueue if not isinstance(entry.config.drafter, NoDrafter)}
+        enqueued = {entry.config.shape for entry in sweep.enqueue if not entry.config.is_vanilla}
         timed = images["trials"] - 1
         timed = timed if heaviest else min(timed, max(1, len(enqueued)) * sweep.timing.direct)
         return cls(sweep, label, config, shapes, batches, small, big, plain, images, timed, notes)
@@ -253,7 +253,7 @@ def _extreme(
     notes: dict[str, None] = {}
     best: tuple[str, DecodingConfig, ShapeOnlyModels] | None = None
     for label, config in sorted(_configs(sweep), key=_weight, reverse=heaviest):
-        if not heaviest and isinstance(config.drafter, NoDrafter):
+        if not heaviest and config.is_vanilla:
             continue
         found = add_drafter(shapes, config)
         if found is None:

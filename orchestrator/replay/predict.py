@@ -30,7 +30,7 @@ from orchestrator.results.trials import typed_table
 from search_spaces.params import ConfigError
 from search_spaces.samplers import SAMPLERS, PoolOptions
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.records import read_shard
 from workers.data.shards import PREDICTIONS, PredictTask
@@ -149,7 +149,7 @@ def _task(sweep: SweepConfig, settings: Settings, captions: int) -> PredictTask:
 
 def _without_own_recordings(settings: Settings) -> Settings:
     """Without enqueued settings that would need a recording which no setting of the space shares."""
-    keys = {config: recording_key(config) for config in settings if not isinstance(config.drafter, NoDrafter)}
+    keys = {config: recording_key(config) for config in settings if not config.is_vanilla}
     shared = {key for config, key in keys.items() if settings[config] is not None}
     return {config: params for config, params in settings.items() if config not in keys or keys[config] in shared}
 
@@ -305,7 +305,7 @@ def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -
     found = []
     for record in trials.records:
         length, config = record.metrics.get(LENGTH), record.config
-        if length is None or length.known_error is None or config is None or isinstance(config.drafter, NoDrafter):
+        if length is None or length.known_error is None or config is None or config.is_vanilla:
             continue
         if _can_run(capabilities, config) and why_unpredictable(config) is None:
             found.append((config, length))
@@ -316,7 +316,7 @@ def _with_speedups(settings: Sequence[PredictedSetting], capabilities: Capabilit
     """The settings with predicted speed-ups, by the costs of those that were timed."""
     timed = {setting.config: setting.cost for setting in settings if setting.cost is not None}
     costs, tokens = CostModel(timed), capabilities.rows * capabilities.cols
-    vanilla = next(cost for config, cost in timed.items() if isinstance(config.drafter, NoDrafter))
+    vanilla = next(cost for config, cost in timed.items() if config.is_vanilla)
     found = []
     for setting in settings:
         length = setting.prediction.mean_accepted_length

@@ -12,7 +12,7 @@ from orchestrator.results.joint import JointErrors, block_effects
 from orchestrator.results.plots import looks
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 
 _SHARED = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "shape")
@@ -78,7 +78,7 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
     """The trial's group under each way of colouring the chart."""
     if setting is None:
         return dict.fromkeys(COLOURINGS, "none")
-    if isinstance(setting.drafter, NoDrafter):
+    if setting.is_vanilla:
         return dict.fromkeys(COLOURINGS, VANILLA)
     return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
 

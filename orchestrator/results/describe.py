@@ -9,7 +9,7 @@ from typing import Any
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.params import ParamField, Params
-from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 
 VANILLA = "vanilla"
 
@@ -21,7 +21,7 @@ def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: i
     in full.
     """
     sampling = _sampling(config.sampling, baseline, digits)
-    if isinstance(config.drafter, NoDrafter):
+    if config.is_vanilla:
         return ", ".join([VANILLA, *sampling])
     draft = [*_params(config.drafter, digits), *_params(config.policy, digits)]
     return ", ".join([" ".join(draft), describe_acceptance(config.acceptance, digits), *sampling])
@@ -39,7 +39,7 @@ def describe_acceptance(rule: AcceptanceRule, digits: int | None = None) -> str:
 
 def family(config: DecodingConfig) -> str:
     """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `vanilla`."""
-    if isinstance(config.drafter, NoDrafter):
+    if config.is_vanilla:
         return VANILLA
     rule = config.acceptance
     kinds = [rule.neighbourhood.kind] if rule.neighbourhood != EXACT.neighbourhood else []

@@ -17,33 +17,28 @@ from typing import Any, NamedTuple, Self
 from orchestrator.results.describe import VANILLA, describe, format_number, shown_values
 from search_spaces.acceptance import EXACT
 from search_spaces.params import ParamField, Params
-from search_spaces.trees import Adjacency
-from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 
 MAX_NAME = 40  # characters
 NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
 _HASH = 6  # hex digits
 _DIGITS = 4  # significant digits of the numbers in a description
 _EXACT_DIGITS = 6  # significant digits of a number that is not rounded; those of a search have more
-ABBREVIATIONS = {
-    "independent": "indep", "dynamic": "dyn", "adjacency": "adj", "static": "stat", "additive": "add",
-    "multiplicative": "mul", "grouped": "grp", "constant": "const", "linear": "lin", "exponential": "exp",
-    "optimal": "opt", "cosine": "cos", "coupled": "cpl", "vertical": "vert", "tokenflock": "flock", "tokens": "tok",
-    "neighbour": "nb",
-}  # fmt: skip
-_NAMED_FIRST = ("nodes", "beta", "width_step")  # of the adjacency policy: if not all values fit, these are shown
 
 
 class _Part(NamedTuple):
-    """A kind and its values, in one part of a name. glue: what separates it from the part before."""
+    """A kind and its values, in one part of a name. glue: what separates it from the part before. kind, abbreviation:
+    its long and its short form.
+    """
 
     glue: str
     kind: str
+    abbreviation: str
     values: tuple[tuple[ParamField, Any], ...]
 
     def text(self, *, short: bool, digits: int, shown: int) -> str:
         """shown: number of values to write; the others are omitted."""
-        kind = ABBREVIATIONS.get(self.kind, self.kind) if short else self.kind
+        kind = self.abbreviation if short else self.kind
         values = [_value(field, value, digits, short=short) for field, value in self.values[:shown]]
         if not values:
             return f"{self.glue}{kind}" if kind else ""
@@ -98,8 +93,8 @@ def _new_name(config: DecodingConfig, baseline: Sampling | None) -> str:
 
 def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
     rule = config.acceptance
-    if isinstance(config.drafter, NoDrafter):
-        parts = [_Part("", VANILLA, ())]
+    if config.is_vanilla:
+        parts = [_Part("", VANILLA, VANILLA, ())]
     else:
         parts = [_part("", config.drafter), _part("-", config.policy)]
         if rule.neighbourhood != EXACT.neighbourhood:
@@ -107,7 +102,7 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
         if rule.schedule != EXACT.schedule:
             parts.append(_part(" " if len(parts) == 2 else "+", rule.schedule))
         if len(parts) == 2:
-            parts.append(_Part(" ", "exact", ()))
+            parts.append(_Part(" ", "exact", "exact", ()))
         if rule.resampling != EXACT.resampling:
             resampling = (type(rule).fields()["resampling"], rule.resampling)
             parts[-1] = parts[-1]._replace(values=(*parts[-1].values, resampling))
@@ -115,19 +110,14 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
         fields = Sampling.fields().values()
         values = ((field, getattr(config.sampling, field.name)) for field in fields)
         changed = [(f, v) for f, v in values if baseline is None or v != getattr(baseline, f.name)]
-        parts.append(_Part(" ", "", tuple(changed)))
+        parts.append(_Part(" ", "", "", tuple(changed)))
     return parts
 
 
 def _part(glue: str, params: Params) -> _Part:
-    values = sorted(shown_values(params), key=lambda entry: _rank(params, entry[0].key))
-    return _Part(glue, params.kind, tuple(values))
-
-
-def _rank(params: Params, key: str) -> int:
-    """Where a value stands among those of its part."""
-    is_first = isinstance(params, Adjacency) and key in _NAMED_FIRST
-    return _NAMED_FIRST.index(key) if is_first else len(_NAMED_FIRST)
+    rank = {key: place for place, key in enumerate(params.leading)}
+    values = sorted(shown_values(params), key=lambda entry: rank.get(entry[0].key, len(rank)))
+    return _Part(glue, params.kind, params.short, tuple(values))
 
 
 def _is_exact(value: Any) -> bool:
@@ -138,7 +128,7 @@ def _is_exact(value: Any) -> bool:
 
 def _value(field: ParamField, value: Any, digits: int, *, short: bool) -> str:
     if isinstance(value, str):  # no two fields of a part share a choice
-        return ABBREVIATIONS.get(value, value) if short else value
+        return field.abbreviations.get(value, value) if short else value
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
         return f"n{len(value)}"  # the paths of a tree's nodes
     entries = value if isinstance(value, tuple) else (value,)

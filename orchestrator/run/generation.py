@@ -23,7 +23,8 @@ from orchestrator.results.names import SettingNames
 from orchestrator.results.notes import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
 from orchestrator.results.text import measured as number_text
-from search_spaces.trial import DecodingConfig, NoDrafter, Sampling
+from search_spaces.drafters import NoDrafter
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.pictures import (
     INK,
     LINE,
@@ -114,7 +115,7 @@ def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options
         target = models.target
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, target.sampling)
-            config.check_model(target.vocab_size, drafters=models.drafters.keys())
+            config.check_model(target.vocab_size, drafters=models.drafter_levels)
             drafter = models.drafters.get(config.drafter.kind)
             engine = Engine(target, config, drafter, seed=options.seed, batch_size=options.batch)
             target.check(captions)  # all of them, before the first image is generated

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from search_spaces import plugins
+from search_spaces.drafters import DRAFTERS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, NeighbourTables
 from search_spaces.samplers import SAMPLERS
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
-from search_spaces.trial import DRAFTERS
 from tests.docs.pages import commands_of, shell_blocks
 from tests.fakes.command_line import specfrontier
 from workers.loading import models_yaml

@@ -13,12 +13,13 @@ import pytest
 
 from orchestrator.results.published import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.drafters import Eagle, Jacobi, NoDrafter
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.schedules import Exponential
 from search_spaces.sweep import SweepConfig, ready_spaces
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
-from search_spaces.trial import DecodingConfig, Eagle, Jacobi, NoDrafter, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 
 NAMES = [name for name in ready_spaces() if name.startswith("papers/")]
 #: Codes of the codebook and tokens of an image, by the entry of models.yaml.
@@ -172,7 +173,7 @@ def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None
     assert sweep.models.name is not None
     codes, tokens = TARGETS[sweep.models.name]
     for entry in sweep.enqueue:
-        entry.config.check_model(codes, image_tokens=tokens, drafters={"eagle"})
+        entry.config.check_model(codes, image_tokens=tokens, drafters={"eagle": None})
     assert (sweep.reference.source == "none") == ("fid" not in (sweep.metrics or ()) and not wants_images(sweep))
 
 

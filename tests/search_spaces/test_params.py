@@ -8,11 +8,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 
+from search_spaces.drafters import DRAFTERS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive, Multiplicative, NoNeighbourhood
 from search_spaces.params import ConfigError, Params, Range
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES, Adjacency, Static
-from search_spaces.trial import DRAFTERS, SECTIONS, Sampling
+from search_spaces.trial import SECTIONS, Sampling
 
 
 @dataclass(frozen=True, slots=True)

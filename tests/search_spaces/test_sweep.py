@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.constraints import Constraint
+from search_spaces.drafters import Eagle
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
 from search_spaces.sweep import DEFAULT_OBJECTIVES, KEYS, SweepConfig, find_space, ready_spaces
@@ -30,7 +31,7 @@ from search_spaces.sweep_sections import (
     Timing,
 )
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.search_spaces.test_space import Trial
 
 ROOT = Path(__file__).parents[2]
@@ -333,8 +334,8 @@ def medusa_heads() -> int:
 
 @pytest.fixture(scope="module")
 def limits() -> dict[str, Any]:
-    drafters = {"eagle", "medusa", "independent"}
-    return {"codebook_size": 1024, "image_tokens": 144, "drafters": drafters, "medusa_heads": medusa_heads()}
+    drafters = {"eagle": None, "medusa": medusa_heads(), "independent": None}
+    return {"codebook_size": 1024, "image_tokens": 144, "drafters": drafters}
 
 
 METHODS = ("speculative", "medusa", "eagle1", "eagle2", "lantern", "lantern_pp", "uniform", "cool", "adt", "sjd", "gsd")

@@ -10,13 +10,14 @@ import yaml
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
+from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter
 from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
-from search_spaces.trial import DecodingConfig, Eagle, Independent, Jacobi, Medusa, NoDrafter, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 
 EXAMPLE = """
 drafter: eagle
@@ -191,11 +192,11 @@ def test_refusals(mapping: dict[str, Any], message: str) -> None:
          "acceptance.below: 14 ranks in a window are more than the 8 codes of the codebook"),
         (PRESETS["eagle2"], {"codebook_size": 8},
          "tree: 10 children of one node are more than the 8 codes of the codebook"),
-        (PRESETS["medusa"], {"codebook_size": 64, "medusa_heads": 3},
-         "tree: 4 levels are more than the 3 Medusa heads can draft"),
+        (PRESETS["medusa"], {"codebook_size": 64, "drafters": {"medusa": 3}},
+         "tree: 4 levels are more than the 3 that the medusa drafter can draft"),
         (PRESETS["sjd"], {"codebook_size": 64, "image_tokens": 9},
          "tree: 15 levels are more than the 9 tokens of an image"),
-        (PRESETS["eagle1"], {"codebook_size": 64, "drafters": ["medusa"]},
+        (PRESETS["eagle1"], {"codebook_size": 64, "drafters": {"medusa": 4}},
          "drafter: the target has no 'eagle' drafter; it has jacobi, medusa, none"),
         (PRESETS["vanilla"].with_sampling(Sampling(top_k=65)), {"codebook_size": 64},
          "sampling.top_k: 65 tokens are more than the 64 codes of the codebook"),
@@ -205,9 +206,7 @@ def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: di
     with pytest.raises(ConfigError) as caught:
         config.check_model(**limits)
     assert str(caught.value) == message
-    config.check_model(
-        codebook_size=1024, image_tokens=256, medusa_heads=4, drafters=["eagle", "medusa", "independent"]
-    )
+    config.check_model(1024, image_tokens=256, drafters={"eagle": None, "medusa": 4, "independent": None})
 
 
 def test_rules_that_are_exact_need_no_table() -> None:
@@ -288,7 +287,7 @@ def test_presets_are_documented_and_serve_the_built_in_size(name: str) -> None:
     assert entry.source
     assert entry.config.sampling is None
     assert preset(name) == entry.config
-    entry.config.check_model(codebook_size=1024, image_tokens=256, medusa_heads=4)
+    entry.config.check_model(1024, image_tokens=256, drafters={"eagle": None, "medusa": 4, "independent": None})
 
 
 def test_the_strict_reader_takes_the_catalogue_as_well() -> None:

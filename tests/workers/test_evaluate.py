@@ -17,11 +17,12 @@ import torch
 from PIL import Image
 
 from search_spaces.acceptance import EXACT
+from search_spaces.drafters import Medusa
 from search_spaces.neighbourhoods import Additive
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Medusa, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
@@ -117,8 +118,7 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     assert (capabilities.target, capabilities.vocab_size) == (target.name, target.vocab_size)
     assert (capabilities.rows, capabilities.cols, capabilities.image_size) == (12, 12, 48)
     assert set(capabilities.drafters) == {"eagle", "medusa", "independent"}
-    assert capabilities.medusa_heads is not None
-    assert capabilities.medusa_heads >= 1
+    assert [kind for kind, levels in capabilities.drafters.items() if levels is not None] == ["medusa"]
     assert capabilities.sampling == target.sampling
     assert facts["captions"]["count"] == 24
     assert set(facts["models"]) >= {"target", "tokenizer", "drafters.eagle"}
@@ -352,7 +352,7 @@ def test_settings_that_do_not_fit_are_refused_before_they_run(
     with pytest.raises(ConfigError, match="5000 neighbours"):
         built_in.make(QualityShard(wide, 0, 2, 1, 2))
     deep = replace(CONFIG, drafter=Medusa(), policy=Chain(length=50))
-    with pytest.raises(ConfigError, match="Medusa heads"):
+    with pytest.raises(ConfigError, match="that the medusa drafter can draft"):
         built_in.make(QualityShard(deep, 0, 2, 1, 2))
     with pytest.raises(ValueError, match="the sweep has 24"):
         built_in.make(QualityShard(VANILLA, 20, 28, 1, 2))

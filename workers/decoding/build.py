@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from search_spaces.drafters import DRAFTERS, DrafterChoice
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PluginNames, load_object
-from search_spaces.trial import DRAFTERS, DecodingConfig, DrafterChoice
+from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
 from workers.decoding.neighbours import neighbour_table
@@ -17,14 +18,13 @@ from workers.models.target import Target
 
 def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] | None:
     """The class whose weights a drafter needs; None for drafters without weights."""
-    implementation = load_object(choice.implementation) if choice.implementation else None
-    return implementation if implementation is not None and issubclass(implementation, Drafter) else None
+    return load_object(choice.implementation) if choice.has_weights else None
 
 
 def kinds_with_weights() -> PluginNames:
     """All drafters that have weight files."""
     DRAFTERS.load()
-    return PluginNames(kind for kind, choice in DRAFTERS.items() if drafter_class(choice) is not None)
+    return PluginNames(kind for kind, choice in DRAFTERS.items() if choice.has_weights)
 
 
 def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
@@ -51,18 +51,14 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
         ValueError: the drafter is missing, or not the one that the config names.
     """
     config = config.with_sampling(config.sampling or target.sampling)
-    config.check_model(target.vocab_size, image_tokens=target.grid.tokens)
-    needs_weights, kind = drafter_class(config.drafter) is not None, config.drafter.kind
+    needs_weights, kind = config.drafter.has_weights, config.drafter.kind
     if needs_weights != (drafter is not None):
         need = f"the {kind} drafter's weights" if needs_weights else "no drafter"
         raise ValueError(f"drafter: this config needs {need}, but {'one was' if drafter else 'none was'} given")
     if drafter is not None and drafter.kind != kind:
         raise ValueError(f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were given")
-    levels, max_levels = config.policy.bounds.depth, drafter.max_levels if drafter else None
-    if max_levels is not None and levels > max_levels:
-        raise ConfigError(
-            ("tree",), f"{levels} levels are more than the {max_levels} that the {kind} drafter can draft"
-        )
+    levels = {kind: drafter.max_levels} if drafter else {}
+    config.check_model(target.vocab_size, image_tokens=target.grid.tokens, drafters=levels)
     return config
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from search_spaces.trial import DecodingConfig, Jacobi
+from search_spaces.drafters import Jacobi
+from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter

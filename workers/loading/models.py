@@ -23,6 +23,11 @@ class Models:
     drafters: Mapping[str, Drafter]
     hashes: Mapping[str, str]
 
+    @property
+    def drafter_levels(self) -> dict[str, int | None]:
+        """The levels that each drafter can draft, by kind; None: any number."""
+        return {kind: drafter.max_levels for kind, drafter in sorted(self.drafters.items())}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
@@ -30,7 +35,7 @@ class Capabilities:
 
     target: its name. vocab_size: number of image codes. rows, cols: of the token grid. image_size: pixels along the
     longer side.
-    sampling: the target's defaults. drafters: kinds with weights. medusa_heads: None without a Medusa drafter.
+    sampling: the target's defaults. drafters: see `Models.drafter_levels`.
     """
 
     target: str
@@ -39,8 +44,7 @@ class Capabilities:
     cols: int
     image_size: int
     sampling: Sampling
-    drafters: tuple[str, ...]
-    medusa_heads: int | None = None
+    drafters: Mapping[str, int | None]
 
     @classmethod
     def of(cls, models: Models) -> Self:
@@ -49,7 +53,7 @@ class Capabilities:
         Raises:
             ValueError: the target has no codec.
         """
-        target, medusa = models.target, models.drafters.get("medusa")
+        target = models.target
         return cls(
             target=target.name,
             vocab_size=target.vocab_size,
@@ -57,8 +61,7 @@ class Capabilities:
             cols=target.grid.cols,
             image_size=_image_size(target),
             sampling=target.sampling,
-            drafters=tuple(sorted(models.drafters)),
-            medusa_heads=medusa.max_levels if medusa else None,
+            drafters=models.drafter_levels,
         )
 
     def check(self, config: DecodingConfig) -> None:
@@ -67,12 +70,7 @@ class Capabilities:
         Raises:
             ConfigError: names the key, and the limit exceeded or the missing drafter.
         """
-        config.check_model(
-            self.vocab_size,
-            image_tokens=self.rows * self.cols,
-            drafters=self.drafters,
-            medusa_heads=self.medusa_heads,
-        )
+        config.check_model(self.vocab_size, image_tokens=self.rows * self.cols, drafters=self.drafters)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data that `from_mapping` reads."""
@@ -80,8 +78,7 @@ class Capabilities:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        drafters, sampling = tuple(mapping["drafters"]), Sampling(**mapping["sampling"])
-        return cls(**{**mapping, "drafters": drafters, "sampling": sampling})
+        return cls(**{**mapping, "sampling": Sampling(**mapping["sampling"])})
 
 
 def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int, str]]:

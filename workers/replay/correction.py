@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.metrics.estimate import Estimate
 from workers.replay.prediction import LENGTH, Prediction
 
@@ -92,7 +92,7 @@ class Correction:
 
     def __call__(self, config: DecodingConfig, prediction: Prediction) -> Prediction:
         """The prediction with a corrected mean accepted length and its error. Vanilla's is known."""
-        if isinstance(config.drafter, NoDrafter):
+        if config.is_vanilla:
             return prediction
         length, excess = prediction.mean_accepted_length, np.array([prediction.values["excess"].value])
         kind = (_kind(config),)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from search_spaces.params import ConfigError
-from search_spaces.trial import DecodingConfig, NoDrafter
+from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import PredictTask
 from workers.decoding.state import Request
@@ -32,7 +32,7 @@ class PredictedSetting(NamedTuple):
 def why_unpredictable(config: DecodingConfig) -> str | None:
     """The reason why replay cannot describe a setting; None if it can."""
     try:
-        if not isinstance(config.drafter, NoDrafter):
+        if not config.is_vanilla:
             recording_key(config)
     except ConfigError as error:
         return str(error)
@@ -43,7 +43,7 @@ def check_predictable(configs: Iterable[DecodingConfig]) -> None:
     """Raise ValueError if replay can describe none of these settings, or if nothing is drafted in any of them."""
     reasons = set()
     for config in configs:
-        if not isinstance(config.drafter, NoDrafter):
+        if not config.is_vanilla:
             reason = why_unpredictable(config)
             if reason is None:
                 return

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 
 from search_spaces.acceptance import EXACT
+from search_spaces.drafters import DrafterChoice, Jacobi
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Static
-from search_spaces.trial import DecodingConfig, DrafterChoice, Jacobi, NoDrafter, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.build import build_tables, drafter_class
 from workers.decoding.engine import Engine, Observer
 from workers.decoding.rng import image_keys
@@ -90,7 +91,7 @@ class Replayer:
         """
         groups: dict[RecordingKey, list[DecodingConfig]] = {}
         for config in configs:
-            if not isinstance(config.drafter, NoDrafter):
+            if not config.is_vanilla:
                 groups.setdefault(recording_key(config), []).append(config)
         runs = {key: _runs(settings) for key, settings in groups.items()}  # checks all before the first image
         self._recordings |= {key: [self._record(config) for config in configs] for key, configs in runs.items()}
@@ -102,7 +103,7 @@ class Replayer:
             KeyError: it was not recorded.
             ConfigError: its tree is larger than the recorded ones.
         """
-        if isinstance(config.drafter, NoDrafter):
+        if config.is_vanilla:
             return Prediction.vanilla(len(self.requests))
         recordings, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
         if isinstance(config.drafter, Jacobi):

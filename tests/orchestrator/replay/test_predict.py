@@ -35,7 +35,7 @@ space:
   acceptance: {neighbourhood: additive, k: 10, delta: {low: 0.01, high: 0.5, log: true}}
 """
 EVERYTHING = Capabilities(
-    target="scenes", vocab_size=512, rows=8, cols=8, image_size=32, sampling=Sampling(), drafters=("eagle",)
+    target="scenes", vocab_size=512, rows=8, cols=8, image_size=32, sampling=Sampling(), drafters={"eagle": None}
 )
 
 

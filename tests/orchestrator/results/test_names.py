@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.replay.rounding import RoundingSampler
-from orchestrator.results.names import ABBREVIATIONS, MAX_NAME, NO_SETTING, SettingNames
+from orchestrator.results.names import MAX_NAME, NO_SETTING, SettingNames
+from search_spaces.acceptance import AcceptanceRule
+from search_spaces.drafters import DRAFTERS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import SCHEDULES
@@ -98,7 +100,13 @@ def test_the_documentation_explains_every_symbol() -> None:
         symbols = ", ".join(f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key))
         assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
     words = " ".join(text.split())
-    assert all(f"`{short}` {word}" in words for word, short in ABBREVIATIONS.items())
+    for params in [
+        AcceptanceRule,
+        *(entry for registry in (DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES) for entry in registry.values()),
+    ]:
+        forms = {kind: form for field in params.fields().values() for kind, form in field.abbreviations.items()}
+        assert all(f"`{short}` {word}" in words for word, short in forms.items())
+        assert part is AcceptanceRule or part.short == part.kind or f"`{part.short}` {part.kind}" in words
 
 
 def test_no_symbol_has_two_meanings_in_a_part() -> None:

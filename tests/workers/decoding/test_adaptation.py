@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from search_spaces.drafters import Eagle
 from search_spaces.trees import Adjacency, Dynamic
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import growing, tabular
 from tests.oracles.growing import Path
 from workers.decoding import rng

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import Additive
 from search_spaces.trees import Dynamic
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes import tape
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from search_spaces.drafters import Jacobi
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Jacobi, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import toy_target
 from tests.oracles import tabular
 from tests.oracles.drafter_rounds import open_batch

@@ -21,19 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.drafters import DRAFTERS, DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter
 from search_spaces.trees import POLICIES as TREES
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
-from search_spaces.trial import (
-    DRAFTERS,
-    DecodingConfig,
-    DrafterChoice,
-    Eagle,
-    Independent,
-    Jacobi,
-    Medusa,
-    NoDrafter,
-    Sampling,
-)
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import tabular
 from workers.decoding import accept

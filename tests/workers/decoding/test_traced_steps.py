@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.drafters import Eagle, Jacobi
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static
-from search_spaces.trial import DecodingConfig, Eagle, Jacobi
+from search_spaces.trial import DecodingConfig
 from tests.fakes import tape
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine

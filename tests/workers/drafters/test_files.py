@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 import workers.drafters.eagle as eagle
+from search_spaces.drafters import Eagle
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_eagle import CODES, FFN, HEADS, C, D, State, published, rand, write
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import plain_layers

@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.drafters import Eagle
 from search_spaces.schedules import Constant
 from search_spaces.trees import Static
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import rounds, rules, tabular
 from tests.workers.decoding.test_accept_distribution import (
     BOOK,

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.schedules import Constant
 from search_spaces.trees import Adjacency, Dynamic, TreePolicy
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import tabular
 from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from search_spaces.acceptance import EXACT
+from search_spaces.drafters import Eagle
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
-from search_spaces.trial import DecodingConfig, Eagle, Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import tabular
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from search_spaces.drafters import Eagle, Independent, Medusa
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig, Eagle, Independent, Medusa
+from search_spaces.trial import DecodingConfig
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from tests.fakes.toys import toy_target
 from tests.oracles.drafter_rounds import CAPTIONS
