@@ -23,7 +23,6 @@ from orchestrator.results.names import SettingNames
 from orchestrator.results.notes import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
 from orchestrator.results.text import measured as number_text
-from search_spaces.drafters import NoDrafter
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.pictures import (
     INK,
@@ -436,7 +435,7 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
             *([statistics["origin"]] if statistics["origin"] else []),
             _describe_sampling(config["sampling"], statistics["default_sampling"]),
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
-            passes + (drafts if config["drafter"]["kind"] != NoDrafter.kind else ""),
+            passes + ("" if DecodingConfig.from_mapping(config).is_vanilla else drafts),
             *([] if measured is None else [measured["text"]]),
             *(
                 []

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from search_spaces.acceptance import EXACT
-from search_spaces.drafters import DrafterChoice, Jacobi
+from search_spaces.drafters import DrafterChoice
 from search_spaces.params import ConfigError
 from search_spaces.trees import Adjacency, Chain, Static
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.decoding.build import build_tables, drafter_class
+from workers.decoding.build import build_tables
 from workers.decoding.engine import Engine, Observer
 from workers.decoding.rng import image_keys
 from workers.decoding.state import Request
@@ -43,7 +43,7 @@ class RecordingKey(NamedTuple):
 def _runs(settings: Sequence[DecodingConfig]) -> list[DecodingConfig]:
     """The settings to run and record for all settings with one `recording_key`."""
     config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
-    if not isinstance(config.drafter, Jacobi):
+    if not config.drafter.keeps_window:
         return [config]
     assert isinstance(config.policy, Chain), "a window is a chain"
     return [
@@ -61,7 +61,7 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
     """
     if config.sampling is None or config.sampling.temperature == 0:
         raise ConfigError(("sampling", "temperature"), "replay needs sampling: a temperature above 0")
-    if drafter_class(config.drafter) is None and not isinstance(config.drafter, Jacobi):
+    if not config.drafter.has_weights and not config.drafter.keeps_window:
         problem = f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         raise ConfigError(("drafter",), problem)
     policy = config.policy
@@ -106,7 +106,7 @@ class Replayer:
         if config.is_vanilla:
             return Prediction.vanilla(len(self.requests))
         recordings, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
-        if isinstance(config.drafter, Jacobi):
+        if config.drafter.keeps_window:
             return predict_window(recordings, config, tables)
         (recording,) = recordings
         outcomes_of = partial(recording.outcomes, config.acceptance, tables)

@@ -100,13 +100,11 @@ def test_the_documentation_explains_every_symbol() -> None:
         symbols = ", ".join(f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key))
         assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
     words = " ".join(text.split())
-    for params in [
-        AcceptanceRule,
-        *(entry for registry in (DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES) for entry in registry.values()),
-    ]:
-        forms = {kind: form for field in params.fields().values() for kind, form in field.abbreviations.items()}
+    registries = (DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES)
+    for owner in [AcceptanceRule, *(entry for registry in registries for entry in registry.values())]:
+        forms = {kind: form for field in owner.fields().values() for kind, form in field.abbreviations.items()}
         assert all(f"`{short}` {word}" in words for word, short in forms.items())
-        assert part is AcceptanceRule or part.short == part.kind or f"`{part.short}` {part.kind}" in words
+        assert owner is AcceptanceRule or owner.short == owner.kind or f"`{owner.short}` {owner.kind}" in words
 
 
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
