@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 758,
     "orchestrator.replay": 811,
     "orchestrator.report": 1324,
-    "orchestrator.results": 4290,
+    "orchestrator.results": 4269,
     "orchestrator.run": 5086,
     "orchestrator.views": 2024,
     "search_spaces": 3785,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate
-
-if TYPE_CHECKING:
-    import pyarrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +94,6 @@ def values_of(records: Sequence[TrialRecord], axes: Sequence[Metric]) -> tuple[F
     errors = np.array([[entry.known_error for entry in row] for row in entries], dtype=np.float64)  # None becomes NaN
     shape = (len(records), len(axes))
     return values.reshape(shape), errors.reshape(shape)
-
-
-def with_front(table: pyarrow.Table, records: Sequence[TrialRecord], axes: Sequence[Metric]) -> pyarrow.Table:
-    """A table of trials, a row for each record, with a column `front`: whether the trial is on the front of those that
-    meet their constraints."""
-    import pyarrow as pa
-
-    values, _ = values_of(records, axes)
-    values[[not record.feasible or record.duplicate_of is not None for record in records]] = np.nan
-    front = nondominated(values, directions(axes)) if axes else [False] * len(records)
-    return table.append_column("front", pa.array(front, pa.bool_()))
 
 
 def joint_errors(

@@ -23,7 +23,6 @@ from orchestrator.results.fronts import (
     mark_front,
     rows_passing,
     values_of,
-    with_front,
 )
 from orchestrator.results.image_table import image_table
 from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
@@ -134,7 +133,11 @@ class Sweep:
         Raises:
             QueryError: an invalid filter, or an unknown column.
         """
-        table = with_front(self.table, self.records, self.identity.objectives)
+        import pyarrow as pa
+
+        front = {record.number for record in self.front_records if record.duplicate_of is None}
+        marks = pa.array([record.number in front for record in self.records], pa.bool_())
+        table = self.table.append_column("front", marks)
         table = table.filter(passing(table, where))
         for name in columns or ():
             if name not in table.column_names:

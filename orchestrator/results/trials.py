@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -19,21 +19,6 @@ State = Literal["complete", "stopped", "failed"]
 COMPLETE: Final = "complete"
 STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
 FAILED: Final = "failed"
-LOSSLESS: Final = "lossless"  # a column of the table of trials
-_FACTS: Final[Mapping[str, type]] = {  # the columns that every table of trials has
-    "number": int,
-    "label": str,
-    "state": str,
-    "cause": str,
-    "feasible": bool,
-    "digest": str,
-    "images": int,
-    "seconds": float,
-    "duplicate_of": int,
-    "started": str,
-    "finished": str,
-    LOSSLESS: bool,
-}
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 
@@ -155,14 +140,38 @@ def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Estimat
     )
 
 
+COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, Sampling | None], Any]]]] = {
+    "number": (int, lambda record, _: record.number),
+    "label": (str, lambda record, _: record.label),
+    "state": (str, lambda record, _: record.state),
+    "cause": (str, lambda record, _: record.cause),
+    "feasible": (bool, lambda record, _: record.feasible),
+    "digest": (str, lambda record, _: record.digest),
+    "images": (int, lambda record, _: record.images),
+    "seconds": (float, lambda record, _: record.seconds),
+    "duplicate_of": (int, lambda record, _: record.duplicate_of),
+    "started": (str, lambda record, _: record.started),
+    "finished": (str, lambda record, _: record.finished),
+    "lossless": (bool, lambda record, sampling: record.is_lossless(sampling)),
+}
+"""The columns that every table of trials has: name, type, and value from the record and the baseline's sampling."""
+
+
 def trial_table(records: Sequence[TrialRecord], sampling: Sampling | None) -> pyarrow.Table:
-    """One row per trial: its facts, its config by flat key (null where a config lacks the key), its metrics.
+    """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its metrics.
 
     A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence, and have
-    the same types in every sweep (see `typed_table`). sampling: of the sweep's baseline, which says what is `lossless`
-    (see `DecodingConfig.is_lossless`).
+    the same types in every sweep (see `typed_table`). sampling: the baseline's, which decides what is `lossless` (see
+    `DecodingConfig.is_lossless`).
     """
-    return typed_table([_row(record, sampling) for record in records], _FACTS)
+    rows = []
+    for record in records:
+        row = {name: value(record, sampling) for name, (_, value) in COLUMNS.items()}
+        row |= record.config.flat() if record.config else {}
+        for name, entry in record.metrics.items():
+            row |= {name: entry.value, f"{name}_error": entry.known_error}
+        rows.append(row)
+    return typed_table(rows, {name: kind for name, (kind, _) in COLUMNS.items()})
 
 
 def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) -> pyarrow.Table:
@@ -176,12 +185,3 @@ def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) ->
     known = {**flat_types(), **facts}
     names = dict.fromkeys([*facts, *(name for row in rows for name in row)])
     return pa.Table.from_pylist(rows, pa.schema({name: arrow[known.get(name, float)] for name in names}))
-
-
-def _row(record: TrialRecord, sampling: Sampling | None) -> dict[str, Any]:
-    facts = {name: getattr(record, name) for name in _FACTS if name != LOSSLESS}
-    metrics: dict[str, Any] = {}
-    for name, entry in record.metrics.items():
-        metrics |= {name: entry.value, f"{name}_error": entry.known_error}
-    flat = record.config.flat() if record.config else {}
-    return facts | {LOSSLESS: record.is_lossless(sampling)} | flat | metrics

@@ -17,7 +17,7 @@ import pytest
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
 from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.trials import TrialRecord
+from orchestrator.results.trials import COLUMNS, TrialRecord
 from orchestrator.views.tables import write_tables
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
@@ -79,6 +79,18 @@ def test_a_column_has_one_type_in_every_table(sweeps: Path) -> None:
     assert {name: found[name] for name in whole} == {key: {pa.float64()} for key in whole}
     assert found["acceptance.k"] == found["tree.nodes"] == {pa.int64()}
     assert found["tree.depth_range"] == {pa.string()}
+
+
+def test_a_new_column_is_one_entry(sweeps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shards(record: TrialRecord, _: object) -> int:
+        return len(record.shards)
+
+    monkeypatch.setitem(COLUMNS, "shards", (int, shards))
+    for name in ("failures", "broken"):
+        sweep = Sweep.open(sweeps / name)
+        found = sweep.trials()["shards"]
+        assert (found.type, found.to_pylist()) == (pa.int64(), [len(record.shards) for record in sweep.records])
+        assert "shards" in sweep.front().column_names
 
 
 def test_arrow_and_duckdb_read_several_sweeps_at_once(sweeps: Path) -> None:
