@@ -88,7 +88,8 @@ def random_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_images_of_a_random_drafter_come_with_the_sentence(random_drafter: Path, tmp_path: Path) -> None:
-    words = ("generate", "a large red circle", "a small blue star", "--preset", "eagle2", "--out", str(tmp_path))
+    tree = ("--set", "tree.depth=2", "--set", "tree.nodes=4", "--set", "tree.width=2")
+    words = ("generate", "a red circle", "a blue star", "--preset", "eagle2", *tree, "--out", str(tmp_path))
     ran = specfrontier(*words, "--models", str(random_drafter), "--json")
     (warning,) = ran.json["warnings"]
     assert str(random_drafter / "eagle.safetensors") in warning
@@ -98,9 +99,10 @@ def test_images_of_a_random_drafter_come_with_the_sentence(random_drafter: Path,
 def test_a_sweep_of_a_random_drafter_says_so_everywhere(random_drafter: Path, tmp_path: Path) -> None:
     space = tmp_path / "space.yaml"
     space.write_text(
-        f"name: random\nmodels: {random_drafter}\ncaptions: {{count: 4}}\nreference: {{source: none}}\n"
-        "quality: {batch: 4, shard: 4}\nmetrics: [step_compression, caption_accuracy]\n"
-        "objectives: [step_compression, caption_accuracy]\nenqueue: [vanilla, eagle2]\nbudget: {trials: 2}\n"
+        f"name: random\nmodels: {random_drafter}\ncaptions: {{count: 2}}\nreference: {{source: none}}\n"
+        "quality: {batch: 2, shard: 2}\nmetrics: [step_compression, caption_accuracy]\n"
+        "objectives: [step_compression, caption_accuracy]\nbudget: {trials: 2}\n"
+        "enqueue: [vanilla, {preset: eagle2, tree: {policy: dynamic, depth: 2, width: 2, nodes: 4}}]\n"
         "space: {drafter: eagle, tree: {policy: chain, length: 2}}\n"
     )
     store = str(tmp_path / "random")
