@@ -256,14 +256,20 @@ def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp
     experiment = found.create_experiment(
         "specfrontier/demo", str(tmp_path / "theirs"), tags={"mlflow.note.content": "theirs", "team": "vision"}
     )
-    other = found.create_run(experiment, tags={"specfrontier.kind": "sweep"}, run_name="theirs").info.run_id
-    sync(storage)
-    parent = next(run for run in found.search_runs([experiment]) if run.data.tags.get("specfrontier.sweep_id"))
+    theirs = {"specfrontier.sweep_id": "theirs", "specfrontier.kind": "sweep"}
+    other = found.create_run(experiment, tags=theirs, run_name="theirs").info.run_id
+    trial = theirs | {"specfrontier.kind": "trial", "specfrontier.trial": "0", "mlflow.parentRunId": other}
+    others = [other, found.create_run(experiment, tags=trial).info.run_id]
+    before = [found.get_run(run).to_dictionary() for run in others]
+    assert sync(storage) == sync_result(TRIALS, 0)
+    assert [found.get_run(run).to_dictionary() for run in others] == before
+    own = [run for run in found.search_runs([experiment]) if run.info.run_id not in others]
+    (parent,) = (run for run in own if run.data.tags["specfrontier.kind"] == "sweep")
     sweep_id = {key: parent.data.tags[key] for key in ("specfrontier.sweep_id",)}
-    below = found.create_run(experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}).info.run_id
-    before = [found.get_run(run).to_dictionary() for run in (other, below)]
+    others += [found.create_run(experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}).info.run_id]
+    before = [found.get_run(run).to_dictionary() for run in others]
     assert sync(storage) == sync_result(0, TRIALS)
-    assert [found.get_run(run).to_dictionary() for run in (other, below)] == before
+    assert [found.get_run(run).to_dictionary() for run in others] == before
     tags = found.get_experiment(experiment).tags
     assert {key: tags[key] for key in ("mlflow.note.content", "team")} == {
         "mlflow.note.content": "theirs",
