@@ -19,7 +19,7 @@ from orchestrator.doctor.machine import memory
 from orchestrator.doctor.plan import forecast, this_core
 from orchestrator.results.json_lines import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
-from orchestrator.run.forecast import Forecast, Range
+from orchestrator.run.progress import Forecast, Range
 from search_spaces.sweep import SweepConfig
 from workers.runtime.threads import cores
 

@@ -10,10 +10,9 @@ from typing import Any
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build
 from orchestrator.run.driver import Driver
-from orchestrator.run.plan import Plan
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers
-from orchestrator.run.trial import Trials
+from orchestrator.run.trial import Plan, Trials
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment

@@ -128,7 +128,7 @@ def generate(source: Source, wanted: q.TrialOptions, options: Run) -> None:
     mapping = _with_assignments(setting.mapping, options.assignments or [])
     texts = _read_captions(source.captions or [], source.captions_file, options.seed)
     o.say_on_terminal("loading the models")
-    from orchestrator.run.generation import Generation, generate_images  # after the checks: this imports torch
+    from orchestrator.cli.generation import Generation, generate_images  # after the checks: this imports torch
 
     generation = Generation(
         source.preset,

@@ -61,8 +61,8 @@ def _run(
     """See `run_sweep`; raises KeyboardInterrupt. check: raises SweepError if another launch has taken over."""
     from orchestrator.results.store import EVENTS, IDENTITY
     from orchestrator.run import progress
-    from orchestrator.run.forecast import Forecast
     from orchestrator.run.launch import launch as launch_sweep
+    from orchestrator.run.progress import Forecast
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
     from workers.runtime.threads import cores

@@ -64,7 +64,7 @@ class Recipe:
 
     def job(self, kind: str) -> DrafterJob:
         """The training of a drafter of this kind, checked."""
-        from orchestrator.run.training import drafter_job
+        from orchestrator.cli.training import drafter_job
         from workers.training.job import DrafterRecipe
 
         recipe = DrafterRecipe(
@@ -102,7 +102,7 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
         raise CommandError(f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE)
     if run.device is not None and (run.workers > 1 or run.address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    from orchestrator.run.training import train_drafter
+    from orchestrator.cli.training import train_drafter
 
     options = asdict(run) | {"device": o.pick_device(run.device)}
     with output_folder(Path(wanted.out)), _exit_codes("resume with the same command and --resume"):

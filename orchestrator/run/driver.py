@@ -13,11 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import at_full_size, with_constraints
-from orchestrator.run.events import finished_event
-from orchestrator.run.limits import Limits, seconds_taken
+from orchestrator.run.progress import finished_event
 from orchestrator.run.revival import revive
 from orchestrator.run.study import Proposal, Search
-from orchestrator.run.tasks import Outcome, SweepError
+from orchestrator.run.tasks import Limits, Outcome, SweepError, seconds_taken
 from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, copy_record, make_record
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig

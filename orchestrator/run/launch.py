@@ -28,15 +28,14 @@ from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import SWEEP, Build, Target
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
-from orchestrator.run.events import lost_event, utc_now
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Placement, check_demand
-from orchestrator.run.plan import Plan
 from orchestrator.run.pool import Pool
 from orchestrator.run.preflight import check_enqueued, models_entry
+from orchestrator.run.progress import lost_event, utc_now
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError
-from orchestrator.run.trial import Trials
+from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError

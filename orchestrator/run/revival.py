@@ -14,7 +14,7 @@ import numpy as np
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.run.early_stopping import at_full_size, with_constraints
-from orchestrator.run.events import finished_event
+from orchestrator.run.progress import finished_event
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import SweepError
 from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, shared_results

@@ -13,10 +13,10 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-import orchestrator.run.generation
+import orchestrator.cli.generation
+from orchestrator.cli.generation import contact_sheet, file_name
 from orchestrator.errors import CommandError
 from orchestrator.options import pick_device
-from orchestrator.run.generation import contact_sheet, file_name
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
 from workers.decoding.engine import Engine
@@ -47,7 +47,7 @@ def shared_models() -> Models:
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch, shared_models: Models) -> None:
-    monkeypatch.setattr(orchestrator.run.generation, "load_entry", lambda *_: shared_models)
+    monkeypatch.setattr(orchestrator.cli.generation, "load_entry", lambda *_: shared_models)
 
 
 def generate(*arguments: str) -> CommandResult:
@@ -217,7 +217,7 @@ def test_wrong_usage_gets_one_message(
 
 def test_a_missing_drafter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models(toy_target(), {}, {})
-    monkeypatch.setattr(orchestrator.run.generation, "load_entry", lambda *_: models)
+    monkeypatch.setattr(orchestrator.cli.generation, "load_entry", lambda *_: models)
     message = error_of("generate", "a ring", "--preset", "lantern", "--out", str(tmp_path), code=2)
     assert "'eagle' drafter" in message
 
@@ -225,7 +225,7 @@ def test_a_missing_drafter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_broken_logits_fail(bad: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = toy_models(head_weight=bad)
-    monkeypatch.setattr(orchestrator.run.generation, "load_entry", lambda *_: models)
+    monkeypatch.setattr(orchestrator.cli.generation, "load_entry", lambda *_: models)
     message = error_of("generate", "a ring", *CHAIN, "--out", str(tmp_path), code=1)
     assert "not finite" in message
     assert message.count("\n") == 1
@@ -257,7 +257,7 @@ def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytes
     ("function", "advice"),
     [
         ((Engine, "open"), "at batch 8; try --batch 4"),
-        ((orchestrator.run.generation, "load_entry"), "loading the models"),
+        ((orchestrator.cli.generation, "load_entry"), "loading the models"),
     ],
     ids=["drawing", "loading"],
 )

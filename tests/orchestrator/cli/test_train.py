@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.run import cluster, training
+from orchestrator.cli import training
+from orchestrator.run import cluster
 from orchestrator.run.tasks import PoolError
 from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import CommandResult, error_of, specfrontier

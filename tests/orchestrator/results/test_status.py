@@ -29,7 +29,7 @@ from orchestrator.results.status import SweepStatus, sweep_status
 from orchestrator.results.store import EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.driver_lock import driver_lock
-from orchestrator.run.events import lost_event
+from orchestrator.run.progress import lost_event
 from orchestrator.run.tasks import ClusterLost, Loss, PoolError
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep

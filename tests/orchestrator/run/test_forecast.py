@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.run.forecast import Forecast, Range
+from orchestrator.run.progress import Forecast, Range
 
 
 class History:

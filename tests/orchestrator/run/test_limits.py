@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.limits import Limits, seconds_taken
+from orchestrator.run.tasks import Limits, seconds_taken
 from search_spaces.sweep_sections import Budget
 
 

@@ -14,15 +14,16 @@ import pytest
 from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.run.events import lost_event
-from orchestrator.run.forecast import Forecast, Range
 from orchestrator.run.progress import (
+    Forecast,
     Progress,
+    Range,
     choose_view,
     describe_remaining,
     event_sink,
     format_duration,
     headline,
+    lost_event,
     render,
     show_json,
     show_lines,

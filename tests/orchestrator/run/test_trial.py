@@ -14,10 +14,9 @@ import pytest
 from benchmarks.instant import EXPERIMENT, InstantWorkers
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build, Result, Target
-from orchestrator.run.plan import Plan, names
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Event, SweepError
-from orchestrator.run.trial import BASELINE, Steps, Trials, copy_record, make_record
+from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.storage import Storage
