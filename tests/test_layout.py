@@ -27,7 +27,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.cli": 3164,
     "orchestrator.doctor": 758,
     "orchestrator.replay": 811,
-    "orchestrator.report": 1324,
+    "orchestrator.report": 1293,
     "orchestrator.results": 4269,
     "orchestrator.run": 4387,
     "orchestrator.views": 2024,

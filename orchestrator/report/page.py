@@ -22,7 +22,7 @@ import numpy as np
 from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject, ignore
-from orchestrator.report.thumbnails import embed_thumbnails
+from orchestrator.report.sections.images import embed_grids
 from orchestrator.report.trials import (
     COLOURINGS,
     config_keys,
@@ -42,6 +42,7 @@ from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
+from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
@@ -61,6 +62,22 @@ def write_report(storage: Storage, note: Note = ignore, *, draw: bool = True) ->
     """
     storage.write(REPORT, dump_text(report_page(storage, note, draw=draw), HTML))
     return REPORT
+
+
+class ReportView(View[Sweep]):
+    """The report of a sweep that runs: written once, when the sweep ends, with images decoded from tokens unless the
+    user interrupts it."""
+
+    may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
+
+    def update(self, source: Sweep) -> None:
+        return
+
+    def end(self, source: Sweep, how: Ending) -> None:
+        write_report(source.storage, draw=how == "finished")
+
+    def describe(self, problem: str) -> str:
+        return f"report not written: {problem}"
 
 
 def report_page(storage: Storage, note: Note = ignore, *, draw: bool = True) -> str:
@@ -134,7 +151,7 @@ def page_data(
         }
     )
     return texts | {
-        "thumbnails": embed_thumbnails([trial for _, trial in ordered], note),
+        "thumbnails": embed_grids([trial for _, trial in ordered], note),
         "sections": redact_values(_section_entries(subject)),
     }
 

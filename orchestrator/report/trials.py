@@ -49,10 +49,11 @@ def trial_entries(
     """
     keys, several, entries = config_keys(sweeps), len(sweeps) > 1, []
     for index, (name, sweep) in enumerate(sweeps.items()):
+        axes = [sweep.axis(metric) for metric in names]
         for record in sweep.records:
             flat = record.config.flat() if record.config else {}
             found, twin = trial_id(name, record, len(sweeps)), record.duplicate_of
-            entry = _entry(sweep, record, names) | {
+            entry = {shared: getattr(record, shared) for shared in _SHARED} | {
                 "id": found,
                 "sweep": index,
                 "title": (f"{name}: " if several else "") + (record.label or f"trial {record.number}"),
@@ -61,6 +62,10 @@ def trial_entries(
                 "duplicate_of": None if twin is None else f"{name}#{twin}" if several else str(twin),
                 "confidence": confidence.get(found),
                 "flat": [flat.get(key) for key in keys],
+                "description": sweep.names.name(record.config),
+                "lossless": record.is_lossless(sweep.identity.sampling),
+                "violated": [text for text, excess in record.constraints.items() if excess > 0],
+                "metrics": {axis.name: _measured(axis, record) for axis in axes if axis.name in record.metrics},
             }
             entries.append(entry)
     return entries
@@ -81,15 +86,6 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
     if setting.is_vanilla:
         return dict.fromkeys(COLOURINGS, VANILLA)
     return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
-
-
-def _entry(sweep: Sweep, record: TrialRecord, names: Sequence[str]) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in _SHARED} | {
-        "description": sweep.names.name(record.config),
-        "lossless": record.is_lossless(sweep.identity.sampling),
-        "violated": [text for text, excess in record.constraints.items() if excess > 0],
-        "metrics": {name: _measured(sweep.axis(name), record) for name in names if name in record.metrics},
-    }
 
 
 def _measured(axis: Metric, record: TrialRecord) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Images of several trials for the same captions, drawn from the tokens in the store: one sheet of tiles per trial."""
+"""Images of several trials for the same captions, decoded from the tokens in the store: one sheet of tiles per trial;
+and the image grids that the trials' details show."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject
+from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject, ignore
 from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
 from workers.data.pictures import is_intact_png
@@ -28,7 +29,9 @@ _MAX_SIDE = 128  # pixels of a tile
 _MAX_CHARACTERS = 1_300_000  # of all sheets together
 _MAX_BYTES_ON_CPU = 2 << 30  # of a target's files; larger targets are loaded for a report on a GPU only
 _MAX_PIXELS = 1 << 18  # of the images that are drawn at once
-_QUALITY, _GRID_GAP = 86, 2
+_GRID_GAP = 2
+GRID_SIDE = 288  # pixels of the longer side of an image grid in the page
+_MAX_GRID_CHARACTERS = 500_000  # of all image grids together
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +186,26 @@ def _load_target(file: str, name: str | None, hashes: Mapping[str, str]) -> Targ
 
 def _stored_tiles(trial: OwnedTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
-    name, side, storage = (
-        f"{IMAGE_GRIDS}/{trial.record.digest}.png",
-        trial.sweep.identity.image_size,
-        trial.sweep.storage,
-    )
-    if side is None or not storage.exists(name) or not is_intact_png(data := storage.read(name)):
+    side, grid = trial.sweep.identity.image_size, _stored_grid(trial)
+    if side is None or grid is None:
         return []
-    grid = Image.open(io.BytesIO(data)).convert("RGB")
     corners = [
         (left, top)
         for top in range(0, grid.height - side + 1, side + _GRID_GAP)
         for left in range(0, grid.width - side + 1, side + _GRID_GAP)
     ]
     return [grid.crop((left, top, left + side, top + side)) for left, top in corners]
+
+
+def _stored_grid(trial: OwnedTrial, note: Note = ignore) -> Image.Image | None:
+    """The image grid that a trial wrote; None if it is missing, or damaged, which is noted."""
+    name, storage = f"{IMAGE_GRIDS}/{trial.record.digest}.png", trial.sweep.storage
+    if not trial.record.digest or not storage.exists(name):
+        return None
+    if not is_intact_png(data := storage.read(name)):
+        note(f"{storage.locate(name)}: damaged; the report lacks it")
+        return None
+    return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
@@ -208,9 +217,33 @@ def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
     sheet = Image.new("RGB", (COLUMNS * width, -(-len(small) // COLUMNS) * height))
     for number, tile in enumerate(small):
         sheet.paste(tile, (number % COLUMNS * width, number // COLUMNS * height))
+    return (width, height), _data_uri(sheet, "webp", quality=86, method=5)
+
+
+def embed_grids(trials: Iterable[OwnedTrial], note: Note = ignore) -> dict[str, Any]:
+    """{key: "uri", "width", "height"} of the grids of trials in the order of their importance, as far as they fit.
+
+    Skips a missing or damaged grid. note: called with a sentence about each damaged file.
+    """
+    left = _MAX_GRID_CHARACTERS
+    grids: dict[str, Any] = {}
+    for trial in trials:
+        grid = None if trial.key in grids else _stored_grid(trial, note)
+        if grid is None:
+            continue
+        grid.thumbnail((GRID_SIDE, GRID_SIDE), Image.Resampling.LANCZOS)
+        uri = _data_uri(grid, "jpeg", quality=78, subsampling=0, optimize=True)
+        if len(uri) > left:  # later grids matter less
+            break
+        left -= len(uri)
+        grids[trial.key] = {"uri": uri, "width": grid.width, "height": grid.height}
+    return grids
+
+
+def _data_uri(image: Image.Image, kind: str, **options: Any) -> str:
     buffer = io.BytesIO()
-    sheet.save(buffer, "WEBP", quality=_QUALITY, method=5)
-    return (width, height), f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    image.save(buffer, kind, **options)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 SECTIONS.add("images", Section("Images of the same captions", 20, images, link="Images"))

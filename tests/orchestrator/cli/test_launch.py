@@ -363,7 +363,7 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
 ) -> None:
     """After a signal there is no time to draw images for the report."""
     page = mock.Mock(side_effect=MemoryError("out of memory"))
-    monkeypatch.setattr("orchestrator.report.view.write_report", page)
+    monkeypatch.setattr("orchestrator.report.page.write_report", page)
     write_store()
     storage, ended = Storage("sweeps/tested"), mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0)
     ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, 60.0, 60.0

@@ -30,11 +30,11 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
-from orchestrator.report import thumbnails
 from orchestrator.report.page import as_script_data, page_data, report_page, write_report
 from orchestrator.report.section import OwnedTrial
+from orchestrator.report.sections import images
+from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
-from orchestrator.report.thumbnails import GRID_SIDE, embed_thumbnails
 from orchestrator.report.trials import groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
@@ -271,7 +271,7 @@ def picture_of(uri: str) -> Image.Image:
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
     Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    found = embed_thumbnails([OwnedTrial("key", Sweep.open(tmp_path), record)])["key"]
+    found = embed_grids([OwnedTrial("key", Sweep.open(tmp_path), record)])["key"]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
@@ -282,7 +282,7 @@ def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkey
     whole = page_data([Sweep.open(tmp_path)])["thumbnails"]
     front |= {record.digest for record in Sweep.open(tmp_path).records if record.label == "vanilla"}
     room = sum(len(whole[digest]["uri"]) for digest in front)
-    monkeypatch.setattr(thumbnails, "_MAX_CHARACTERS", room)
+    monkeypatch.setattr(images, "_MAX_GRID_CHARACTERS", room)
     pictures = page_data([Sweep.open(tmp_path)])["thumbnails"]
     assert set(pictures) == front < set(whole)
 
