@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,19 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
     """Opens a sweep's report; fails the test if the page asks for anything, reports an error or opens a dialog."""
+    with _opener(browser) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def open_shared_page(browser: Browser) -> Iterator[Open]:
+    """As `open_page`, for pages that several tests of a module use; what they do wrong fails the module's last test."""
+    with _opener(browser) as opened:
+        yield opened
+
+
+@contextmanager
+def _opener(browser: Browser) -> Iterator[Open]:
     contexts: list[BrowserContext] = []
     wrong: list[str] = []
 

@@ -34,6 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def filtered(open_shared_page: Open, folder: Path) -> Page:
+    """One page for the tests of the filter: each writes into its field and reads the table."""
+    return open_shared_page(folder)
+
+
 def column(page: Page, key: str) -> list[str]:
     """The cells of a column of the table from top to bottom."""
     headers = [header.get_attribute("data-key") for header in page.locator("#table thead th").all()]
@@ -224,22 +230,21 @@ def test_the_table_is_narrowed_by_words_and_conditions(open_page: Open, folder: 
         "front and lossless=false and fid<9", "not feasible and number>3", "feasible in true and tree.policy=chain",
     ],
 )  # fmt: skip
-def test_the_table_filters_as_the_commands_do(open_page: Open, folder: Path, query: str) -> None:
-    page = open_page(folder)
-    page.locator("#filter").fill(query)
+def test_the_table_filters_as_the_commands_do(filtered: Page, folder: Path, query: str) -> None:
+    filtered.locator("#filter").fill(query)
     expected = Sweep.open(folder).trials([query], ["number"])["number"].to_pylist()
     assert 0 < len(expected) < 24
-    assert [int(number) for number in column(page, "number")] == expected
+    assert [int(number) for number in column(filtered, "number")] == expected
 
 
 @pytest.mark.parametrize(
     "limit",
     ["fid <= 1.2 * vanilla", "fid<=vanilla+0.5", "fid <= vanilla*1.1 - 0.2", "clip_score>=0.95*vanilla", "fid≤5"],
 )
-def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path, limit: str) -> None:
-    page, front = open_page(folder), front_of_candidates(folder, limit)
-    page.locator("#filter").fill(f"{limit} and state=complete feasible=true")
-    shown = [int(number) for number in column(page, "number")]
+def test_the_table_takes_limits_as_the_commands_do(filtered: Page, folder: Path, limit: str) -> None:
+    front = front_of_candidates(folder, limit)
+    filtered.locator("#filter").fill(f"{limit} and state=complete feasible=true")
+    shown = [int(number) for number in column(filtered, "number")]
     assert 0 < len(front) < 22
     assert [number for number in shown if number != REPEATED] == front
 
@@ -278,18 +283,17 @@ def test_the_table_takes_limits_as_the_commands_do(open_page: Open, folder: Path
         ("not drafted", ["not", "lossless", "front"]),
     ],
 )
-def test_an_invalid_filter_says_so(open_page: Open, folder: Path, query: str, parts: list[str]) -> None:
-    page = open_page(folder)
-    page.locator("#filter").fill(f"chain {query}")
-    problem = page.locator("#filter-error").inner_text()
+def test_an_invalid_filter_says_so(filtered: Page, query: str, parts: list[str]) -> None:
+    filtered.locator("#filter").fill(f"chain {query}")
+    problem = filtered.locator("#filter-error").inner_text()
     assert "got =" not in problem
     assert all(part in problem for part in parts)
-    assert page.locator("#filter").get_attribute("aria-invalid") == "true"
-    assert column(page, "number") == []
-    assert "cannot be read" in page.locator("#table").inner_text()
-    page.locator("#filter").fill("")
-    assert page.locator("#filter-error").inner_text() == ""
-    assert len(column(page, "number")) == 24
+    assert filtered.locator("#filter").get_attribute("aria-invalid") == "true"
+    assert column(filtered, "number") == []
+    assert "cannot be read" in filtered.locator("#table").inner_text()
+    filtered.locator("#filter").fill("")
+    assert filtered.locator("#filter-error").inner_text() == ""
+    assert len(column(filtered, "number")) == 24
 
 
 def test_a_metric_has_its_key_and_what_it_is(open_page: Open, folder: Path) -> None:
