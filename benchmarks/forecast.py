@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.doctor.machine import memory
 from orchestrator.doctor.plan import forecast, this_core
-from orchestrator.results.json_lines import read_lines
+from orchestrator.results.checked_text import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.progress import Forecast, Range
 from search_spaces.sweep import SweepConfig

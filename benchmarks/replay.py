@@ -28,7 +28,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from orchestrator.replay.predict import measured_trials, random_settings
-from orchestrator.results.describe import describe
+from orchestrator.results.names import describe
 from orchestrator.results.store import read_sweep_text
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.atlas_table import DIRECTIONS, HALF, RUNGS, Atlas, Floats
-from orchestrator.results.indicators import hypervolume
+from orchestrator.results.compare import hypervolume
 from orchestrator.results.pareto import nondominated
 
 Strategy = Callable[["Purchases", int], None]

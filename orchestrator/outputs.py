@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, ends_with
 from orchestrator.results.databases import local_file
-from orchestrator.results.redaction import without_credentials
+from orchestrator.results.text import without_credentials
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:

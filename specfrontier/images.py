@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.describe import describe
+from orchestrator.results.names import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
 from search_spaces.sweep_sections import BUILTIN

@@ -24,13 +24,13 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 541,
-    "orchestrator.cli": 3164,
+    "orchestrator.cli": 3161,
     "orchestrator.doctor": 758,
-    "orchestrator.replay": 811,
+    "orchestrator.replay": 810,
     "orchestrator.report": 1293,
-    "orchestrator.results": 4269,
+    "orchestrator.results": 4220,
     "orchestrator.run": 4387,
-    "orchestrator.views": 2024,
+    "orchestrator.views": 2022,
     "search_spaces": 3785,
     "specfrontier": 505,
     "workers": 116,

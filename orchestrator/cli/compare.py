@@ -18,8 +18,8 @@ from orchestrator.outputs import PAGES, write_output
 from orchestrator.results.text import clean, counted, measured
 
 if TYPE_CHECKING:
-    from orchestrator.results.comparison import Comparison
-    from orchestrator.results.replication import Replication, TableRow
+    from orchestrator.results.compare import Comparison
+    from orchestrator.results.papers import Replication, TableRow
     from orchestrator.results.sweep import Front, Sweep
     from search_spaces.trial import DecodingConfig
 
@@ -98,17 +98,18 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
     if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
     opened = o.open_sweeps(sweeps)
-    from orchestrator.results import comparison
+    from orchestrator.results.compare import compare as compare_fronts
+    from orchestrator.results.compare import shared_objectives
 
     missing: list[str] = []
     with o.query_errors():
         if len(opened) > 1 and not (query.x or query.y or query.z):
-            shared, missing = comparison.shared_objectives([sweep.identity for sweep in opened])
+            shared, missing = shared_objectives([sweep.identity for sweep in opened])
             x, y, z = (*shared, None)[:3]
             query = replace(query, x=x, y=y, z=z)
         front = query.front(opened)
         corner = o.read_point(output.reference_point, len(front.axes))
-        found = comparison.compare(front.joint_errors(), _group(front, by), front.axes, corner)
+        found = compare_fronts(front.joint_errors(), _group(front, by), front.axes, corner)
         warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
@@ -136,8 +137,8 @@ def _write_page(
 
 def _cautions(front: Front, limits: Sequence[str]) -> list[str]:
     """What a reader should know of the compared values."""
-    from orchestrator.results.comparison import cautions
-    from orchestrator.results.speed_check import time_notes
+    from orchestrator.results.compare import cautions
+    from orchestrator.results.status import time_notes
 
     identities = [sweep.identity for sweep in front.sweeps.values()]
     return [*cautions(identities, front.axes), *time_notes(identities, [*(a.name for a in front.axes), *limits])]
@@ -170,7 +171,7 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
 def _part_kinds(part: str, config: DecodingConfig) -> str:
     """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla` for all of its."""
-    from orchestrator.results.describe import VANILLA, family
+    from orchestrator.results.names import VANILLA, family
     from search_spaces.acceptance import EXACT
 
     if config.is_vanilla:
@@ -227,8 +228,7 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
     Raises:
         CommandError: no sweep, or no such table.
     """
-    from orchestrator.results.published import FOLDER, tables
-    from orchestrator.results.replication import replicate
+    from orchestrator.results.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
     opened = o.open_sweeps([name for name in names if name not in given_tables])
@@ -244,7 +244,7 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
 
 def _describe_replication(found: Replication) -> list[str]:
     """The replication as lines of text."""
-    from orchestrator.results.replication import RULE
+    from orchestrator.results.papers import RULE
 
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]

@@ -18,9 +18,8 @@ from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.results.config_file import Setting
-from orchestrator.results.describe import VANILLA, format_number
-from orchestrator.results.names import SettingNames
-from orchestrator.results.notes import drafter_warning, is_hardly_accepted
+from orchestrator.results.names import VANILLA, SettingNames, format_number
+from orchestrator.results.status import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
 from orchestrator.results.text import measured as number_text
 from search_spaces.trial import DecodingConfig, Sampling

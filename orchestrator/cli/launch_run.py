@@ -139,7 +139,7 @@ def _finish(views: Views, how: Ending) -> None:
 
 def _resume_command() -> str:
     """This command line with --resume, with credentials redacted; of a call from Python, what to change in it."""
-    from orchestrator.results.redaction import without_credentials
+    from orchestrator.results.text import without_credentials
 
     arguments = command_line.get()
     if arguments is None:
@@ -152,8 +152,7 @@ def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> st
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
     from orchestrator.results.choices import choose, default_limit, example_limit
-    from orchestrator.results.notes import sweep_notes
-    from orchestrator.results.speed_check import time_notes
+    from orchestrator.results.status import sweep_notes, time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep, front_of
     from orchestrator.views.mlflow_client import is_server

@@ -146,9 +146,8 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
     from orchestrator.results.choices import limit_notes
-    from orchestrator.results.notes import sweep_notes, waiting_note
     from orchestrator.results.query import unmatched
-    from orchestrator.results.speed_check import time_notes
+    from orchestrator.results.status import sweep_notes, time_notes, waiting_note
 
     sweeps, where = front.sweeps.values(), query.where or ()
     named = [*(axis.name for axis in front.axes), *(query.subject_to or ()), *best, *where]

@@ -113,7 +113,7 @@ def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, 
 
 
 def _write(predicted: PredictedSpace, folder: Path) -> None:
-    from orchestrator.results.describe import family
+    from orchestrator.results.names import family
     from orchestrator.results.plots import scatter_plot
 
     write_output(str(folder / TABLE), table_bytes(predicted.table(), ".parquet"))

@@ -22,8 +22,7 @@ from optuna.samplers import RandomSampler
 
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import SettingsPool
-from orchestrator.results.describe import family
-from orchestrator.results.names import SettingNames
+from orchestrator.results.names import SettingNames, family
 from orchestrator.results.pareto import Floats, nondominated
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import typed_table

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.results.indicators import reference_point
+from orchestrator.results.compare import reference_point
 from orchestrator.results.pareto import Floats
 
 if TYPE_CHECKING:

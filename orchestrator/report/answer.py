@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.report.trials import metric_title
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
 from orchestrator.results.fronts import Candidate
-from orchestrator.results.speed_check import speed_warnings
+from orchestrator.results.status import speed_warnings
 from orchestrator.results.store import location, read_table, with_plugins
 from orchestrator.results.sweep import Front, Sweep
 from search_spaces.sweep_sections import BUILTIN

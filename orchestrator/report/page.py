@@ -33,14 +33,14 @@ from orchestrator.report.trials import (
     trial_id,
 )
 from orchestrator.results.checked_text import HTML, dump_text
-from orchestrator.results.comparison import DEFAULT_OBJECTIVES, Comparison, obstacles
+from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
 from orchestrator.results.config_file import trial_text
-from orchestrator.results.describe import describe_duration
 from orchestrator.results.joint import critical_t
+from orchestrator.results.names import describe_duration
 from orchestrator.results.query import QueryError
-from orchestrator.results.redaction import redact_values
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.text import redact_values
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage

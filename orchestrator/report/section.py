@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.results.comparison import Comparison
+from orchestrator.results.compare import Comparison
 from orchestrator.results.sweep import Front, Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.plugins import Registry

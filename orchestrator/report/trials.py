@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.joint import JointErrors, block_effects
+from orchestrator.results.names import VANILLA, family
 from orchestrator.results.plots import looks
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord

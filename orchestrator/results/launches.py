@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.results.describe import describe_duration
-from orchestrator.results.json_lines import scan_lines
+from orchestrator.results.checked_text import scan_lines
 from orchestrator.results.locks import read_holder
+from orchestrator.results.names import describe_duration
 from orchestrator.results.store import (
     DRIVER_LOCK,
     EVENTS,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, Choice, choose, default_limit
-from orchestrator.results.describe import VANILLA, family
 from orchestrator.results.fronts import Candidate, values_of
+from orchestrator.results.names import VANILLA, family
 from orchestrator.results.sweep import Front
 from orchestrator.results.text import clean
 from workers.metrics.definition import Metric

@@ -15,7 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from orchestrator.results.comparison import DEFAULT_OBJECTIVES, require_comparable
+from orchestrator.results.compare import (
+    DEFAULT_OBJECTIVES,
+    drawn_hypervolumes,
+    hypervolume,
+    reference_point,
+    require_comparable,
+)
 from orchestrator.results.fronts import (
     Candidate,
     directions,
@@ -25,7 +31,6 @@ from orchestrator.results.fronts import (
     values_of,
 )
 from orchestrator.results.image_table import image_table
-from orchestrator.results.indicators import drawn_hypervolumes, hypervolume, reference_point
 from orchestrator.results.joint import JointErrors, standard_error
 from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames

@@ -24,7 +24,7 @@ import ray
 
 from orchestrator.interrupts import Terminated, cleaned_up
 from orchestrator.proxies import without_proxy
-from orchestrator.results.redaction import without_credentials
+from orchestrator.results.text import without_credentials
 from orchestrator.run import ray_internals
 from orchestrator.run.cluster_guard import ClusterGuard
 from orchestrator.run.placement import ANYWHERE, Node, Placement, Slots, fit

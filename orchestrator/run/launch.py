@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.replay.predict import prediction_task, read_pool
 from orchestrator.replay.sampler import SettingsPool
-from orchestrator.results.json_lines import drop_damaged_lines
+from orchestrator.results.checked_text import drop_damaged_lines
 from orchestrator.results.store import (
     EVENTS,
     IDENTITY,

@@ -17,8 +17,8 @@ from orchestrator.errors import explain
 from orchestrator.outputs import check_lasting, check_writable
 from orchestrator.replay.predict import check_pool
 from orchestrator.results.databases import MLFLOW, has_tables, is_same_database
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP, Identity, check_unused, read_identity, read_trials
+from orchestrator.results.text import without_credentials
 from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.study import Search

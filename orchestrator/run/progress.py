@@ -21,7 +21,7 @@ from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from orchestrator.errors import explain
-from orchestrator.results.json_lines import append_line
+from orchestrator.results.checked_text import append_line
 from orchestrator.results.names import SettingNames
 from orchestrator.results.text import clean, counted, measured
 from orchestrator.results.trials import TrialRecord

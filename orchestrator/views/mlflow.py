@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.results import store
+from orchestrator.results.checked_text import read_lines
 from orchestrator.results.config_file import trial_text
-from orchestrator.results.json_lines import read_lines
 from orchestrator.results.launches import FAILED as LAUNCH_FAILED
 from orchestrator.results.launches import FINISHED, INTERRUPTED, KILLED, find_launch
 from orchestrator.results.locks import exclusive
-from orchestrator.results.redaction import redact_file
 from orchestrator.results.store import MLFLOW_LOCK, MLFLOW_PLACE
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import redact_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.follower import Ending, View

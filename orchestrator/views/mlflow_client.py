@@ -15,8 +15,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
 from orchestrator.results.databases import MLFLOW, has_tables, local_file, sole_creator
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import SWEEP
+from orchestrator.results.text import without_credentials
 from orchestrator.views.follower import Ending
 from workers.data.storage import Storage
 

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
+from orchestrator.results.compare import hypervolume
 from orchestrator.results.fronts import directions, values_of
-from orchestrator.results.indicators import hypervolume
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, knee, nondominated
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import Identity
-from orchestrator.results.text import clean
+from orchestrator.results.text import clean, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from orchestrator.results.databases import sole_creator
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import ARTIFACTS, TRIAL_PICTURES
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import without_credentials
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.views.follower import Ending, View
 from orchestrator.views.front_table import front_table, literal

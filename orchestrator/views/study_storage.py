@@ -13,9 +13,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.results.databases import OPTUNA, engine_options, has_tables, may_create_tables
-from orchestrator.results.redaction import without_credentials
 from orchestrator.results.store import STUDY
-from orchestrator.results.text import counted
+from orchestrator.results.text import counted, without_credentials
 from workers.data.storage import Storage
 from workers.data.uris import check_credentials
 from workers.metrics.definition import Direction

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.choices import gain_confidence
-from orchestrator.results.speed_check import speed_warnings
+from orchestrator.results.status import speed_warnings
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Front, Sweep, front_of
 from orchestrator.results.text import percent

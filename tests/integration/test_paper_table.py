@@ -19,7 +19,7 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from orchestrator.results.published import rows_of
+from orchestrator.results.papers import rows_of
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
 from tests.fakes.command_line import specfrontier

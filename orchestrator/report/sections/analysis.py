@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
+from orchestrator.results.compare import hypervolume
 from orchestrator.results.fronts import directions, values_of
-from orchestrator.results.indicators import hypervolume
 from orchestrator.results.store import plugins_of, read_sweep_yaml
 from orchestrator.results.sweep import Front, Sweep
 from search_spaces.params import ConfigError

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.results.describe import describe
-from orchestrator.results.notes import sweep_notes, waiting_note
+from orchestrator.results.names import describe
+from orchestrator.results.status import sweep_notes, waiting_note
 from orchestrator.results.store import Identity, read_sweep_text
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord

@@ -20,7 +20,7 @@ from optuna.trial import TrialState, create_trial
 
 from orchestrator.replay.sampler import PoolExhausted, ReplaySampler, SettingsPool
 from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
-from orchestrator.results.indicators import hypervolume
+from orchestrator.results.compare import hypervolume
 from orchestrator.results.pareto import Floats
 from orchestrator.views.study_storage import open_storage
 from workers.metrics.definition import Direction

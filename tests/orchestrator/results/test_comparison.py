@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.results.comparison import Comparison, cautions, compare, obstacles
+from orchestrator.results.compare import Comparison, cautions, compare, obstacles
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Floats
 from orchestrator.results.trials import TrialRecord

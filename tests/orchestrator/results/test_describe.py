@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.describe import describe, describe_duration, describe_range, family
+from orchestrator.results.names import describe, describe_duration, describe_range, family
 from search_spaces.presets import CATALOGUE
 from search_spaces.trial import DecodingConfig, Sampling
 

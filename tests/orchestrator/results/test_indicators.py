@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from orchestrator.results.indicators import additive_epsilon, coverage, hypervolume, reference_point
+from orchestrator.results.compare import additive_epsilon, coverage, hypervolume, reference_point
 from orchestrator.results.pareto import nondominated
 
 DOWN = {m: ("minimize",) * m for m in (1, 2, 3)}

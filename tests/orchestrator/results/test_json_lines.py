@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.results.json_lines import append_line, drop_damaged_lines, read_lines
+from orchestrator.results.checked_text import append_line, drop_damaged_lines, read_lines
 from workers.data.storage import Storage
 
 NAME = "events.jsonl"

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from orchestrator.results.notes import MIN_PASSES, drafter_warnings, is_hardly_accepted, waiting_note
+from orchestrator.results.status import MIN_PASSES, drafter_warnings, is_hardly_accepted, waiting_note
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS

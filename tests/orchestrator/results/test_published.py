@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.compare import compare
-from orchestrator.results.published import METRICS as PRINTED
-from orchestrator.results.published import Figure, Published, published, rows_of, tables
+from orchestrator.results.papers import METRICS as PRINTED
+from orchestrator.results.papers import TIMED, Figure, Published, published, replicate, rows_of, tables, verdict
 from orchestrator.results.query import QueryError
-from orchestrator.results.replication import TIMED, replicate, verdict
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord

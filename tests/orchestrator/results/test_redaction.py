@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.results.redaction import redact_file, without_credentials
+from orchestrator.results.text import redact_file, without_credentials
 from workers.data.storage import Storage
 
 SECRET = "hunter22"

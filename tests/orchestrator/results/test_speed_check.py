@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.results import speed_check
-from orchestrator.results.speed_check import LEVEL, time_notes
+from orchestrator.results import status
+from orchestrator.results.status import LEVEL, time_notes
 from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.definition import Metric
@@ -18,7 +18,7 @@ from workers.metrics.registry import registered_metrics
 
 
 def speed_warnings(records: list[TrialRecord], batch: int = 1) -> list[str]:
-    return speed_check.speed_warnings(records, {"batch": batch})
+    return status.speed_warnings(records, {"batch": batch})
 
 
 def trial(number: int, exact: float, timed: float | None, error: float = 0.1, **fields: object) -> TrialRecord:
@@ -143,7 +143,7 @@ def test_false_alarms_are_as_rare_as_stated() -> None:
 )
 def test_a_metrics_unit_and_needs_make_it_a_time(unit: str, needs: list[str], is_time: bool, is_ratio: bool) -> None:
     axis = Metric("mine", "minimize", unit, "", tuple(needs))
-    assert (axis.is_time, speed_check._is_ratio(axis)) == (is_time, is_ratio)
+    assert (axis.is_time, status._is_ratio(axis)) == (is_time, is_ratio)
 
 
 def test_a_plugins_rate_is_noted_as_well_as_latency() -> None:

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 
-from orchestrator.results.json_lines import append_line
+from orchestrator.results.checked_text import append_line
 from orchestrator.results.launches import (
     FAILED,
     FINISHED,
