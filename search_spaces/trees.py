@@ -30,8 +30,15 @@ class TreeBounds(NamedTuple):
     width: int
 
 
+class FixedShape(NamedTuple):
+    """A tree that is the same in every pass. sampled: children are sampled, not the drafter's top tokens."""
+
+    tree: StaticTree
+    sampled: bool
+
+
 class TreePolicy(Params, ABC):
-    """What is drafted in a round.
+    """What is drafted in a pass.
 
     implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     adapts_to_rule: the tree's size follows from what was accepted before, and with it the cost of a step.
@@ -45,6 +52,17 @@ class TreePolicy(Params, ABC):
     @abstractmethod
     def bounds(self) -> TreeBounds:
         """The largest trees that the policy drafts."""
+
+    @property
+    def fixed(self) -> FixedShape | None:
+        """Its tree, if that never changes: replay then finds it within larger ones. None: it changes."""
+        return None
+
+    def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
+        """Policies for a dry run, which knows no values: one that costs what a usual pass costs, and one that costs as
+        much as the dearest.
+        """
+        return self, self
 
 
 POLICIES: Registry[type[TreePolicy]] = Registry("tree policy", "workers.decoding")
@@ -77,6 +95,11 @@ class Chain(TreePolicy):
     def bounds(self) -> TreeBounds:
         return TreeBounds(self.length, self.length, 1)
 
+    @property
+    def fixed(self) -> FixedShape:
+        paths = tuple((0,) * level for level in range(1, self.length + 1))
+        return FixedShape(_custom_tree(paths), self.children == "sampled")
+
 
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
@@ -105,8 +128,13 @@ class Static(TreePolicy):
 
     @property
     def bounds(self) -> TreeBounds:
-        tree = static_tree(self)
+        tree = self.fixed.tree
         return TreeBounds(len(tree.levels), len(tree.parents), tree.max_width)
+
+    @property
+    def fixed(self) -> FixedShape:
+        tree = _custom_tree(self.paths) if self.paths is not None else NAMED_TREES[self.name or ""]
+        return FixedShape(tree, self.children == "sampled")
 
 
 @POLICIES.register
@@ -200,13 +228,13 @@ class Adjacency(TreePolicy):
         """The largest number of children of one node in the shallowest tree, which may leave the range of widths."""
         return max(self.width_range[1], self.nodes)
 
+    def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
+        # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree has the maximum
+        # depth, and another's is shallow and `widest`
+        depth, nodes = self.depth_range[1], self.nodes
+        return Dynamic(depth, self.width_range[1], nodes), Dynamic(depth, min(self.widest, codebook_size), nodes)
+
 
 @lru_cache(maxsize=256)
-def static_tree(policy: Chain | Static) -> StaticTree:
-    """The tree that a policy of fixed shape drafts; a chain is the tree of width 1."""
-    if isinstance(policy, Chain):
-        return StaticTree.from_paths([(0,) * level for level in range(1, policy.length + 1)])
-    if policy.name is not None:
-        return NAMED_TREES[policy.name]
-    assert policy.paths is not None
-    return StaticTree.from_paths(policy.paths)
+def _custom_tree(paths: Paths) -> StaticTree:
+    return StaticTree.from_paths(paths)

@@ -8,7 +8,7 @@ import pytest
 
 from search_spaces.params import ConfigError
 from search_spaces.static_trees import NAMED_TREES, StaticTree
-from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, static_tree
+from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
 
 COUNTS = {
     "eagle1_26": ([4, 8, 8, 3, 2], 4, 15),
@@ -34,7 +34,7 @@ def test_named_trees_have_the_counts_of_their_papers(name: str) -> None:
     assert len(tree.parents) - len({*tree.parents} - {-1}) == leaves
     policy = Static(name=name)
     assert policy.bounds == (len(per_level), sum(per_level), widest)
-    assert static_tree(policy) is tree
+    assert policy.fixed.tree is tree
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -62,10 +62,10 @@ def test_a_tree_by_hand() -> None:
 
 
 def test_a_chain_is_the_tree_of_width_one() -> None:
-    tree = static_tree(Chain(length=3))
+    tree = Chain(length=3).fixed.tree
     assert tree.parents == (-1, 0, 1)
     assert tree.levels == ((0,), (1,), (2,))
-    assert static_tree(Chain(length=5)) == NAMED_TREES["chain_5"]
+    assert Chain(length=5).fixed.tree == NAMED_TREES["chain_5"]
 
 
 def test_the_same_tree_in_another_order_is_the_same_setting() -> None:

@@ -44,6 +44,13 @@ class Drafter(nn.Module, ABC):
         """
         raise TypeError(f"the {cls.kind} drafter has no weight files: {cls.__name__} does not define `load`")
 
+    @classmethod
+    def usual(cls, target: Target, levels: int) -> tuple[Drafter, str] | None:
+        """For plans: a drafter of the usual size for `target`, on the meta device, that drafts so many levels, and the
+        sentence that describes the assumption. None: there is no usual size.
+        """
+        return None
+
     def check_size(self, name: str, size: int, target_size: int) -> None:
         """ValueError unless a size of the drafter equals the target's."""
         if size != target_size:

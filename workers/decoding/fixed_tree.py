@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from search_spaces.static_trees import StaticTree
-from search_spaces.trees import Chain, Static, TreePolicy, static_tree
 from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
@@ -27,7 +26,8 @@ class FixedTree(TreeDrafting):
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
-        (tree, sampled), device = self.layout(config.policy), target.device
+        assert config.policy.fixed is not None
+        (tree, sampled), device = config.policy.fixed, target.device
         self._sampled = sampled and self.sampling.temperature > 0
         self._shape = fixed_shape(tree.parents, tree.depth, device)
         self.max_levels, self.max_nodes = self._shape.max_depth, self._shape.nodes
@@ -41,11 +41,6 @@ class FixedTree(TreeDrafting):
         self._node_probs_index = self._probs_index.gather(1, self._shape.parents + 1)  # [1, N]
         self._levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, self._shape.nodes, dtype=torch.bool, device=device)
-
-    def layout(self, policy: TreePolicy) -> tuple[StaticTree, bool]:
-        """The policy's tree, and whether children are sampled. Override it for a policy with another static tree."""
-        assert isinstance(policy, Chain | Static)
-        return static_tree(policy), policy.children == "sampled"
 
     def draft(self, batch: Batch) -> DraftTree:
         tokens_by_level: list[Tensor] = []

@@ -97,6 +97,13 @@ class EagleDrafter(CachedDrafter):
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)
 
+    @classmethod
+    def usual(cls, target: Target, levels: int) -> tuple[EagleDrafter, str]:
+        config = replace(target.transformer.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
+        layer = skip_init(lambda: EagleLayer(config)).to("meta", target.dtype)
+        drafter = cls(target, layer).eval().requires_grad_(False)
+        return drafter, "the EAGLE drafter is one layer of the target's width"
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., D] of image tokens [...]: the layer's own, or the target's."""
         out: Tensor = (self.target.embed if self.layer.embed is None else self.layer.embed)(tokens)

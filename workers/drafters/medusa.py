@@ -63,6 +63,13 @@ class MedusaDrafter(Drafter):
     def load(cls, path: Path, target: Target) -> MedusaDrafter:
         return cls(target, read_module(path, "Medusa heads", build_medusa)[0])
 
+    @classmethod
+    def usual(cls, target: Target, levels: int) -> tuple[MedusaDrafter, str]:
+        with torch.device("meta"):
+            heads = MedusaHeads(target.transformer.config.dim, target.vocab_size, levels, shared_head=True)
+        drafter = cls(target, heads.to(target.dtype)).eval().requires_grad_(False)
+        return drafter, "Medusa's heads share the target's own head"
+
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         target = self._target[0]
         self._streams = batch.streams

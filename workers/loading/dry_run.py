@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from search_spaces.neighbourhoods import NeighbourTables
-from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
@@ -73,10 +72,8 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     Raises:
         ValueError: the models do not support the config.
     """
-    # an adjacency tree's size depends on values: usually at most the largest in its ranges; in the largest batch, one
-    # row's tree has the maximum depth, and another's is shallow and `widest`
-    usual_config = _as_dynamic(config, lambda policy: policy.bounds.width)
-    largest_config = _as_dynamic(config, lambda policy: min(policy.widest, models.target.vocab_size))
+    stand_ins = config.policy.stand_ins(models.target.vocab_size)
+    usual_config, largest_config = (replace(config, policy=policy) for policy in stand_ins)
     usual = _measure_batch(models, usual_config, batch)
     largest = usual if usual_config == largest_config else _measure_batch(models, largest_config, batch, rounds=1)
     decoding = _measure_codec(models.target, pictures)
@@ -131,14 +128,6 @@ def _measure_codec(target: Target, count: int) -> Meter:
             tokens = torch.zeros(count, target.grid.tokens, dtype=torch.int64, device=target.device)
             inspect.unwrap(type(target).decode)(target, tokens)  # inference mode would hide the convolutions
     return meter
-
-
-def _as_dynamic(config: DecodingConfig, width: Callable[[Adjacency], int]) -> DecodingConfig:
-    """The config; an adjacency tree becomes a dynamic one of this width."""
-    policy = config.policy
-    if not isinstance(policy, Adjacency):
-        return config
-    return replace(config, policy=Dynamic(depth=policy.bounds.depth, width=width(policy), nodes=policy.bounds.nodes))
 
 
 def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:

@@ -9,15 +9,10 @@ from pathlib import Path
 import torch
 
 from search_spaces.trial import DecodingConfig
-from workers.decoding.build import load_drafter
-from workers.decoding.drafter import Drafter
-from workers.drafters.eagle import EagleDrafter, EagleLayer
-from workers.drafters.medusa import MedusaDrafter, MedusaHeads
+from workers.decoding.build import drafter_class, load_drafter
 from workers.loading.models import Models
 from workers.loading.models_yaml import Entry, load_on_meta, published_entries
 from workers.models.checkpoint_files import WeightsError, shapes_only
-from workers.models.target import Target
-from workers.models.weights import skip_init
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +80,12 @@ def add_drafter(shapes: ShapeOnlyModels, config: DecodingConfig) -> ShapeOnlyMod
 
     None if drafters of that kind have no usual size.
     """
-    kind, target = config.drafter.kind, shapes.models.target
-    if kind in ("none", "jacobi") or kind in shapes.models.drafters:
+    kind, target, implementation = config.drafter.kind, shapes.models.target, drafter_class(config.drafter)
+    if implementation is None or kind in shapes.models.drafters:
         return shapes
-    drafter: Drafter
-    if kind == EagleDrafter.kind:
-        drafter, assumption = _usual_eagle(target), "the EAGLE drafter is one layer of the target's width"
-    elif kind == MedusaDrafter.kind:
-        drafter = _usual_medusa(target, config.policy.bounds.depth)
-        assumption = "Medusa's heads share the target's own head"
-    else:
+    usual = implementation.usual(target, config.policy.bounds.depth)
+    if usual is None:
         return None
+    drafter, assumption = usual
     models = replace(shapes.models, drafters={**shapes.models.drafters, kind: drafter})
     return replace(shapes, models=models, assumptions=(*shapes.assumptions, assumption))
-
-
-def _usual_eagle(target: Target) -> EagleDrafter:
-    config = replace(target.transformer.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
-    layer = skip_init(lambda: EagleLayer(config)).to("meta", target.dtype)
-    return EagleDrafter(target, layer).eval().requires_grad_(False)
-
-
-def _usual_medusa(target: Target, heads: int) -> MedusaDrafter:
-    with torch.device("meta"):
-        layers = MedusaHeads(target.transformer.config.dim, target.vocab_size, heads, shared_head=True)
-    return MedusaDrafter(target, layers.to(target.dtype)).eval().requires_grad_(False)

@@ -12,7 +12,7 @@ import torch
 from search_spaces.acceptance import EXACT
 from search_spaces.drafters import DrafterChoice
 from search_spaces.params import ConfigError
-from search_spaces.trees import Adjacency, Chain, Static
+from search_spaces.trees import Adjacency, Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.build import build_tables
 from workers.decoding.engine import Engine, Observer
@@ -31,7 +31,7 @@ MAX_STEPS = 512  # steps of a recording, about
 
 
 class RecordingKey(NamedTuple):
-    """Settings with one key share recordings. trees: how the children of a chain or a static tree are chosen, or the
+    """Settings with one key share recordings. trees: how the children of a fixed tree are chosen, or the
     kind of another tree.
     """
 
@@ -66,7 +66,7 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
         raise ConfigError(("drafter",), problem)
     policy = config.policy
     union_policy([policy])
-    trees = policy.children if isinstance(policy, Chain | Static) else policy.kind
+    trees = policy.kind if policy.fixed is None else "sampled" if policy.fixed.sampled else "top"
     return RecordingKey(config.drafter, config.sampling, trees)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.params import ConfigError
-from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy, static_tree
+from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
 from workers.replay.nested_trees import NestedTrees, surest
 from workers.replay.recording import RecordedSteps
 
@@ -19,20 +19,18 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
     Raises:
         ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
     """
-    fixed = [policy for policy in policies if isinstance(policy, Chain | Static)]
-    if len(fixed) == len(policies) and len({policy.children for policy in fixed}) == 1:
-        if all(isinstance(policy, Chain) for policy in fixed):
-            return max(fixed, key=lambda policy: policy.bounds.depth)
-        paths = {path for policy in fixed for path in static_tree(policy).paths}
-        return Static(paths=tuple(paths), children=fixed[0].children)
+    fixed = [policy.fixed for policy in policies if policy.fixed is not None]
+    if len(fixed) == len(policies) and len({shape.sampled for shape in fixed}) == 1:
+        if all(isinstance(policy, Chain) for policy in policies):
+            return max(policies, key=lambda policy: policy.bounds.depth)
+        paths = {path for shape in fixed for path in shape.tree.paths}
+        return Static(paths=tuple(paths), children="sampled" if fixed[0].sampled else "top")
     for kind in (Dynamic, Adjacency):
         sized = [policy for policy in policies if isinstance(policy, kind)]
         if len(sized) == len(policies):
             return NestedTrees.of(sized)
     kinds = ", ".join(sorted({policy.kind for policy in policies}))
-    problem = (
-        f"replay cannot describe {kinds} by one recording; it can for chain and static, dynamic or adjacency trees"
-    )
+    problem = f"replay cannot describe {kinds} by one recording; it can for fixed, dynamic or adjacency trees"
     raise ConfigError(("tree", "policy"), problem)
 
 
@@ -46,9 +44,9 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
     if isinstance(policy, Dynamic) and isinstance(recorded, NestedTrees):
         if recorded.contains(policy):
             return _dynamic_nodes(steps, policy), levels
-    elif isinstance(policy, Chain | Static) and isinstance(recorded, Chain | Static):
-        paths, own = static_tree(recorded).paths, set(static_tree(policy).paths)
-        if own <= set(paths) and policy.children == recorded.children:
+    elif policy.fixed is not None and recorded.fixed is not None:
+        paths, own = recorded.fixed.tree.paths, set(policy.fixed.tree.paths)
+        if own <= set(paths) and policy.fixed.sampled == recorded.fixed.sampled:
             nodes = torch.tensor([path in own for path in paths], device=levels.device)
             return nodes.expand(len(steps), -1), levels
     raise ConfigError(("tree",), f"the recorded {recorded.kind} tree does not contain {policy}; record a larger one")
