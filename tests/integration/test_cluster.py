@@ -143,7 +143,7 @@ def job(
     send_signal(others, signal.SIGSTOP)  # else the other worker could finish before the new node is up
     try:
         with proxy(mlflow_server, port=port):
-            wait_for(lambda: logged_trials(mlflow_server, "small"))
+            wait_for(lambda: trial_runs(mlflow_server, "small"))
         add_node(cluster)
         wait_for(lambda: current_workers(run) == 2)
     finally:
@@ -165,7 +165,7 @@ def test_results_depend_on_neither_lost_nodes_nor_the_number_of_workers(job: Clu
 
 
 def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_server: str) -> None:
-    started = logged_trials(mlflow_server, "small")
+    started = trial_runs(mlflow_server, "small")
     logged = sum(run.info.status != "RUNNING" for run in started.values())
     assert 0 < len(started) < len(job.run.records) == TRIALS
     missing = TRIALS - logged
@@ -175,7 +175,7 @@ def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_serv
             synced = specfrontier("sync", str(job.run.store), "--uri", base, "--json")
             assert synced.code == 0, synced.err
             assert (synced.json["logged"], synced.json["already"]) == (expected, TRIALS - expected)
-        runs = logged_trials(base, "small")
+        runs = trial_runs(base, "small", status="FINISHED")
     assert runs.keys() == set(range(TRIALS))
     for record in job.run.records:
         assert runs[record.number].info.status == "FINISHED"
@@ -229,16 +229,19 @@ def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, t
     assert not lasting.exists()
 
 
-def logged_trials(base: str, name: str) -> dict[int, Run]:
-    """MLflow's runs of a sweep's trials by number; fails unless there is one parent run and one run per trial."""
+def trial_runs(base: str, name: str, status: str | None = None) -> dict[int, Run]:
+    """MLflow's runs of a sweep's trials by number, none without an experiment; fails if there are two of one trial or
+    of the sweep. status: of the sweep's run.
+    """
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(base)
     experiment = client.get_experiment_by_name(f"specfrontier/{name}")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id])
-    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
-    assert parent.info.status == "FINISHED"
-    found = {int(run.data.tags["specfrontier.trial"]): run for run in runs if run is not parent}
-    assert len(found) == len(runs) - 1
+    runs = client.search_runs([experiment.experiment_id]) if experiment else []
+    parents = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+    assert len(parents) <= 1
+    if status is not None:
+        assert [parent.info.status for parent in parents] == [status]
+    found = {int(run.data.tags["specfrontier.trial"]): run for run in runs if run not in parents}
+    assert len(found) == len(runs) - len(parents)
     return found
