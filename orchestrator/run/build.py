@@ -8,7 +8,7 @@ again.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any, Self
@@ -63,9 +63,17 @@ class Result:
 
 @dataclass(slots=True)
 class _Wanted:
+    """unseen: names of the needs that were not among the files when it was last looked for them."""
+
     target: Target
+    unseen: list[str]
     trials: set[int] = field(default_factory=set)
-    is_submitted: bool = False
+
+    def is_ready(self, files: Collection[str]) -> bool:
+        """Whether all needs are among the files. A need is looked for until it is seen once."""
+        while self.unseen and self.unseen[-1] in files:
+            self.unseen.pop()
+        return not self.unseen
 
 
 class Build:
@@ -79,6 +87,7 @@ class Build:
         self.seconds: defaultdict[int, float] = defaultdict(float)
         self._storage, self._workers, self._emit = storage, workers, emit
         self._wanted: dict[str, _Wanted] = {}
+        self._waiting: dict[str, _Wanted] = {}  # those that are not submitted to the workers
         self._results: list[Result] = []
         self._repeats = Counter[str]()
         self._alive = -1
@@ -95,8 +104,8 @@ class Build:
         for name, wanted in list(self._wanted.items()):
             wanted.trials.discard(trial)
             if not wanted.trials:
-                del self._wanted[name]
-                obsolete += [name] if wanted.is_submitted else []
+                obsolete += [] if name in self._waiting else [name]
+                self._forget(name)
         self._workers.withdraw(obsolete)
 
     def collect(self, timeout: float) -> list[Result]:
@@ -124,19 +133,18 @@ class Build:
         if target.name in self.files:
             return
         if target.name not in self._wanted:
-            self._wanted[target.name] = _Wanted(target)
+            wanted = _Wanted(target, [need.name for need in target.needs])
+            self._wanted[target.name] = self._waiting[target.name] = wanted
             self._emit_phase(target)
         self._wanted[target.name].trials.add(trial)
         for need in target.needs:
             self._add(need, trial)
 
     def _submit_ready(self) -> None:
-        for wanted in self._wanted.values():
-            target = wanted.target
-            if not wanted.is_submitted and all(need.name in self.files for need in target.needs):
-                wanted.is_submitted = True
-                urgent = target.is_measurement
-                self._workers.submit(Task(min(wanted.trials), target.name, target.payload, urgent=urgent))
+        for name, wanted in list(self._waiting.items()):
+            if wanted.is_ready(self.files):
+                target = self._waiting.pop(name).target
+                self._workers.submit(Task(min(wanted.trials), name, target.payload, urgent=target.is_measurement))
 
     def _work(self, timeout: float) -> None:
         """Collect workers' results, and submit the targets that have become ready."""
@@ -166,7 +174,7 @@ class Build:
             self._add_file(task, target, output)
 
     def _add_file(self, task: Task, target: Target, output: Mapping[str, Any]) -> None:
-        del self._wanted[task.name]
+        self._forget(task.name)
         self.files.add(task.name)
         self.seconds[task.trial] += output["seconds"]
         if target.about:
@@ -182,19 +190,22 @@ class Build:
         if target.is_measurement:
             self._end(target.name, Result((), cause=cause, permanent=permanent))
             return
-        del self._wanted[target.name]
+        self._forget(target.name)
         self._drop(frozenset([target.name]), cause, permanent)
 
     def _drop(self, lost: frozenset[str], cause: str | None = None, permanent: bool = True) -> None:
         """End the measurements that wait for one of these files. Those who want them decide what follows."""
-        for name, wanted in list(self._wanted.items()):
-            needs = lost.intersection(need.name for need in wanted.target.needs)
-            if needs and not wanted.is_submitted:
+        for name, wanted in list(self._waiting.items()):
+            if needs := lost.intersection(need.name for need in wanted.target.needs):
                 self._end(name, Result((), None, needs, cause, permanent))
 
     def _end(self, name: str, result: Result) -> None:
         """End a measurement for all trials that want it."""
-        self._results.append(replace(result, trials=tuple(self._wanted.pop(name).trials)))
+        self._results.append(replace(result, trials=tuple(self._forget(name).trials)))
+
+    def _forget(self, name: str) -> _Wanted:
+        self._waiting.pop(name, None)
+        return self._wanted.pop(name)
 
     def _set_aside(self, target: Target, unusable: Mapping[str, str]) -> None:
         """Set damaged files aside, and end the measurements that need them. unusable: the reasons by name."""
@@ -205,7 +216,7 @@ class Build:
         else:  # a worker found the target's own file, which an earlier launch had written
             self.files.add(target.name)
             self._remove(target.name, unusable[target.name])
-            self._wanted[target.name].is_submitted = False
+            self._waiting[target.name] = self._wanted[target.name]
 
     def _remove(self, name: str, reason: str) -> bool:
         """Move a file aside, unless it is readable by now, or already removed; whether it was."""
