@@ -9,6 +9,7 @@ Definitions:
     duplicated lines lines within a run of at least 6 lines that stands elsewhere already, blank lines, comments and
                      imports removed and indentation ignored
     names            functions, classes and variables at the top level of product modules; private: first letter `_`
+    scripts          the report's own JavaScript and CSS, without bundled libraries
     cycles           strongly connected components of the import graph with more than one member; lazy and typing-only
                      imports count. A package is a folder of the second level (workers.decoding with its subfolders).
 """
@@ -172,6 +173,20 @@ def top_level_names(module: Module) -> set[str]:
     return {name for name in names if not name.startswith("__")}
 
 
+def package_lines(modules: Mapping[str, Module]) -> dict[str, list[int]]:
+    """The lines of the files of each package of the second level, its subfolders included."""
+    packages: dict[str, list[int]] = {}
+    for module in modules.values():
+        packages.setdefault(_package(module.package), []).append(len(module.lines))
+    return packages
+
+
+def own_scripts(root: Path) -> list[Path]:
+    """The report's own scripts and style sheets; bundled libraries are in a folder `vendor`."""
+    files = sorted((root / "orchestrator" / "report").rglob("*"))
+    return [path for path in files if path.suffix in (".js", ".css") and "vendor" not in path.parts]
+
+
 def percentile(values: Sequence[int], percent: int) -> int:
     """The smallest value that at least `percent` % of the values do not exceed; 0 without values."""
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else 0
@@ -193,6 +208,10 @@ def measure(root: Path) -> dict[str, str]:
     rows[f"functions with more than {MANY_PARAMETERS} parameters"] = str(sum(n > MANY_PARAMETERS for n, _ in counts))
     label = f"functions with more than {MAX_PARAMETERS} parameters, CLI commands excepted"
     rows[label] = str(sum(n > MAX_PARAMETERS and not is_command for n, is_command in counts))
+    for package, lines in sorted(package_lines(product).items()):
+        rows[f"{package}: files / lines"] = f"{len(lines)} / {sum(lines):,}"
+    scripts = [path.read_text("utf-8").count("\n") for path in own_scripts(root)]
+    rows["scripts and style sheets of the report: files / lines"] = f"{len(scripts)} / {sum(scripts):,}"
     names = [name for module in product.values() for name in top_level_names(module)]
     private = sum(name.startswith("_") for name in names)
     rows["top-level names, public / private"] = f"{len(names) - private:,} / {private:,}"
@@ -225,9 +244,9 @@ def measure_commit(root: Path, commit: str) -> dict[str, str]:
 
 def markdown_table(columns: Mapping[str, Mapping[str, str]]) -> str:
     """One row a measure, one column a tree."""
-    labels = next(iter(columns.values()))
+    labels = list(dict.fromkeys(label for column in columns.values() for label in column))
     lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[label, *(column[label] for column in columns.values())] for label in labels]
+    lines += [[label, *(column.get(label, "-") for column in columns.values())] for label in labels]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
