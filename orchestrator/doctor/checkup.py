@@ -122,6 +122,7 @@ def _architecture(
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
         **capabilities.to_mapping(),
+        "drafters": sorted(capabilities.drafters),
         "dtype": str(dtype).removeprefix("torch."),
         "memory": memory_parts(needed, nets) | {"batch": batch, "largest_batch": largest},
     }

@@ -163,7 +163,7 @@ def test_a_valid_sweep_passes() -> None:
         ({"space": CHAIN | {"tree": {"policy": "chain", "length": {"low": 2, "high": 200}}}}, ("space", "200", "144")),
         (
             {"space": {"drafter": "medusa", "tree": {"policy": "chain", "length": {"low": 50, "high": 60}}}},
-            ("space", "50 levels", "Medusa heads"),
+            ("space", "50 levels", "medusa drafter"),
         ),
     ],
 )
