@@ -338,8 +338,8 @@ class ClusterMonitor:
         self._probed = time.monotonic()
         self._silent_since: float | None = None
 
-    def responds(self) -> bool:
-        """Whether the cluster responds now, as of the last second; calls of Ray would block if not.
+    def responds(self, max_age: float = _PROBE_INTERVAL_S) -> bool:
+        """Whether the cluster responded at most `max_age` seconds ago; if not, calls of its GCS would block.
 
         Raises:
             ClusterLost: a process of a cluster that this process started has died.
@@ -347,7 +347,7 @@ class ClusterMonitor:
         """
         if lost := sorted(ray_internals.dead_processes() & _ESSENTIAL_PROCESSES):
             raise ClusterLost(f"Ray on this machine lost its {' and '.join(lost)}")
-        if self._gcs_address and time.monotonic() - self._probed >= _PROBE_INTERVAL_S:
+        if self._gcs_address and time.monotonic() - self._probed >= max_age:
             is_up = _connection_problem(self._gcs_address) is None
             self._probed = time.monotonic()
             self._silent_since = None if is_up else self._silent_since or self._probed

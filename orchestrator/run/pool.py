@@ -404,7 +404,7 @@ class Pool:
     def _grow(self) -> None:
         """Start actors up to the requested number, or as many as the cluster has room for."""
         self._next_grow = time.monotonic() + _GROW_INTERVAL_S
-        if not self._monitor.responds():
+        if not self._monitor.responds(max_age=0.0):
             return
         self._monitor.check_node()
         self._nodes = alive_nodes()
