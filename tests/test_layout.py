@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1293,
     "orchestrator.results": 4220,
-    "orchestrator.run": 4398,
+    "orchestrator.run": 4407,
     "orchestrator.views": 2022,
     "search_spaces": 3813,
     "specfrontier": 505,

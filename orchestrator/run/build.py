@@ -90,6 +90,7 @@ class Build:
         self._waiting: dict[str, _Wanted] = {}  # those that are not submitted to the workers
         self._results: list[Result] = []
         self._repeats = Counter[str]()
+        self._unread = Counter[str]()  # how often a target's worker could not read files that this process can
         self._alive = -1
 
     def want(self, trial: int, *targets: Target) -> None:
@@ -209,14 +210,22 @@ class Build:
 
     def _set_aside(self, target: Target, unusable: Mapping[str, str]) -> None:
         """Set damaged files aside, and end the measurements that need them. unusable: the reasons by name."""
-        if target.is_measurement:
-            removed = frozenset(name for name, reason in unusable.items() if self._remove(name, reason))
+        if not target.is_measurement:  # a worker found the target's own file, which an earlier launch had written
+            self.files.add(target.name)
+        removed = frozenset(name for name, reason in unusable.items() if self._remove(name, reason))
+        if target.name in removed:
+            self._waiting[target.name] = self._wanted[target.name]
+            return
+        if not target.is_measurement:
+            self._forget(target.name)
+            return
+        self._unread[target.name] += not removed
+        if self._unread[target.name] <= _MAX_REPEATS:
             self._end(target.name, Result((), None, removed))
             self._drop(removed)
-        else:  # a worker found the target's own file, which an earlier launch had written
-            self.files.add(target.name)
-            self._remove(target.name, unusable[target.name])
-            self._waiting[target.name] = self._wanted[target.name]
+        else:
+            cause = f"{'; '.join(unusable.values())}; only its worker cannot read it: check that machine"
+            self._fail(target, cause, permanent=False)
 
     def _remove(self, name: str, reason: str) -> bool:
         """Move a file aside, unless it is readable by now, or already removed; whether it was."""

@@ -281,7 +281,7 @@ class Trials:
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
                     stop = self.racing.decide(number, rung.images, metrics, timings.shape)
-                if stop is None:
+                if stop is None or problem:  # more images may have what these lack
                     continue
                 state, problem = STOPPED, self.racing.reason(stop)
             return progress.measured(state, problem, rung, timings, stop)

@@ -6,10 +6,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from orchestrator.run.build import SWEEP, Build, Target
 from orchestrator.run.tasks import Event, SweepError, Task, TaskResult
+from workers.data.records import write_shard
 from workers.data.storage import Storage
 
 REFERENCE = Target("reference", {"kind": "reference"}, about="reading")
@@ -168,3 +170,31 @@ def test_a_missing_file_ends_the_measurement_which_can_be_wanted_again(tmp_path:
     ]
     build.want(1, measurement("m", IMAGES))
     assert workers.submitted[-1] == IMAGES.name
+
+
+def write_images(folder: Path) -> None:
+    write_shard(Storage(folder), IMAGES.name, pa.table({"n": [1]}), {"kind": "quality", "name": IMAGES.name})
+
+
+def test_a_file_that_only_workers_cannot_read_fails_the_measurement_in_the_end(tmp_path: Path) -> None:
+    write_images(tmp_path)
+    unusable = {"unusable": {IMAGES.name: "damaged"}}
+    workers = Scripted(*["measures/m"] * 4, outputs={"measures/m": unusable})
+    build, _ = make(tmp_path, workers)
+    for _ in range(3):
+        build.want(1, measurement("m", IMAGES))
+        (result,) = build.collect(0)
+        assert result.cause is None
+    build.want(1, measurement("m", IMAGES))
+    (result,) = build.collect(0)
+    assert (result.trials, result.output, result.permanent) == ((1,), None, False)
+    assert "damaged; only its worker cannot read it" in str(result.cause)
+
+
+def test_a_file_that_its_worker_cannot_read_and_this_process_can_is_made(tmp_path: Path) -> None:
+    workers = Scripted(IMAGES.name, outputs={IMAGES.name: {"unusable": {IMAGES.name: "damaged"}}})
+    build, _ = make(tmp_path, workers)
+    build.want(1, measurement("m", IMAGES))
+    write_images(tmp_path)
+    build.collect(0)
+    assert workers.submitted == [IMAGES.name, "measures/m"]

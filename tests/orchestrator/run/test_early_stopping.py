@@ -348,6 +348,24 @@ def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_pat
     assert both == [[2, 3], [2]], "with a budget of images no trial draws ahead"
 
 
+def test_a_revived_trial_passes_a_rung_at_which_a_metric_is_missing(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
+) -> None:
+    folder, outcome, _ = undisturbed
+    number = next(record.number for record in stopped_of(outcome.records) if record.images == RUNGS[0])
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+
+    class Lacking(CaptionWorkers):
+        def metrics(self, rows: np.ndarray) -> dict[str, Any]:
+            metrics = super().metrics(rows)
+            return {"fid": metrics["fid"]} if len(rows) == RUNGS[1] else metrics
+
+    workers = Lacking(tmp_path / "store")
+    revived = run(tmp_path, workers, revive=[number], constraints=["speedup >= 0.1"]).records[number]
+    assert (revived.state, revived.images) == ("complete", CAPTIONS)
+    assert [list(metrics) for _, metrics in revived.history] == [["speedup", "fid"], ["fid"], ["speedup", "fid"]]
+
+
 def test_revived_trials_draw_at_the_same_time(
     undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
 ) -> None:
