@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
     Additive,
     Multiplicative,
@@ -24,6 +23,7 @@ from search_spaces.neighbourhoods import (
     gather_probs,
 )
 from search_spaces.params import Abbreviations, Params
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Schedule
 
 if TYPE_CHECKING:

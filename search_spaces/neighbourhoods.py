@@ -66,6 +66,16 @@ class NeededCodes(NamedTuple):
     number: int
 
 
+class FusedBound(NamedTuple):
+    """How an accelerator's kernel decides which of the k - 1 neighbours count, for classes that define `admits` so: by
+    tvd or jsd (see `Additive`), or by whether their mass is below `bound` times the token's own (multiplicative).
+    """
+
+    test: Literal["tvd", "jsd", "multiplicative"]
+    k: int
+    bound: float
+
+
 class Neighbourhood(Params, ABC):
     """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole vocabulary.
 
@@ -96,6 +106,13 @@ class Neighbourhood(Params, ABC):
         return NeededCodes("k", "neighbours", self.table_key[1]) if self.table_key else None
 
     @property
+    def fused(self) -> FusedBound | None:
+        """How the kernel of accelerators does what this class defines; None: it cannot. Not inherited: a subclass that
+        the kernel shall run states it again. Rules that are `exact` always run there.
+        """
+        return None
+
+    @property
     def at_temperature_zero(self) -> Neighbourhood:
         """The neighbourhood for greedy decoding."""
         return self
@@ -113,7 +130,7 @@ class Neighbourhood(Params, ABC):
         return None
 
 
-NEIGHBOURHOODS: Registry[type[Neighbourhood]] = Registry("neighbourhood")
+NEIGHBOURHOODS: Registry[type[Neighbourhood]] = Registry("neighbourhood", "search_spaces.rules")
 
 
 @NEIGHBOURHOODS.register
@@ -226,6 +243,10 @@ class Additive(CodebookNeighbourhood):
     def exact(self) -> bool:
         return self.k == 1 or self.delta == 0
 
+    @property
+    def fused(self) -> FusedBound:
+        return FusedBound(self.divergence, self.k, self.delta)
+
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         if self.divergence == "tvd":
             return moved < self.delta
@@ -253,6 +274,10 @@ class Multiplicative(CodebookNeighbourhood):
     @property
     def exact(self) -> bool:
         return self.k == 1 or self.lam == 1
+
+    @property
+    def fused(self) -> FusedBound:
+        return FusedBound("multiplicative", self.k, self.lam - 1)
 
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         return moved < (self.lam - 1) * own

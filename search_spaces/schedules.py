@@ -43,7 +43,7 @@ class Schedule(Params, ABC):
         return self.bounds[0] >= 1
 
 
-SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
+SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "search_spaces.rules")
 
 
 @SCHEDULES.register

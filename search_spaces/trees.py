@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Range, Symbol
@@ -30,6 +31,14 @@ class TreeBounds(NamedTuple):
     width: int
 
 
+class TreeSize(NamedTuple):
+    """The size of a tree that grows as `Dynamic` does: levels, children per expanded node, and nodes kept at most."""
+
+    depth: int
+    width: int
+    nodes: int
+
+
 class FixedShape(NamedTuple):
     """A tree that is the same in every pass. sampled: children are sampled, not the drafter's top tokens."""
 
@@ -42,11 +51,14 @@ class TreePolicy(Params, ABC):
 
     implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     adapts_to_rule: the tree's size follows from what was accepted before, and with it the cost of a step.
+    size_map: "module:Class" of the `workers.decoding.adjacency.SizeMap` by which such a tree's size follows; replay
+    needs it to predict the policy.
     """
 
     __slots__ = ()
     implementation: ClassVar[str]
     adapts_to_rule: ClassVar[bool] = False
+    size_map: ClassVar[str] = ""
 
     @property
     @abstractmethod
@@ -57,6 +69,11 @@ class TreePolicy(Params, ABC):
     def fixed(self) -> FixedShape | None:
         """Its tree, if that never changes: replay then finds it within larger ones. None: it changes."""
         return None
+
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        """The sizes of its trees, if they grow as `Dynamic` does: replay then finds each within larger ones."""
+        return ()
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
         """Policies for a dry run, which knows no values: one that costs what a usual pass costs, and one that costs as
@@ -159,6 +176,10 @@ class Dynamic(TreePolicy):
         grown = self.width + (self.depth - 1) * self.width**2  # width, then width squared on each further level
         return TreeBounds(self.depth, min(self.nodes, grown), self.width)
 
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        return (TreeSize(self.depth, self.width, self.nodes),)
+
 
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
@@ -182,6 +203,7 @@ class Adjacency(TreePolicy):
     leading: ClassVar[tuple[str, ...]] = ("nodes", "beta", "width_step")
     implementation: ClassVar[str] = "workers.decoding.adjacency:AdjacencyTree"
     adapts_to_rule: ClassVar[bool] = True
+    size_map: ClassVar[str] = "workers.decoding.adjacency:SizeMap"
     initialisation: Annotated[
         Literal["horizontal", "vertical", "random", "tokenflock"],
         "where a tree's depth and width start from",
@@ -227,6 +249,13 @@ class Adjacency(TreePolicy):
     def widest(self) -> int:
         """The largest number of children of one node in the shallowest tree, which may leave the range of widths."""
         return max(self.width_range[1], self.nodes)
+
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        (least, deepest), (narrow, wide) = self.depth_range, self.width_range
+        shallow = [(least, width) for width in range(1, self.widest + 1)]
+        deeper = product(range(least + 1, deepest + 1), range(narrow, wide + 1))
+        return tuple(TreeSize(depth, width, self.nodes) for depth, width in (*shallow, *deeper))
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
         # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree has the maximum

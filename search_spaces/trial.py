@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
-from search_spaces.grouped import Grouped as Grouped  # registers it
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
 from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping
 from search_spaces.plugins import is_external

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from benchmarks.bounds import Estimate, estimate_bounds, exact_bounds
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables, NoNeighbourhood
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
 from tests.oracles import rounds, rules
 

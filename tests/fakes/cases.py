@@ -8,8 +8,8 @@ import torch
 from hypothesis import strategies as st
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood, NeighbourTables, NoNeighbourhood
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
 from tests.oracles import rules
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import EXACT, AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
     Additive,
     Multiplicative,
@@ -21,6 +20,7 @@ from search_spaces.neighbourhoods import (
     NeighbourTables,
     NoNeighbourhood,
 )
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Linear
 
 R = [0.30, 0.10, 0.20, 0.05, 0.15, 0.20]

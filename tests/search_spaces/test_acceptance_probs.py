@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces import grouped, neighbourhoods
+from search_spaces import neighbourhoods
 from search_spaces.acceptance import RULES, AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood, NeighbourTables, NoNeighbourhood
+from search_spaces.rules import grouped
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Schedule
 
 ROWS = 40

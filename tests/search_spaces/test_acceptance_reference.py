@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from search_spaces import neighbourhoods
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
     Additive,
     Multiplicative,
@@ -22,6 +21,7 @@ from search_spaces.neighbourhoods import (
     NeighbourTables,
     NoNeighbourhood,
 )
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
 from tests.fakes.cases import KINDS, UNIT, Case, dyadic_case, generic_case, margin
 from tests.oracles import rules

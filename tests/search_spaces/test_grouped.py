@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
+from search_spaces.rules.grouped import Grouped
 
 #       code 0     1     2     3     4     5     6     ranks, least likely first: 3 1 6 4 0 5 2
 R = [0.14, 0.05, 0.40, 0.02, 0.12, 0.19, 0.08]

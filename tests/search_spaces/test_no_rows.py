@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule, Resampling
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import (
     NEIGHBOURHOODS,
     Additive,
@@ -21,6 +20,7 @@ from search_spaces.neighbourhoods import (
     NeighbourTables,
     NoNeighbourhood,
 )
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Schedule
 
 CODES = 6

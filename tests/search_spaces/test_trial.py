@@ -11,10 +11,10 @@ import yaml
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
 from search_spaces.trial import DecodingConfig, Sampling

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.neighbourhoods import Additive, Multiplicative, NoNeighbourhood
 
-_NONE, _TVD, _JSD, _MULTIPLICATIVE = range(4)
+_KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +38,13 @@ class FusedRule:
         """None: the kernel does not know the rule. sampled: children are sampled, not chosen."""
         neighbourhood, paper = rule.neighbourhood, rule.resampling == "paper"
         exact_residual = rule.schedule.at_least_one
-        if isinstance(neighbourhood, NoNeighbourhood) or neighbourhood.exact:
-            return cls(_NONE, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
+        if neighbourhood.exact:
+            none = _KINDS.index("none")
+            return cls(none, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
         if sampled and not (paper or exact_residual):
             return None  # the residual would need the mass of every token
-        if isinstance(neighbourhood, Additive):
-            kind = _TVD if neighbourhood.divergence == "tvd" else _JSD
-            return cls(kind, neighbourhood.k, neighbourhood.delta, paper, exact_residual)
-        if isinstance(neighbourhood, Multiplicative):
-            return cls(_MULTIPLICATIVE, neighbourhood.k, neighbourhood.lam - 1, paper, exact_residual)
-        return None
+        fused = neighbourhood.fused if "fused" in vars(type(neighbourhood)) else None
+        return fused and cls(_KINDS.index(fused.test), fused.k, fused.bound, paper, exact_residual)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The tree that replay records for dynamic and adjacency trees: it contains the trees of several sizes, each whole.
+"""The tree that replay records for policies with `sizes`: it contains the trees of several sizes, each whole.
 
 A wide tree alone would not do: with flat distributions, the children of its many shallow nodes leave no place for the
 deep nodes of a narrow tree.
@@ -6,7 +6,7 @@ deep nodes of a narrow tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, Self
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.params import Range
-from search_spaces.trees import Adjacency, Dynamic, TreeBounds, TreePolicy
+from search_spaces.trees import TreeBounds, TreePolicy, TreeSize
 from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.dynamic_tree import DynamicTree
@@ -31,36 +31,28 @@ class NestedTrees(TreePolicy):
 
     kind: ClassVar[str] = "nested"
     implementation: ClassVar[str] = "workers.replay.nested_trees:NestedDrafting"
-    sizes: Annotated[tuple[tuple[int, int, int], ...], "depth, width and nodes of each dynamic tree", Range(1)]
+    trees: Annotated[tuple[tuple[int, int, int], ...], "depth, width and nodes of each dynamic tree", Range(1)]
 
     @classmethod
-    def of(cls, policies: Iterable[Dynamic | Adjacency]) -> Self:
+    def of(cls, policies: Iterable[TreePolicy]) -> Self:
         """The trees of all sizes that these policies draft."""
         nodes: dict[tuple[int, int], int] = {}
-        for policy in policies:
-            for size in _sizes(policy):
-                nodes[size] = max(nodes.get(size, 0), policy.nodes)
+        for depth, width, count in (size for policy in policies for size in policy.sizes):
+            nodes[depth, width] = max(nodes.get((depth, width), 0), count)
         return cls(tuple((*size, nodes[size]) for size in sorted(nodes)))
 
-    def contains(self, tree: Dynamic) -> bool:
-        """Whether a dynamic tree is, or is a part of, one of these."""
-        size = tree.depth, tree.width
-        return any(size == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.sizes)
+    def contains(self, tree: TreeSize) -> bool:
+        """Whether a tree is, or is a part of, one of these."""
+        return any(tree[:2] == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.trees)
+
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        return tuple(TreeSize(*tree) for tree in self.trees)
 
     @property
     def bounds(self) -> TreeBounds:
-        depth, width, _ = (max(column) for column in zip(*self.sizes, strict=True))
-        return TreeBounds(depth, min(_MAX_NODES, sum(nodes for _, _, nodes in self.sizes)), width)
-
-
-def _sizes(policy: Dynamic | Adjacency) -> Iterator[tuple[int, int]]:
-    """The depths and widths of the policy's trees. The shallowest adjacency trees may leave the range of widths."""
-    if isinstance(policy, Dynamic):
-        yield policy.depth, policy.width
-        return
-    (least, deepest), (narrow, wide) = policy.depth_range, policy.width_range
-    yield from ((least, width) for width in range(1, policy.widest + 1))
-    yield from ((depth, width) for depth in range(least + 1, deepest + 1) for width in range(narrow, wide + 1))
+        depth, width, _ = (max(column) for column in zip(*self.trees, strict=True))
+        return TreeBounds(depth, min(_MAX_NODES, sum(nodes for _, _, nodes in self.trees)), width)
 
 
 class _Level(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from search_spaces.acceptance import EXACT
 from search_spaces.drafters import DrafterChoice
 from search_spaces.params import ConfigError
-from search_spaces.trees import Adjacency, Chain
+from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.build import build_tables
 from workers.decoding.engine import Engine, Observer
@@ -110,7 +110,7 @@ class Replayer:
             return predict_window(recordings, config, tables)
         (recording,) = recordings
         outcomes_of = partial(recording.outcomes, config.acceptance, tables)
-        if isinstance(config.policy, Adjacency):
+        if config.policy.size_map:
             simulated = simulate(recording.steps, config.policy, recording.grid, outcomes_of)
             return replace(recording.predict(*simulated), approximate=True)
         return recording.predict(outcomes_of(config.policy))

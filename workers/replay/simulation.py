@@ -1,4 +1,4 @@
-"""Adjacency trees in replay: the policy adapts sizes along simulated images, and recorded steps stand for passes.
+"""Policies with a `size_map` in replay: they adapt sizes along simulated images, and recorded steps stand for passes.
 
 What a pass emits depends on the size of its tree, and that on what passes before it emitted. So images are simulated:
 a pass at a token is replaced by its image's recorded step nearest on the grid, with the tree of the size that
@@ -12,10 +12,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from search_spaces.trees import Adjacency, Dynamic
+from search_spaces.plugins import load_object
+from search_spaces.trees import TreePolicy
 from workers.decoding import rng
 from workers.decoding.adjacency import SizeMap
 from workers.models.target import Grid
+from workers.replay.nested_trees import NestedTrees
 from workers.replay.outcomes import StepOutcomes
 from workers.replay.recording import RecordedSteps
 
@@ -23,17 +25,18 @@ _REPLICAS = 4  # simulated images of each recorded one
 
 
 def simulate(
-    steps: RecordedSteps, policy: Adjacency, grid: Grid, outcomes_of: Callable[[Dynamic], StepOutcomes]
+    steps: RecordedSteps, policy: TreePolicy, grid: Grid, outcomes_of: Callable[[TreePolicy], StepOutcomes]
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
     """The outcomes of R simulated passes, the recorded step [R] that stands for each, and its token position [R].
 
-    outcomes_of: the outcomes of the recorded steps with a dynamic tree of one of the policy's sizes.
+    outcomes_of: the outcomes of the recorded steps with the tree of one of the policy's sizes.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
     replica, device = torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS), keys.device
     keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
-    sizes = SizeMap(policy, grid.cols, min(policy.widest, steps.target.shape[2]))
+    widest = min(max(size.width for size in policy.sizes), steps.target.shape[2])
+    sizes: SizeMap = load_object(policy.size_map)(policy, grid.cols, widest)
     sizes.prepare(len(keys), grid.tokens, device)
     emitted = torch.ones_like(keys)
     known: dict[tuple[int, int], StepOutcomes] = {}
@@ -43,7 +46,7 @@ def simulate(
         accepted = torch.zeros_like(emitted)
         for size in set(zip(depth[active].tolist(), width[active].tolist(), strict=True)):
             if size not in known:
-                known[size] = outcomes_of(Dynamic(*size, policy.nodes))
+                known[size] = outcomes_of(NestedTrees(((*size, policy.bounds.nodes),)))
             rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
             step = nearest[rows, emitted[rows]]
             outcomes = known[size].select(step)

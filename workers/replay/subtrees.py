@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.params import ConfigError
-from search_spaces.trees import Adjacency, Chain, Dynamic, Static, TreePolicy
+from search_spaces.trees import Static, TreePolicy, TreeSize
 from workers.replay.nested_trees import NestedTrees, surest
 from workers.replay.recording import RecordedSteps
 
@@ -19,18 +19,20 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
     Raises:
         ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
     """
-    fixed = [policy.fixed for policy in policies if policy.fixed is not None]
-    if len(fixed) == len(policies) and len({shape.sampled for shape in fixed}) == 1:
-        if all(isinstance(policy, Chain) for policy in policies):
-            return max(policies, key=lambda policy: policy.bounds.depth)
-        paths = {path for shape in fixed for path in shape.tree.paths}
-        return Static(paths=tuple(paths), children="sampled" if fixed[0].sampled else "top")
-    for kind in (Dynamic, Adjacency):
-        sized = [policy for policy in policies if isinstance(policy, kind)]
-        if len(sized) == len(policies):
-            return NestedTrees.of(sized)
-    kinds = ", ".join(sorted({policy.kind for policy in policies}))
-    problem = f"replay cannot describe {kinds} by one recording; it can for fixed, dynamic or adjacency trees"
+    fixed = {policy: policy.fixed for policy in policies if policy.fixed is not None}
+    if len(fixed) == len(set(policies)) and len({shape.sampled for shape in fixed.values()}) == 1:
+        paths = {path for shape in fixed.values() for path in shape.tree.paths}
+        largest, shape = max(fixed.items(), key=lambda entry: len(entry[1].tree.paths))
+        if len(paths) == len(shape.tree.paths) and largest.implementation == Static.implementation:
+            return largest
+        return Static(paths=tuple(paths), children="sampled" if shape.sampled else "top")
+    kinds = sorted({policy.kind for policy in policies})
+    if len(kinds) == 1 and all(policy.sizes and bool(policy.size_map) == policy.adapts_to_rule for policy in policies):
+        return NestedTrees.of(policies)
+    problem = (
+        f"replay cannot describe {', '.join(kinds)} by one recording; it can for fixed trees, and for a policy that "
+        "declares its trees' sizes"
+    )
     raise ConfigError(("tree", "policy"), problem)
 
 
@@ -41,9 +43,9 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
         ConfigError: the recorded policy does not contain this one.
     """
     levels = torch.full_like(steps.levels, policy.bounds.depth)
-    if isinstance(policy, Dynamic) and isinstance(recorded, NestedTrees):
-        if recorded.contains(policy):
-            return _dynamic_nodes(steps, policy), levels
+    if len(policy.sizes) == 1 and isinstance(recorded, NestedTrees):
+        if recorded.contains(policy.sizes[0]):
+            return _dynamic_nodes(steps, policy.sizes[0]), levels
     elif policy.fixed is not None and recorded.fixed is not None:
         paths, own = recorded.fixed.tree.paths, set(policy.fixed.tree.paths)
         if own <= set(paths) and policy.fixed.sampled == recorded.fixed.sampled:
@@ -52,7 +54,7 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
     raise ConfigError(("tree",), f"the recorded {recorded.kind} tree does not contain {policy}; record a larger one")
 
 
-def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
+def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
     """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes` surest of all are
     kept."""
     assert steps.scores is not None, "a dynamic tree is recorded with its scores"
@@ -63,12 +65,12 @@ def _dynamic_nodes(steps: RecordedSteps, policy: Dynamic) -> Tensor:
     slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)  # smaller trees are padded
     children_of[row, slots] = steps.children
     candidates, expanded = torch.zeros_like(drafted), torch.zeros_like(row).expand(count, 1)
-    for _ in range(policy.depth):
-        children = children_of[row, expanded][..., : policy.width].flatten(1)
+    for _ in range(size.depth):
+        children = children_of[row, expanded][..., : size.width].flatten(1)
         level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
         level = level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
         candidates |= level
-        best = surest(steps.scores, level, policy.width)
-        order = (~best).int().sort(dim=1, stable=True).indices[:, : policy.width]
+        best = surest(steps.scores, level, size.width)
+        order = (~best).int().sort(dim=1, stable=True).indices[:, : size.width]
         expanded = torch.where(best.gather(1, order), order + 1, no_slot)
-    return surest(steps.scores, candidates, policy.nodes)
+    return surest(steps.scores, candidates, size.nodes)

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling

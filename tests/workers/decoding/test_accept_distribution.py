@@ -17,8 +17,8 @@ import torch
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import Eagle
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Sampling

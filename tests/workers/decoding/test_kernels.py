@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.grouped import Grouped
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
 from tests.fakes.tape import without_shortcuts

@@ -41,7 +41,7 @@ def rounds(policy: TreePolicy, rule: AcceptanceRule) -> tuple[RecordedSteps, flo
 
 
 def simulated_length(steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule) -> float:
-    def outcomes_of(tree: Dynamic) -> StepOutcomes:
+    def outcomes_of(tree: TreePolicy) -> StepOutcomes:
         kept, levels = subtree(steps, recorded, tree)
         return step_outcomes(steps, rule, NeighbourTables(), kept=kept, levels=levels)
 

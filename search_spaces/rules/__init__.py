@@ -1,0 +1,1 @@
+"""Neighbourhoods and schedules that are a file each; a new one registers itself where its name is first used."""
