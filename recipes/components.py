@@ -11,13 +11,14 @@ from __future__ import annotations
 import io
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes import COMPONENTS, SCENES_ONLY
+from recipes.distillation import GuidedDistillation, guided_loss
 from recipes.folder import read_folder
 from recipes.optimisers import CosineConfig, MuonConfig, OneCycleConfig
 from recipes.scene_nets import train_clip, train_features
@@ -39,8 +40,7 @@ from workers.models.families.scenes import BUILTIN
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
-from workers.training.ar_model import build_model
-from workers.training.drafters import Distillation
+from workers.training.ar_model import ARModel, build_model
 from workers.training.examples import Examples
 from workers.training.job import new_drafter, train_drafter
 from workers.training.loop import TrainConfig
@@ -81,10 +81,6 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
         ),
     ),
 }  # fmt: skip
-#: For the drafters that read features: guided probabilities, and an EAGLE layer that is unrolled as in drafting.
-_DISTILLATION = Distillation(
-    cross_entropy=0.5, variation=1.0, feature=0.1, levels=3, noise=0.0, caption_dropout=0.0, guidance=(1.0, 4.0)
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,14 +199,20 @@ def _drafter(job: _Job) -> Path:
     _, data, held_out = _examples(job)
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
     target = load_model(job.component_file("target")).to(job.device).as_target()
-    drafter = new_drafter(job.component, target, job.seed)
+    target.requires_grad_(False)
+    drafter, weights = new_drafter(job.component, target, job.seed), job.out / f"{job.component}.safetensors"
+    assert not isinstance(drafter, ARModel)
+    if not (job.resume and (job.out / f"{job.component}.checkpoint.pt").exists()):
+        weights.unlink(missing_ok=True)  # those of an earlier training
+    recipe = GuidedDistillation()
     for phase, config in enumerate(job.phases()):
+        loss = guided_loss(target, drafter, data, recipe, compiled=config.compile)
         average = train_drafter(
-            target, drafter, (data, held_out), config, _DISTILLATION, job.out, phase=phase, resume=job.resume,
-            log=job.log,
+            target, drafter, loss, (data, held_out), config, job.out, facts=asdict(recipe), resume=job.resume,
+            name=f"{job.component}-{phase + 1}" if phase else None, log=job.log,
         )  # fmt: skip
         drafter.load_state_dict(average.state_dict())
-    return job.out / f"{job.component}.safetensors"
+    return weights
 
 
 def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:

@@ -2,7 +2,7 @@
 
     python -m recipes.evaluate [--folder DIR] [--images N]
 
-prints them, such as the documented numbers of the built-in model; see `workers.training.evaluate` for what they are.
+prints them, such as the documented numbers of the built-in model; see `workers.training.drafters` for what they are.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from recipes.distillation import unrolled
 from recipes.tokenizer import tokenize_scenes
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
@@ -24,8 +25,7 @@ from workers.loading.models_yaml import load_folder
 from workers.models.families.scenes import BUILTIN
 from workers.models.target import Target
 from workers.models.vq import VQModel
-from workers.training.drafters import combine
-from workers.training.evaluate import SCALES, evaluate_drafter, suffix_of, target_logits
+from workers.training.drafters import SCALES, combine, evaluate_drafter, suffix_of, target_logits
 from workers.training.examples import Examples
 from workers.training.loop import Figures
 
@@ -64,7 +64,7 @@ def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -
     for kind, drafter in models.drafters.items():
         match drafter:
             case EagleDrafter():
-                figures[kind] = evaluate_drafter(target, drafter.layer, data, levels=_LEVELS)
+                figures[kind] = evaluate_drafter(target, drafter.layer, data, levels_of=unrolled(_LEVELS))
             case MedusaDrafter():
                 figures[kind] = evaluate_drafter(target, drafter.heads, data)
             case IndependentDrafter():

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from recipes.evaluate import evaluate_target
+from recipes.forward import features
 from workers.models.families.conditioners import CodedConditioner
 from workers.models.families.scenes import build_ar_model
 from workers.models.own_files import read_module, save
@@ -47,7 +50,8 @@ def train_target(
         save(path, average, {**average.settings(), "name": name})
         return evaluate_target(average.as_target(), held_out, scales=())
 
-    loss = ar_loss(model, data, compiled=config.compile)
+    forward = torch.compile(features, dynamic=False) if config.compile else features
+    loss = ar_loss(model, data, forward=forward)
     average, journal = train(
         model, loss, len(data), config, out, name=component, on_save=on_save, resume=resume, log=log
     )

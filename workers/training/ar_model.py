@@ -5,7 +5,7 @@ The loss is cross-entropy. Some captions are replaced by the null prompt, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from workers.models.families.scenes import SAMPLING
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.training.examples import Examples
-from workers.training.forward import features
 from workers.training.loop import LossFunction
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+
+Forward = Callable[[Transformer, Tensor, Tensor], Tensor]
 
 _CAPTION_DROPOUT = 0.1  # fraction of examples with the null prompt (Ho & Salimans 2022)
 _DRAFTER = TransformerConfig(
@@ -96,25 +97,22 @@ def new_independent(target: Target, seed: int) -> ARModel:
 
 
 def ar_loss(
-    model: ARModel, data: Examples, *, group: ProcessGroup = SINGLE_PROCESS, compiled: bool = False
+    model: ARModel, data: Examples, group: ProcessGroup = SINGLE_PROCESS, forward: Forward = Transformer.__call__
 ) -> LossFunction:
-    """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`."""
+    """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`.
 
-    def cross_entropy(tokens: Tensor, codes: Tensor, dropped: Tensor) -> Tensor:
-        prompt = torch.where(dropped[:, None, None], model.conditioner.nothing, model.conditioner.embed(codes))
-        x = torch.cat([prompt, model.embed(tokens[:, :-1])], dim=1)
-        hidden = features(model.transformer, x, torch.arange(x.shape[1], device=x.device))
-        logits = model.head(hidden[:, prompt.shape[1] - 1 :])
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
-
-    run = torch.compile(cross_entropy, dynamic=False) if compiled else cross_entropy
+    forward: the transformer's features of inputs at positions, without a cache.
+    """
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
         share = group.share(len(indices))
         captions, tokens = data.pick(indices[share], model.head.weight.device)
         codes = model.conditioner.codes(captions).to(tokens.device)
-        dropped = torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT
-        out: Tensor = run(tokens, codes, dropped[share].to(tokens.device))
-        return out
+        dropped = (torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT)[share].to(tokens.device)
+        prompt = torch.where(dropped[:, None, None], model.conditioner.nothing, model.conditioner.embed(codes))
+        x = torch.cat([prompt, model.embed(tokens[:, :-1])], dim=1)
+        hidden = forward(model.transformer, x, torch.arange(x.shape[1], device=x.device))
+        logits = model.head(hidden[:, prompt.shape[1] - 1 :])
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
 
     return loss

@@ -5,28 +5,29 @@ One teacher-forced pass gives the target's features f. Slot s of the EAGLE layer
 token at position s + 1 and predicts f_{s+1}; Medusa's head m reads f_s and predicts the token m + 2 positions later.
 The loss compares drafter and target at each draft level, over the slots that draft a token of the image:
 
-    sum over levels j of level_decay^j (cross_entropy CE(q, p) + variation TV(q, p) + feature SmoothL1(fhat, f))
+    sum over levels j of level_decay^j (cross_entropy CE(q, p) + feature SmoothL1(fhat, f))
 
-with q the target's probabilities and p the drafter's. `Distillation` has the weights. Its defaults are the published
-recipe (EAGLE-1; LANTERN's settings for images): one level, noise on the features, a tenth of the examples under the
-null prompt. Three points differ from the released code: tokens are shifted by one for every family, the slot that
-drafts the image's second token is trained, and prompt padding is masked.
+with q the target's probabilities and p the drafter's. An EAGLE layer has one level, and Medusa has one per head.
+`Distillation` has the weights. Its defaults are the published recipe (EAGLE-1; LANTERN's settings for images): noise on
+the features, a tenth of the examples under the null prompt. Three points differ from the released code: tokens are
+shifted by one for every family, the slot that drafts the image's second token is trained, and prompt padding is masked.
 
-With `guidance`, q and p are those that decoding compares: conditional and null logits combined by classifier-free
-guidance, at a scale drawn per image. With several levels the EAGLE layer is unrolled: at level j it reads its own
-predictions of the levels before, as when drafting (the idea of HASS, Zhang et al. 2024).
+Held-out metrics are teacher forced on real tokens. Their probabilities are at temperature 1 without top-k or top-p, in
+fp32, with classifier-free guidance at the given scales (1: none).
 
 All random numbers of an example are determined by the step and its index in the batch, so the number of processes does
 not matter.
 
-Shape legend: B examples, R rows (B, or 2B under guidance: conditional, then null), N tokens of an image, P prompt
+Shape legend: B examples, R rows (B, or 2B with guidance: conditional, then null), N tokens of an image, P prompt
 positions, S = P + N - 2 slots, D width, V codes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -38,14 +39,16 @@ from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Layer, Transformer
+from workers.models.transformer import Transformer
 from workers.training.examples import Examples
-from workers.training.forward import finish, project, rotation
-from workers.training.loop import LossFunction
+from workers.training.loop import Figures, LossFunction
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 Drafter = EagleLayer | MedusaHeads
+Level = tuple[Tensor, Tensor | None]  # logits, and predicted features
+LevelsOf = Callable[[Target, Drafter, "Slots"], list[Level]]
 
+SCALES = (1.0, 3.0)
 _INPUT_NORM = "attention_norm.weight"
 
 
@@ -53,19 +56,15 @@ _INPUT_NORM = "attention_norm.weight"
 class Distillation:
     """Weights and augmentation of the loss (see the module's docstring). The defaults are EAGLE's published recipe.
 
-    guidance: bounds of the guidance scales, drawn uniformly per image; None: no guidance, and the null prompt replaces
-    the caption with probability `caption_dropout`. noise: uniform noise of width noise x 512 / S is added to the input
-    features. level_decay: factor of the loss from one level to the next.
+    noise: uniform noise of width noise x 512 / S is added to the input features. level_decay: factor of the loss from
+    one level to the next. caption_dropout: probability of the null prompt.
     """
 
     cross_entropy: float = 0.1
-    variation: float = 0.0
     feature: float = 1.0
-    levels: int = 1
     level_decay: float = 0.8
     noise: float = 0.2
     caption_dropout: float = 0.1
-    guidance: tuple[float, float] | None = None
 
 
 class Slots(NamedTuple):
@@ -107,130 +106,51 @@ def head_logits(target: Target, features: Tensor) -> Tensor:
     return out.float()
 
 
-def combine(logits: Tensor, scales: Tensor | float | None) -> Tensor:
-    """Guided logits [B, n, V] in fp32 of conditional and null rows [2B, n, V]; scales [B, 1, 1]. With scales None, the
-    logits in fp32.
-    """
-    if scales is None:
-        return logits.float()
+def combine(logits: Tensor, scales: Tensor | float) -> Tensor:
+    """Guided logits [B, n, V] in fp32 of conditional and null rows [2B, n, V]; scales [B, 1, 1]."""
     cond, null = logits.float().chunk(2)
     return torch.add(null, scales * (cond - null))
 
 
-def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
-    """Predicted features [R, S, D] at draft levels 1..`levels`; slot s predicts the feature at position s + 1.
-
-    At level j, slot s stands for a draft whose j - 1 predecessors are drafts too: it reads the level j - 1 prediction
-    of slot s - 1 instead of a true feature, and attends to slots s - i at level j - i for i < j - 1, to earlier ones at
-    level 1. The first j - 1 image slots have no such history at level j; the loss leaves them out.
-    """
-    embeddings, features, mask, _ = inputs
-    if levels == 1:
-        return [layer(embeddings, features, inputs.positions, mask)]
-    block, rope = layer.decoder.layers[0], rotation(layer.decoder, inputs.positions)
-    assert isinstance(block, Layer)
-    size = features.shape[1]
-    order = torch.arange(size, device=features.device)
-    distance = order[:, None] - order[None, :]
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    outputs: list[Tensor] = []
-    current = features
-    for level in range(levels):
-        x = layer.fuse(embeddings, current)
-        q, k, v = project(block.attention, block.attention_norm(x), rope)
-        keys.append(k)
-        values.append(v)
-        # slot s - i at level j - i is diagonal i of the scores against that level's keys; other slots are at level 1
-        hidden = ~mask | (distance < level)
-        bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(hidden, float("-inf"))
-        recent = [_diagonal(q, keys[level - i], i) for i in range(level)]
-        weights = torch.cat([bulk, *recent], dim=-1).softmax(-1).to(v.dtype)
-        attended = weights[..., :size] @ values[0]
-        for i in range(level):
-            attended = attended + weights[..., size + i, None] * _shift(values[level - i], i)
-        outputs.append(layer.decoder.norm(finish(block, x, attended)))
-        current = torch.cat([features[:, :1], outputs[-1][:, :-1].to(features.dtype)], dim=1)
-    return outputs
-
-
-def _shift(x: Tensor, offset: int) -> Tensor:
-    """x [R, H, S, C] shifted by `offset` slots to the right, padded with zeros on the left."""
-    return F.pad(x, (0, 0, offset, 0))[:, :, : x.shape[2]] if offset else x
-
-
-def _diagonal(q: Tensor, k: Tensor, offset: int) -> Tensor:
-    """Scores [R, H, S, 1] of each slot's query against the key `offset` slots before; -inf where there is none."""
-    scores = (q * _shift(k, offset)).float().sum(-1, keepdim=True)
-    missing = torch.arange(q.shape[2], device=q.device)[:, None] < offset
-    return scores.masked_fill(missing, float("-inf")) if offset else scores
-
-
-def draft_levels(target: Target, drafter: Drafter, inputs: Slots, levels: int) -> list[tuple[Tensor, Tensor | None]]:
+def draft_levels(target: Target, drafter: Drafter, inputs: Slots) -> list[Level]:
     """For each draft level j from 0: the drafter's logits [R, N - 1 - j, V] for the tokens of labels [:, j:], and an
-    EAGLE layer's predictions [R, N - 1 - j, D] of those labels. Medusa has one level per head.
+    EAGLE layer's predictions [R, N - 1 - j, D] of those labels.
     """
     count = inputs.labels.shape[1]
     if isinstance(drafter, EagleLayer):
-        predictions = [out[:, out.shape[1] - count + j :] for j, out in enumerate(unroll(drafter, inputs, levels))]
-        return [(head_logits(target, out), out) for out in predictions]
+        embeddings, features, mask, _ = inputs
+        predictions = drafter(embeddings, features, inputs.positions, mask)[:, -count:]
+        return [(head_logits(target, predictions), predictions)]
     features = inputs.features[:, -count:].to(target.dtype)
     heads = range(len(drafter.residuals))
     return [(drafter(features[:, : count - j], j, target.head).float(), None) for j in heads]
 
 
-def soft_loss(logits: Tensor, probs: Tensor, config: Distillation) -> Tensor:
-    """Weighted cross-entropy and total variation of the drafter's logits to the target's probabilities [B, n, V]."""
-    log_p = logits.log_softmax(-1)
-    loss = config.cross_entropy * -(probs * log_p).sum(-1).mean()
-    if config.variation:
-        loss = loss + config.variation * (probs - log_p.exp()).abs().sum(-1).mean() / 2
-    return loss
-
-
 def drafter_loss(
-    target: Target,
-    drafter: Drafter,
-    data: Examples,
-    config: Distillation,
-    *,
-    group: ProcessGroup = SINGLE_PROCESS,
-    compiled: bool = False,
+    target: Target, drafter: Drafter, data: Examples, config: Distillation, group: ProcessGroup = SINGLE_PROCESS
 ) -> LossFunction:
     """A function that computes the loss of this process's share of a batch of examples."""
 
-    def levels_loss(inputs: Slots, probs: Tensor, scales: Tensor | None) -> Tensor:
-        total = torch.zeros((), device=probs.device)
-        for j, (logits, predicted) in enumerate(draft_levels(target, drafter, inputs, config.levels)):
-            loss = soft_loss(combine(logits, scales), probs[:, j:], config)
-            if predicted is not None:
-                loss = loss + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
-            total = total + config.level_decay**j * loss
-        return total
-
-    run = torch.compile(levels_loss, dynamic=False) if compiled else levels_loss
-
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        share, scales, size = group.share(len(indices)), None, len(indices)
+        share, size = group.share(len(indices)), len(indices)
         captions, tokens = data.pick(indices[share], target.device)
         prompt = target.encode(captions, guided=True)
-        if config.guidance is None:
-            dropped = torch.rand(size, generator=generator) < config.caption_dropout
-            rows = torch.arange(len(captions)) + len(captions) * dropped[share]
-            prompt = Prompt(prompt.embeds[rows.to(tokens.device)], prompt.valid[rows.to(tokens.device)])
-        else:
-            low, high = config.guidance
-            drawn = low + (high - low) * torch.rand(size, generator=generator)
-            scales, tokens = drawn[share][:, None, None].to(tokens.device), tokens.repeat(2, 1)
+        dropped = torch.rand(size, generator=generator) < config.caption_dropout
+        rows = (torch.arange(len(captions)) + len(captions) * dropped[share]).to(tokens.device)
+        inputs = slots(target, Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens)
         seeds = torch.randint(1 << 62, (size,), generator=generator)[share]
-        inputs = slots(target, prompt, tokens)
         if config.noise:
             noise = torch.stack([feature_noise(inputs.features[0], int(seed), config.noise) for seed in seeds])
-            inputs = inputs._replace(features=inputs.features + noise.repeat(len(tokens) // len(captions), 1, 1))
+            inputs = inputs._replace(features=inputs.features + noise)
         with torch.no_grad():
-            probs = combine(head_logits(target, inputs.labels), scales).softmax(-1)
-        out: Tensor = run(inputs, probs, scales)
-        return out
+            probs = head_logits(target, inputs.labels).softmax(-1)
+        total = torch.zeros((), device=tokens.device)
+        for j, (logits, predicted) in enumerate(draft_levels(target, drafter, inputs)):
+            term = config.cross_entropy * -(probs[:, j:] * logits.log_softmax(-1)).sum(-1).mean()
+            if predicted is not None:
+                term = term + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
+            total = total + config.level_decay**j * term
+        return total
 
     return loss
 
@@ -277,3 +197,49 @@ def header(target: Target, drafter: Drafter) -> dict[str, Any]:
 def encode_pairs(target: Target, captions: Sequence[str], tokens: Tensor) -> Slots:
     """The slots of images [B, N] under their captions, then under the null prompt: R = 2B."""
     return slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1))
+
+
+@torch.no_grad()
+def evaluate_drafter(
+    target: Target,
+    drafter: Drafter | Target,
+    data: Examples,
+    *,
+    scales: Sequence[float] = SCALES,
+    batch: int = 16,
+    levels_of: LevelsOf = draft_levels,
+) -> Figures:
+    """Held-out metrics per guidance scale and draft level. An independent drafter is given as a `Target` and has one
+    level.
+
+    top-k: fraction of positions where the target's most likely token is among the drafter's k most likely; TV: mean
+    total variation between their probabilities (1 - TV is the exact rule's probability of accepting a sampled draft).
+    """
+    sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
+    for captions, tokens in data.batches(batch, target.device):
+        weight = len(tokens) / len(data)
+        if isinstance(drafter, Target):
+            pairs = [(target_logits(drafter, captions, tokens), target_logits(target, captions, tokens))]
+        else:
+            inputs = encode_pairs(target, captions, tokens)
+            teacher = head_logits(target, inputs.labels)
+            pairs = [(logits, teacher[:, j:]) for j, (logits, _) in enumerate(levels_of(target, drafter, inputs))]
+        for (level, (student, true)), scale in product(enumerate(pairs, start=1), scales):
+            p, q = combine(student, scale).softmax(-1), combine(true, scale).softmax(-1)
+            hit = (p.topk(3).indices == q.argmax(-1, keepdim=True)).float()
+            suffix = suffix_of(scale) + (f" level {level}" if level > 1 else "")
+            sums[f"top-1{suffix}"] += hit[..., 0].mean() * weight
+            sums[f"top-3{suffix}"] += hit.sum(-1).mean() * weight
+            sums[f"TV{suffix}"] += (p - q).abs().sum(-1).mean() / 2 * weight
+    return {name: float(value) for name, value in sums.items()}
+
+
+def target_logits(target: Target, captions: list[str], tokens: Tensor) -> Tensor:
+    """Logits [2B, N, V] of every token of images [B, N] under their captions, then under the null prompt."""
+    features = teacher_forced(target, target.encode(captions, guided=True), tokens[:, :-1].repeat(2, 1))
+    return head_logits(target, features[:, target.prompt_len - 1 :])
+
+
+def suffix_of(scale: float) -> str:
+    """The end of a metric's name at a guidance scale."""
+    return "" if scale == 1 else f" cfg {scale:g}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,17 @@ from workers.loading.models_yaml import Entry, load_entry
 from workers.models.own_files import read_config, save
 from workers.models.target import Target
 from workers.training.ar_model import ARModel, ar_loss, independent_conditioner, new_independent
-from workers.training.drafters import Distillation, Drafter, drafter_loss, header, new_eagle, new_medusa
-from workers.training.evaluate import evaluate_drafter
+from workers.training.drafters import (
+    Distillation,
+    Drafter,
+    drafter_loss,
+    evaluate_drafter,
+    header,
+    new_eagle,
+    new_medusa,
+)
 from workers.training.examples import Examples, sample_images
-from workers.training.loop import Figures, TrainConfig, train
+from workers.training.loop import Figures, LossFunction, TrainConfig, train
 from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
 
 IMAGES = "images"  # folder with the tokens of the generated images
@@ -38,12 +45,7 @@ AnyDrafter = Drafter | ARModel
 
 def kind_of(drafter: AnyDrafter) -> str:
     """The drafter's kind, which begins the names of its files."""
-    match drafter:
-        case EagleLayer():
-            return "eagle"
-        case MedusaHeads():
-            return "medusa"
-    return "independent"
+    return {EagleLayer: "eagle", MedusaHeads: "medusa"}.get(type(drafter), "independent")
 
 
 def new_drafter(kind: str, target: Target, seed: int) -> AnyDrafter:
@@ -100,50 +102,42 @@ class DrafterRecipe(Distillation):
 def train_drafter(
     target: Target,
     drafter: AnyDrafter,
+    loss: LossFunction,
     data: tuple[Examples, Examples],
     config: TrainConfig,
-    distillation: Distillation,
     out: Path,
     *,
-    phase: int = 0,
+    facts: Mapping[str, Any],
+    name: str | None = None,
     resume: bool = False,
     group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> AnyDrafter:
-    """Trains a drafter on the first of `data` and evaluates it on the second; returns the averaged drafter.
+    """Trains a drafter by its `loss` on the first of `data` and evaluates it on the second; returns the averaged one.
 
-    The weights with the best held-out top-3 accuracy are written to out/<component>.safetensors, the checkpoint and the
-    journal to the same folder. phase: index of the training if one drafter is trained several times in a row; a later
-    phase overwrites the weights only if it is as good. resume: continue from the checkpoint if there is one. In a
-    process group, all processes call this with the same arguments, and `out` is a folder that all of them see.
+    The weights with the best held-out top-3 accuracy are written to out/<kind>.safetensors, unless the file's own
+    accuracy is better; `facts` go into its header. The checkpoint and the journal are written to out/<name>.*; name
+    None: the kind. resume: continue from the checkpoint if there is one. In a process group, all processes call this
+    with the same arguments, and `out` is a folder that all of them see.
 
     Raises:
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
     """
-    target.requires_grad_(False)
-    target.set_encoder_batch(config.batch)
     group.share(config.batch)
-    name = kind_of(drafter)
-    stem, weights = f"{name}-{phase + 1}" if phase else name, out / f"{name}.safetensors"
-    scales = dict.fromkeys((1.0, target.sampling.cfg))
+    weights, scales = out / f"{kind_of(drafter)}.safetensors", tuple(dict.fromkeys((1.0, target.sampling.cfg)))
 
     def on_save(current: AnyDrafter) -> Figures:
         evaluated = current.as_target() if isinstance(current, ARModel) else current
-        figures = evaluate_drafter(target, evaluated, data[1], scales=tuple(scales), batch=config.batch)
+        figures = evaluate_drafter(target, evaluated, data[1], scales=scales, batch=config.batch)
         if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(_BEST, 0.0):
             own = current.settings() if isinstance(current, ARModel) else header(target, current)
-            save(weights, current, {**own, "recipe": asdict(distillation), "held_out": figures})
+            save(weights, current, {**own, "recipe": dict(facts), "held_out": figures})
         return figures
 
-    if group.is_main and not phase and not (resume and (out / f"{stem}.checkpoint.pt").exists()):
-        weights.unlink(missing_ok=True)  # those of an earlier training
-    if isinstance(drafter, ARModel):
-        loss = ar_loss(drafter, data[0], group=group, compiled=config.compile)
-    else:
-        loss = drafter_loss(target, drafter, data[0], distillation, group=group, compiled=config.compile)
     average, _ = train(
-        drafter, loss, len(data[0]), config, out, name=stem, on_save=on_save, resume=resume, log=log, group=group
-    )
+        drafter, loss, len(data[0]), config, out, name=name or kind_of(drafter), on_save=on_save, resume=resume,
+        log=log, group=group,
+    )  # fmt: skip
     if group.is_main and not weights.exists():  # resumed when it had finished
         on_save(average)
     return average
@@ -270,10 +264,19 @@ def train_by_recipe(
     """Trains a drafter of a kind by a recipe; returns its weight file. See `train_drafter`."""
     train_data, held_out = data.split(recipe.split(len(data)))
     held_out = Examples(held_out.captions[:_MAX_HELD_OUT], held_out.tokens[:_MAX_HELD_OUT])
-    config = recipe.schedule(len(train_data))
+    config, weights = recipe.schedule(len(train_data)), out / f"{kind}.safetensors"
+    target.requires_grad_(False)
+    target.set_encoder_batch(config.batch)
     drafter = new_drafter(kind, target, recipe.seed)
-    train_drafter(target, drafter, (train_data, held_out), config, recipe, out, resume=resume, group=group, log=log)
-    return out / f"{kind}.safetensors"
+    if isinstance(drafter, ARModel):
+        loss = ar_loss(drafter, train_data, group)
+    else:
+        loss = drafter_loss(target, drafter, train_data, recipe, group)
+    if group.is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
+        weights.unlink(missing_ok=True)  # those of an earlier training
+    facts, data_pair = asdict(recipe), (train_data, held_out)
+    train_drafter(target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, group=group, log=log)
+    return weights
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> str | None:

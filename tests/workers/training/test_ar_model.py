@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from recipes.evaluate import evaluate_target
+from recipes.forward import features
 from recipes.optimisers import MuonConfig, orthogonalise
 from recipes.target import load_model, train_target
 from workers.models.families.conditioners import ClassConditioner, WordConditioner
@@ -19,9 +20,8 @@ from workers.models.transformer import Transformer, TransformerConfig
 from workers.scenes.captions import caption
 from workers.scenes.images import sample_attributes
 from workers.training.ar_model import ARModel, ar_loss, build_model
-from workers.training.evaluate import evaluate_drafter
+from workers.training.drafters import evaluate_drafter
 from workers.training.examples import Examples
-from workers.training.forward import features
 from workers.training.loop import batch_indices
 
 SMALL = TransformerConfig(

@@ -24,8 +24,7 @@ from workers.loading.models_yaml import folder_entry, load_folder
 from workers.models.checkpoint_files import load_tensors
 from workers.models.own_files import read_config, save
 from workers.training import job as job_module
-from workers.training.drafters import new_eagle
-from workers.training.evaluate import evaluate_drafter
+from workers.training.drafters import evaluate_drafter, new_eagle
 from workers.training.examples import Examples, sample_images
 from workers.training.job import IMAGES, DrafterJob, DrafterRecipe, train_by_recipe
 

@@ -1,7 +1,7 @@
 """The transformer's forward pass for training: complete sequences, real arithmetic, and on a CPU plain attention.
 
-The same function of the same weights as `Transformer.forward` (a test holds them equal). On a CPU it is much faster to
-train: the fused attention's backward is slow at a few hundred positions, and complex rotations do not compile.
+It is the same function of the same weights as `Transformer.forward` (a test holds them equal). Unlike that, it can be
+compiled, which complex rotations prevent, and a drafter that is unrolled can attend to keys of several levels.
 
 Shape legend: R rows, S positions, D width, H heads, K key-value heads, C channels of a head.
 """
