@@ -21,7 +21,7 @@ from workers.models.transformer import Layer
 from workers.training.drafters import Drafter, Level, LevelsOf, Slots, combine, draft_levels, head_logits, slots
 from workers.training.examples import Examples
 from workers.training.loop import LossFunction
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,6 @@ def guided_loss(
     data: Examples,
     config: GuidedDistillation,
     *,
-    group: ProcessGroup = SINGLE_PROCESS,
     compiled: bool = False,
 ) -> LossFunction:
     """A function that computes the loss of this process's share of a batch of examples."""
@@ -131,7 +130,7 @@ def guided_loss(
     run = torch.compile(levels_loss, dynamic=False) if compiled else levels_loss
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        share, (low, high) = group.share(len(indices)), config.guidance
+        share, (low, high) = ProcessGroup.current().share(len(indices)), config.guidance
         captions, tokens = data.pick(indices[share], target.device)
         sampled = low + (high - low) * torch.rand(len(indices), generator=generator)
         scales = sampled[share][:, None, None].to(tokens.device)

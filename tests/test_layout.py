@@ -43,7 +43,7 @@ MAX_PACKAGE_LINES = {
     "workers.replay": 1350,
     "workers.runtime": 1284,
     "workers.scenes": 373,
-    "workers.training": 1130,
+    "workers.training": 1120,
 }
 
 

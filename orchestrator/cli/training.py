@@ -168,7 +168,7 @@ def _run_process(config: dict[str, Any]) -> None:
             with job.file("log").open("a", encoding="utf-8") as lines:
                 lines.write(line + "\n")
 
-    job.run(get_device(), resume=config["resume"], group=group, log=log)
+    job.run(get_device(), resume=config["resume"], log=log)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.training.examples import Examples
 from workers.training.loop import LossFunction
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import ProcessGroup
 
 Forward = Callable[[Transformer, Tensor, Tensor], Tensor]
 
@@ -96,16 +96,14 @@ def new_independent(target: Target, seed: int) -> ARModel:
     return build_model(config, conditioner.settings(), seed).to(target.device)
 
 
-def ar_loss(
-    model: ARModel, data: Examples, group: ProcessGroup = SINGLE_PROCESS, forward: Forward = Transformer.__call__
-) -> LossFunction:
+def ar_loss(model: ARModel, data: Examples, forward: Forward = Transformer.__call__) -> LossFunction:
     """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`.
 
     forward: the transformer's features of inputs at positions, without a cache.
     """
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        share = group.share(len(indices))
+        share = ProcessGroup.current().share(len(indices))
         captions, tokens = data.pick(indices[share], model.head.weight.device)
         codes = model.conditioner.codes(captions).to(tokens.device)
         dropped = (torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT)[share].to(tokens.device)

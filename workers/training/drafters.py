@@ -42,7 +42,7 @@ from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer
 from workers.training.examples import Examples
 from workers.training.loop import Figures, LossFunction
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import ProcessGroup
 
 Drafter = EagleLayer | MedusaHeads
 Level = tuple[Tensor, Tensor | None]  # logits, and predicted features
@@ -126,13 +126,11 @@ def draft_levels(target: Target, drafter: Drafter, inputs: Slots) -> list[Level]
     return [(drafter(features[:, : count - j], j, target.head).float(), None) for j in heads]
 
 
-def drafter_loss(
-    target: Target, drafter: Drafter, data: Examples, config: Distillation, group: ProcessGroup = SINGLE_PROCESS
-) -> LossFunction:
+def drafter_loss(target: Target, drafter: Drafter, data: Examples, config: Distillation) -> LossFunction:
     """A function that computes the loss of this process's share of a batch of examples."""
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        share, size = group.share(len(indices)), len(indices)
+        share, size = ProcessGroup.current().share(len(indices)), len(indices)
         captions, tokens = data.pick(indices[share], target.device)
         prompt = target.encode(captions, guided=True)
         dropped = torch.rand(size, generator=generator) < config.caption_dropout

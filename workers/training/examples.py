@@ -26,7 +26,7 @@ from workers.decoding.state import Request
 from workers.models.checkpoint_files import load_tensors
 from workers.models.own_files import save
 from workers.models.target import Target
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import ProcessGroup
 
 _IMAGES_PER_FILE = 64
 
@@ -67,7 +67,6 @@ def sample_images(
     identity: str,
     seed: int = 0,
     batch: int = 32,
-    group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> Tensor:
     """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own sampling defaults.
@@ -80,6 +79,7 @@ def sample_images(
         WeightsError: a file in the folder is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    group = ProcessGroup.current()
     chunks = [captions[start : start + _IMAGES_PER_FILE] for start in range(0, len(captions), _IMAGES_PER_FILE)]
     facts = [identity, target.name, asdict(target.sampling), seed]
     names = [digest([*facts, [[c.id, c.text] for c in chunk]]) for chunk in chunks]

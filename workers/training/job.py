@@ -33,7 +33,7 @@ from workers.training.drafters import (
 )
 from workers.training.examples import Examples, sample_images
 from workers.training.loop import Figures, LossFunction, TrainConfig, train
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup
+from workers.training.process_group import ProcessGroup
 
 IMAGES = "images"  # folder with the tokens of the generated images
 MEDUSA_HEADS = 5
@@ -110,7 +110,6 @@ def train_drafter(
     facts: Mapping[str, Any],
     name: str | None = None,
     resume: bool = False,
-    group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> AnyDrafter:
     """Trains a drafter by its `loss` on the first of `data` and evaluates it on the second; returns the averaged one.
@@ -123,6 +122,7 @@ def train_drafter(
     Raises:
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
     """
+    group = ProcessGroup.current()
     group.share(config.batch)
     weights, scales = out / f"{kind_of(drafter)}.safetensors", tuple(dict.fromkeys((1.0, target.sampling.cfg)))
 
@@ -135,8 +135,8 @@ def train_drafter(
         return figures
 
     average, _ = train(
-        drafter, loss, len(data[0]), config, out, name=name or kind_of(drafter), on_save=on_save, resume=resume,
-        log=log, group=group,
+        drafter, loss, len(data[0]), config, out, name=name or kind_of(drafter), on_save=on_save,
+        resume=resume, log=log,
     )  # fmt: skip
     if group.is_main and not weights.exists():  # resumed when it had finished
         on_save(average)
@@ -178,7 +178,6 @@ class DrafterJob:
         device: torch.device,
         *,
         resume: bool = False,
-        group: ProcessGroup = SINGLE_PROCESS,
         log: Callable[[str], None] = print,
     ) -> Path:
         """Generates the images, then trains; returns the weight file. All processes of a group call it.
@@ -187,7 +186,7 @@ class DrafterJob:
             ValueError: a resumed training was started with other models, captions or options; see `train_drafter`.
             WeightsError: the target's files cannot be read.
         """
-        models, recipe = load_entry(self.entry, device), self.recipe
+        models, recipe, group = load_entry(self.entry, device), self.recipe, ProcessGroup.current()
         # only now: models that cannot be loaded must not cost an earlier training
         if group.is_main and not self._is_restart() and not (resume and self.can_resume()):
             self._start()
@@ -199,12 +198,11 @@ class DrafterJob:
             identity=digest(dict(models.hashes)),
             seed=recipe.seed,
             batch=2 * recipe.batch,
-            group=group,
             log=log,
         )
         data = Examples([caption.text for caption in self.captions], tokens)
         # a checkpoint that is still there is this training's
-        return train_by_recipe(models.target, self.kind, data, self.out, recipe, resume=True, group=group, log=log)
+        return train_by_recipe(models.target, self.kind, data, self.out, recipe, resume=True, log=log)
 
     def can_resume(self) -> bool:
         """Whether the output folder has a training that was started.
@@ -258,7 +256,6 @@ def train_by_recipe(
     recipe: DrafterRecipe,
     *,
     resume: bool = False,
-    group: ProcessGroup = SINGLE_PROCESS,
     log: Callable[[str], None] = print,
 ) -> Path:
     """Trains a drafter of a kind by a recipe; returns its weight file. See `train_drafter`."""
@@ -269,13 +266,13 @@ def train_by_recipe(
     target.set_encoder_batch(config.batch)
     drafter = new_drafter(kind, target, recipe.seed)
     if isinstance(drafter, ARModel):
-        loss = ar_loss(drafter, train_data, group)
+        loss = ar_loss(drafter, train_data)
     else:
-        loss = drafter_loss(target, drafter, train_data, recipe, group)
-    if group.is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
+        loss = drafter_loss(target, drafter, train_data, recipe)
+    if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
     facts, data_pair = asdict(recipe), (train_data, held_out)
-    train_drafter(target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, group=group, log=log)
+    train_drafter(target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, log=log)
     return weights
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.runtime.device import training_dtype
-from workers.training.process_group import SINGLE_PROCESS, ProcessGroup, common_dtype
+from workers.training.process_group import ProcessGroup, common_dtype
 
 #: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -107,7 +107,6 @@ def train(
     on_save: Callable[[Model], Figures] | None = None,
     resume: bool = False,
     log: Callable[[str], None] = print,
-    group: ProcessGroup = SINGLE_PROCESS,
 ) -> tuple[Model, list[Figures]]:
     """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model and the
     journal's entries.
@@ -125,6 +124,7 @@ def train(
     if size < 1:
         raise ValueError(f"{name}: no training examples")
     out.mkdir(parents=True, exist_ok=True)
+    group = ProcessGroup.current()
     run = _Run(model, config, name, out / f"{name}.journal.jsonl" if group.is_main else None)
     checkpoint = out / f"{name}.checkpoint.pt"
     if resume and checkpoint.exists():

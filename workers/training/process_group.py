@@ -64,9 +64,6 @@ class ProcessGroup:
             dist.barrier()
 
 
-SINGLE_PROCESS = ProcessGroup()
-
-
 def common_dtype(dtype: torch.dtype, reason: str, device: torch.device) -> tuple[torch.dtype, str]:
     """The dtype of all processes: replicas that compute in different ones would drift apart."""
     share = torch.tensor([float(dtype == torch.bfloat16)], device=device)

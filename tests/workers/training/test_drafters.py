@@ -126,16 +126,17 @@ def test_medusa_starts_as_the_targets_head() -> None:
         torch.testing.assert_close(rows[2], target.head(features[:, :13]))
 
 
-def test_shares_of_a_batch_come_to_the_whole_batch() -> None:
+def test_shares_of_a_batch_come_to_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toy_target()
     data, indices = random_examples(target), torch.tensor([7, 0, 3, 11])
 
     def gradient(group: ProcessGroup, config: Distillation | GuidedDistillation) -> tuple[float, Tensor]:
+        monkeypatch.setattr(ProcessGroup, "current", lambda: group)
         layer, generator = new_eagle(target, 0), torch.Generator().manual_seed(9)
         if isinstance(config, GuidedDistillation):
-            value = guided_loss(target, layer, data, config, group=group)(indices, generator)
+            value = guided_loss(target, layer, data, config)(indices, generator)
         else:
-            value = drafter_loss(target, layer, data, config, group)(indices, generator)
+            value = drafter_loss(target, layer, data, config)(indices, generator)
         value.backward()  # type: ignore[no-untyped-call]
         assert layer.fc.weight.grad is not None
         return value.item(), layer.fc.weight.grad
