@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1293,
     "orchestrator.results": 4220,
     "orchestrator.run": 4407,
-    "orchestrator.views": 2022,
+    "orchestrator.views": 2035,
     "search_spaces": 3867,
     "specfrontier": 505,
     "workers": 116,

@@ -37,6 +37,7 @@ class View(ABC, Generic[Source]):
 
     def __init__(self) -> None:
         self.notes: list[str] = []
+        self.is_abandoned = False  # its end took too long: nobody waits for it, and it starts no more writes
 
     @abstractmethod
     def update(self, source: Source) -> object:
@@ -94,6 +95,7 @@ class Follower(Generic[Source]):
         self._news.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
+            self.view.is_abandoned = True
             self.problem = self.problem or "no response"
         return None if self.problem is None else self.view.describe(self.problem)
 
@@ -101,7 +103,7 @@ class Follower(Generic[Source]):
         """Update, then wait for news; after a failure, wait longer each time."""
         retry_s = RETRY_S[0]
         try:
-            while True:
+            while not self.view.is_abandoned:
                 self._news.clear()
                 is_last, begin = self._ending.is_set(), time.monotonic()
                 if self._try(is_last):
@@ -148,6 +150,7 @@ class Views:
         self._storage, self._note = storage, note
         self._followers = [Follower(view, self._read_sweep) for view in views]
         self._lock = threading.Lock()
+        self._said: set[str] = set()  # notes, which a view repeats at every attempt
         self._identity: Identity | None = None
         self._records: dict[int, TrialRecord] = {}
         self._sweep: Sweep | None = None  # one for all views, which share its front
@@ -180,7 +183,10 @@ class Views:
     def _take_notes(self) -> Iterator[str]:
         for follower in self._followers:
             while follower.view.notes:
-                yield follower.view.notes.pop(0)
+                text = follower.view.notes.pop(0)
+                if text not in self._said:
+                    self._said.add(text)
+                    yield text
 
     def _read_sweep(self) -> Sweep:
         with self._lock:

@@ -51,7 +51,7 @@ from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Run, RunData
     from mlflow.tracking import MlflowClient
 
 _SWEEP_ARTIFACTS = (
@@ -66,17 +66,11 @@ _EARLIER_PLACES = "mlflow.jsonl"  # of earlier versions: a line for each run
 
 @dataclass(slots=True)
 class _TrialRun:
-    """A trial's run in MLflow."""
+    """A trial's run in MLflow, with its tags there."""
 
     run_id: str
     complete: bool
-    pareto: str
-    images: str
-
-    @classmethod
-    def of(cls, run: Run) -> _TrialRun:
-        pareto, images = (run.data.tags.get(name, "") for name in (runs.PARETO, runs.IMAGES))
-        return cls(run.info.run_id, run.info.status != "RUNNING", pareto, images)
+    tags: dict[str, str]
 
 
 class MlflowView(View[Sweep]):
@@ -102,18 +96,22 @@ class MlflowView(View[Sweep]):
     def update(self, source: Sweep) -> None:
         """Log what is new and update what changed."""
         if not self._is_open:
-            self._resources.enter_context(_sole_writer(self._storage))
-            self.notes += replace_damaged_database(self._storage, self.uri)
-            self._is_open = True
+            with ExitStack() as resources:  # without a usable database, the lock is released
+                resources.enter_context(_sole_writer(self._storage))
+                self.notes += replace_damaged_database(self._storage, self.uri)
+                self._is_open, self._resources = True, resources.pop_all()
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
         self._trial_runs = None  # until everything succeeds
+        logged = self._client.get_run(self._parent).data  # fails on a server that lost its runs, before any is created
+        front = {record.number for record in source.front_records}
         for record in source.records:
-            run = trial_runs.get(record.number)
-            if run is None or not run.complete or (record.stop and run.images != str(record.images)):
-                trial_runs[record.number] = self._log_trial(source, record, run)
+            run, marks = trial_runs.get(record.number), runs.marks(self._parent, pareto=record.number in front)
+            if run is None or not run.complete or (record.stop and run.tags.get(runs.IMAGES) != str(record.images)):
+                trial_runs[record.number] = self._log_trial(source, record, run, marks)
                 self.logged += 1
-        self._mark_front(source, trial_runs)
-        self._log_sweep(source, trial_runs)
+            elif not marks.items() <= run.tags.items():
+                self._set_tags(run, marks)
+        self._log_sweep(source, trial_runs, logged)
         self._trial_runs = trial_runs
         self.location = MlflowLocation(
             source.identity,
@@ -121,7 +119,7 @@ class MlflowView(View[Sweep]):
             self._experiment_id,
             self._parent,
             {number: run.run_id for number, run in trial_runs.items()},
-            [record.number for record in source.front_records],
+            sorted(front),
         )
 
     def end(self, source: Sweep, how: Ending) -> None:
@@ -165,7 +163,13 @@ class MlflowView(View[Sweep]):
             tags, started = runs.sweep_tags(identity) | {runs.KIND: "sweep"}, runs.milliseconds(identity.started)
             self._parent = self._client.create_run(self._experiment_id, started, tags, identity.name).info.run_id
         self._write_place(name)
-        return {number: _TrialRun.of(self._keep_one(group)) for number, group in groups.items()}
+        for key, value in view_tags(sweep.identity).items():
+            self._client.set_experiment_tag(self._experiment_id, key, value)
+        kept = {number: self._keep_one(group) for number, group in groups.items()}
+        return {
+            number: _TrialRun(run.info.run_id, run.info.status != "RUNNING", dict(run.data.tags))
+            for number, run in kept.items()
+        }
 
     def _write_place(self, experiment: str) -> None:
         """Write where the sweep was logged last, for `ui`."""
@@ -184,15 +188,15 @@ class MlflowView(View[Sweep]):
             self._client.delete_run(run.info.run_id)
         return first
 
-    def _log_trial(self, sweep: Sweep, record: TrialRecord, run: _TrialRun | None) -> _TrialRun:
+    def _log_trial(self, sweep: Sweep, record: TrialRecord, run: _TrialRun | None, marks: dict[str, str]) -> _TrialRun:
         """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
-        from mlflow.entities import Param, RunTag
+        from mlflow.entities import Param
 
         identity, (started, finished) = sweep.identity, runs.span(record, sweep.identity)
-        tags = runs.trial_tags(record, identity, self._parent, pareto=record in sweep.front_records)
+        tags = runs.trial_tags(record, identity) | marks
         if run is None:
             created = self._client.create_run(self._experiment_id, started, tags, runs.run_name(record, sweep.names))
-            run = _TrialRun(created.info.run_id, False, tags[runs.PARETO], "")
+            run = _TrialRun(created.info.run_id, False, dict(tags))
         params = [Param(key, value) for key, value in runs.params(record).items()]
         objectives = [axis.name for axis in identity.objectives]
         self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
@@ -203,11 +207,18 @@ class MlflowView(View[Sweep]):
             Path(artifacts, "config.yaml").write_text(trial_text(identity, record), "utf-8")
             self._log_artifacts(run.run_id, artifacts)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
-        if record.stop:  # after everything else: a run with these tags is not logged again
-            tags = {runs.CAUSE: "revived", **tags}  # a complete trial has no cause
-            self._client.log_batch(run.run_id, tags=[RunTag(key, value) for key, value in tags.items()])
-        run.complete, run.images = True, str(record.images)
+        # After everything else: a run with these tags is not logged again. A complete trial has no cause.
+        self._set_tags(run, {runs.CAUSE: "revived", **tags} if record.stop else marks)
+        run.complete = True
         return run
+
+    def _set_tags(self, run: _TrialRun, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        changed = [RunTag(key, value) for key, value in tags.items() if run.tags.get(key) != value]
+        if changed:
+            self._client.log_batch(run.run_id, tags=changed)
+            run.tags |= tags
 
     def _log_artifacts(self, run_id: str, folder: str) -> None:
         if not self._is_moved:
@@ -227,38 +238,24 @@ class MlflowView(View[Sweep]):
                 continue
             (folder / name).write_bytes(redact_file(stored, data))
 
-    def _mark_front(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun]) -> None:
-        """Tag exactly the runs on the current front."""
-        from mlflow.entities import RunTag
-
-        front = {record.number for record in sweep.front_records}
-        for number, run in trial_runs.items():
-            pareto = runs.boolean(number in front)
-            if run.pareto != pareto:
-                self._client.log_batch(run.run_id, tags=[RunTag(runs.PARETO, pareto)])
-                run.pareto = pareto
-
-    def _log_sweep(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun]) -> None:
-        """Log metrics, params, description and views of the sweep's run."""
+    def _log_sweep(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun], logged: RunData) -> None:
+        """Log metrics, params and description of the sweep's run. logged: what it has."""
         from mlflow.entities import Metric, Param, RunTag
 
-        identity, run = sweep.identity, self._client.get_run(self._parent).data
+        identity = sweep.identity
         moment = _last_moment(sweep) or runs.milliseconds(identity.started)
-        logged = min(int(run.metrics.get("trials", 0)), len(sweep.records) - 1)  # the last again: it may be revived
+        since = min(int(logged.metrics.get("trials", 0)), len(sweep.records) - 1)  # the last again: it may be revived
         metrics = [
             Metric(name, value, moment, count)
-            for count, entries in runs.sweep_metrics(sweep.records, identity, logged).items()
+            for count, entries in runs.sweep_metrics(sweep, since).items()
             for name, value in entries.items()
         ]
-        params = [Param(key, value) for key, value in runs.sweep_params(identity).items() if key not in run.params]
+        params = [Param(key, value) for key, value in runs.sweep_params(identity).items() if key not in logged.params]
         run_ids = {number: run.run_id for number, run in trial_runs.items()}
+        note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
-        self._client.log_batch(
-            self._parent, (), params, [RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))]
-        )
-        for key, value in view_tags(identity).items():
-            self._client.set_experiment_tag(self._experiment_id, key, value)
+        self._client.log_batch(self._parent, params=params, tags=[note])
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +343,8 @@ def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[
             kind = run.data.tags.get(runs.KIND)
             if kind == "sweep":
                 parents.append(run)
-            elif kind == "trial":
-                groups.setdefault(int(run.data.tags[runs.TRIAL]), []).append(run)
+            elif kind == "trial" and (number := run.data.tags.get(runs.TRIAL, "")).isdecimal():
+                groups.setdefault(int(number), []).append(run)
         token = page.token
         if not token:
             return parents, groups

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
 from orchestrator.results.compare import hypervolume
@@ -20,8 +21,9 @@ from orchestrator.results.fronts import directions, values_of
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.store import Identity
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, without_credentials
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -154,14 +156,17 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     ]
 
 
-def trial_tags(record: TrialRecord, identity: Identity, parent: str, *, pareto: bool) -> dict[str, str]:
-    """The tags of a trial's run."""
+def marks(parent: str, *, pareto: bool) -> dict[str, str]:
+    """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run."""
+    return {PARENT: parent, PARETO: boolean(pareto)}
+
+
+def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
+    """The other tags of a trial's run."""
     return sweep_tags(identity) | clean_tags(
         {
-            PARENT: parent,
             KIND: "trial",
             TRIAL: record.number,
-            PARETO: boolean(pareto),
             "specfrontier.feasible": boolean(record.feasible),
             "specfrontier.lossless": boolean(record.is_lossless(identity.sampling)),
             "specfrontier.violated_constraints": "; ".join(name for name, v in record.constraints.items() if v > 0),
@@ -180,39 +185,41 @@ def boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
-def sweep_metrics(records: Sequence[TrialRecord], identity: Identity, since: int) -> dict[int, dict[str, float]]:
+def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
     """How a sweep's front grows: metrics of its run by the number of finished trials, of which `since` are logged.
 
     `knee` is the number of a trial. `best/speedup` is the best first objective among the feasible trials within the
-    default bar (see `choices.default_limit`). Hypervolumes have the reference point of `reference`.
+    default bar (see `choices.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
+    last of its number: what MLflow has it for, it has whole.
     """
-    axes = identity.objectives
-    toward, baseline = directions(axes), _vanilla(records, identity)
-    vanilla = None if baseline is None else values_of([baseline], axes)[0][0]
-    quality = next((axis for axis in axes[1:2] if has_default_bar(baseline, axis)), None)
-    feasible = [record for record in records if record.feasible]
-    values = values_of(feasible, axes)[0]
-    feasible = [record for record, row in zip(feasible, values, strict=True) if np.isfinite(row).all()]
-    values = values[np.isfinite(values).all(axis=1)]
+    records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)[0]
+    usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(values).all(axis=1)
     found = {}
     for count in range(since + 1, len(records) + 1):
-        states = [record.state for record in records[:count]]
-        now = values[[record.number < count for record in feasible]]
-        on_front = np.flatnonzero(nondominated(now, toward)) if len(now) else np.array([], dtype=np.intp)
-        metrics = {"trials": count, "failed": states.count(FAILED), "stopped": states.count(STOPPED)}
-        found[count] = {name: float(value) for name, value in metrics.items()} | {"front": float(len(on_front))}
-        if len(on_front) and (place := knee(now[on_front], toward)) is not None:
-            found[count]["knee"] = float(feasible[on_front[place]].number)
-        if vanilla is not None and len(now):
-            if len(axes) <= _MAX_OBJECTIVES:
-                found[count]["hypervolume"] = hypervolume(now, reference(vanilla, toward), toward)
-            if quality is None:
-                continue
-            bar = DEFAULT_FACTORS[quality.direction] * vanilla[1]
-            within = now[now[:, 1] <= bar if quality.direction == "minimize" else now[:, 1] >= bar, 0]
-            if len(within):
-                best = within.max() if toward[0] == "maximize" else within.min()
-                found[count][f"best/{axes[0].name}"] = float(best)
+        states, rows = [record.state for record in records[:count]], np.flatnonzero(usable[:count])
+        metrics = {"failed": states.count(FAILED), "stopped": states.count(STOPPED)}
+        found[count] = metrics | _front_metrics(sweep, rows, values[rows]) | {"trials": count}
+    return found
+
+
+def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict[str, float]:
+    """The metrics of the front of some trials. rows: their places among the records. values: their objectives."""
+    axes, vanilla = sweep.identity.objectives, sweep.baseline
+    toward = directions(axes)
+    front = np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
+    found = {"front": float(len(front))}
+    if len(front) and (place := knee(values[front], toward)) is not None:
+        found["knee"] = float(sweep.records[rows[front[place]]].number)
+    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], axes)[0][0]).all():
+        return found
+    if len(axes) <= _MAX_OBJECTIVES:
+        found["hypervolume"] = hypervolume(values, reference(base, toward), toward)
+    if len(axes) > 1 and has_default_bar(vanilla, axes[1]):
+        signs = -_worse(toward)  # times a value: more is better
+        bar = DEFAULT_FACTORS[axes[1].direction] * base[1]
+        within = values[signs[1] * values[:, 1] >= signs[1] * bar, 0]
+        if len(within):
+            found[f"best/{axes[0].name}"] = float(signs[0] * (signs[0] * within).max())
     return found
 
 
@@ -225,10 +232,3 @@ def reference(vanilla: Floats, toward: Sequence[str]) -> Floats:
 def _worse(toward: Sequence[str]) -> Floats:
     """The sign of a change for the worse."""
     return np.array([-1.0 if direction == "maximize" else 1.0 for direction in toward])
-
-
-def _vanilla(records: Sequence[TrialRecord], identity: Identity) -> TrialRecord | None:
-    """Vanilla, if all of its objectives are measured."""
-    done = [record for record in records if record.state == COMPLETE and record.config == identity.baseline]
-    values = values_of(done[:1], identity.objectives)[0]
-    return done[0] if values.size and np.isfinite(values).all() else None

@@ -36,6 +36,7 @@ from orchestrator.views.study_storage import (
     StudyError,
     check_owner,
     damaged_line,
+    number_of,
     open_storage,
     own_trials,
     reason,
@@ -47,7 +48,7 @@ from search_spaces.sweep import SweepConfig
 _STOPPED_EARLY = "stopped early"  # a constraint
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _ARTIFACT = "artifacts:"  # prefix of the attributes in which Optuna keeps what it knows of an artifact
-_MAX_ATTEMPTS = 5  # at one trial that the storage refuses
+_MAX_ATTEMPTS = 5  # at a trial that the storage refuses, before it waits for all others
 _BRANCH = re.compile(r"=([^.]+)")
 
 Entry = TypeVar("Entry")
@@ -81,7 +82,7 @@ class StudyView(View[Sweep]):
         self._journal = None if "://" in url else Path(url).expanduser()
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
-        self._known: set[int] | None = None  # trials that the study has; None if they must be read again
+        self._known: set[int] | None = None  # trials that the study has; None if it must be opened again
         self._attempts: Counter[int] = Counter()
 
     def update(self, source: Sweep) -> None:
@@ -90,20 +91,20 @@ class StudyView(View[Sweep]):
         Raises:
             StudyError: the storage cannot be opened, or has the study of another sweep.
         """
-        if self._study is None:
+        if self._study is None or self._known is None:
             self._study = self._open(source)
+            self._known = self._read_known(self._study)
             self._write_note(self._study, source)
-        known = self._read_known(self._study) if self._known is None else self._known
-        self._known = None  # until everything is written: an entry may arrive although it failed
-        for record in source.records:
-            if record.number not in known and self._attempts[record.number] < _MAX_ATTEMPTS:
+        known, self._known = self._known, None  # until everything is written: an entry may arrive although it failed
+        for record in sorted(source.records, key=lambda record: self._attempts[record.number] >= _MAX_ATTEMPTS):
+            if self.is_abandoned:  # the next launch may add trials by now
+                return
+            if record.number not in known:
                 self._attempts[record.number] += 1
                 self._study.add_trial(self._make_trial(source, record))
                 known.add(record.number)
             if record.is_revived:
                 self._add_revival(self._study, source, record)
-        if refused := [record.number for record in source.records if record.number not in known]:
-            raise StudyError(f"the storage refuses trial {refused[0]}")
         self._known = known
 
     def end(self, source: Sweep, how: Ending) -> None:
@@ -121,7 +122,7 @@ class StudyView(View[Sweep]):
         """Open the study, or create it. A journal of the sweep's own that cannot be used is set aside."""
         try:
             with sole_creator(self._url):
-                if self._is_own and (problem := self._journal_problem(sweep)):
+                if self._is_own and self._study is None and (problem := self._journal_problem(sweep)):
                     assert self._journal is not None
                     kept = self._journal.with_name(f"{self._journal.name}.damaged")
                     self._journal.replace(kept)
@@ -155,7 +156,7 @@ class StudyView(View[Sweep]):
         """The numbers of the sweep's trials in the study. Those that earlier versions left running are failed."""
         trials = study.get_trials(deepcopy=False)
         for trial in trials:
-            if TRIAL in trial.user_attrs and not trial.state.is_finished():
+            if number_of(trial) is not None and not trial.state.is_finished():
                 study.tell(trial.number, state=TrialState.FAIL)
         return set(own_trials(trials))
 

@@ -110,16 +110,22 @@ def check_owner(
 def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     """A sweep's finished trials in its study by their numbers in the sweep. Trials that others added are left out.
 
-    In studies of earlier versions a trial's number in the study may be that in the sweep, and trials that were running
-    when the sweep was killed have no images.
+    In studies of earlier versions a trial's number in the study is that in the sweep, and trials that were running when
+    the sweep was killed have no images.
     """
     found: dict[int, FrozenTrial] = {}
     for trial in trials:
-        number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
+        number = number_of(trial)
         is_whole = trial.state == TrialState.COMPLETE or (trial.state.is_finished() and _IMAGES in trial.user_attrs)
-        if isinstance(number, int) and is_whole:
+        if number is not None and is_whole:
             found.setdefault(number, trial)
     return found
+
+
+def number_of(trial: FrozenTrial) -> int | None:
+    """The number in the sweep of one of its trials in a study; None for a trial that others added."""
+    number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
+    return number if isinstance(number, int) else None
 
 
 def damaged_line(path: Path) -> int | None:

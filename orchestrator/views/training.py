@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.views.follower import Ending, View
-from orchestrator.views.mlflow_client import RUN_STATUS, connect, ensure_experiment, explain_error, public_uri
+from orchestrator.views.mlflow_client import RUN_STATUS, connect, ensure_experiment, explain_error
 from orchestrator.views.mlflow_runs import MAX_PARAM, clean_tags, legal_name, user
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class TrainingView(View[Path]):
         """Log every new line."""
         from mlflow.entities import Metric
 
-        client = self._connect()
+        client, self._client = self._connect(), None  # after a failure, the run is looked up again
         text = source.read_text("utf-8") if source.exists() else ""
         lines = text.split("\n")[:-1][self._sent :]  # an incomplete last line is still being written
         now = round(time.time() * 1000)
@@ -58,6 +58,7 @@ class TrainingView(View[Path]):
         if lines:
             self._sent += len(lines)
             self._write_run_file()
+        self._client = client
 
     def end(self, source: Path, how: Ending) -> None:
         self._connect().set_terminated(self._run_id, RUN_STATUS[how])
@@ -69,7 +70,7 @@ class TrainingView(View[Path]):
         return f"MLflow does not have all of the curve ({problem}); {self._journal} does"
 
     def _write_run_file(self) -> None:
-        entry = {"uri": public_uri(self._uri), "run": self._run_id, "sent": self._sent}
+        entry = {"run": self._run_id, "sent": self._sent}
         unfinished = self._run_file.with_suffix(".part")
         unfinished.write_text(json.dumps(entry) + "\n", "utf-8")
         os.replace(unfinished, self._run_file)
@@ -78,20 +79,22 @@ class TrainingView(View[Path]):
         """The client, once the run is found or created."""
         if self._client is None:
             client = connect(self._uri)
-            before = json.loads(self._run_file.read_text("utf-8")) if self._run_file.exists() else {}
-            if before.get("uri") == public_uri(self._uri):
+            experiment_id = ensure_experiment(client, self._uri, EXPERIMENT)
+            exists = self._run_file.exists()
+            before: dict[str, Any] = json.loads(self._run_file.read_text("utf-8")) if exists else {"run": ""}
+            found = client.search_runs([experiment_id], f"attributes.run_id = '{before['run']}'")
+            if found:
                 self._run_id, self._sent = before["run"], before["sent"]
                 client.update_run(self._run_id, status="RUNNING")
-            else:
-                self._run_id = self._create_run(client)
+            else:  # a new training, or a server that does not have its run
+                self._run_id, self._sent = self._create_run(client, experiment_id), 0
                 self._write_run_file()
             self._client = client
         return self._client
 
-    def _create_run(self, client: MlflowClient) -> str:
+    def _create_run(self, client: MlflowClient, experiment_id: str) -> str:
         from mlflow.entities import Param
 
-        experiment_id = ensure_experiment(client, self._uri, EXPERIMENT)
         tags = {"mlflow.user": user(), "mlflow.source.name": "specfrontier train", "mlflow.source.type": "LOCAL"}
         run = client.create_run(experiment_id, run_name=self._journal.parent.name, tags=clean_tags(tags))
         params = [Param(legal_name(key), str(value)[:MAX_PARAM]) for key, value in self._params.items()]

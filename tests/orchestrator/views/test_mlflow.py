@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -277,6 +279,45 @@ def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp
     }
 
 
+def test_a_trials_run_without_its_number_is_not_the_trials(storage: Storage) -> None:
+    sync(storage)
+    found, (_, children) = client(storage), runs_of(client(storage))
+    found.delete_tag(children[3].info.run_id, "specfrontier.trial")
+    found.set_tag(children[4].info.run_id, "specfrontier.trial", "four")
+    assert sync(storage) == sync_result(2, TRIALS - 2)
+    assert sync(storage) == sync_result(0, TRIALS)
+
+
+def test_trials_follow_a_sweeps_run_that_is_made_again(storage: Storage) -> None:
+    sync(storage)
+    before, _ = runs_of(client(storage))
+    client(storage).delete_run(before.info.run_id)
+    assert sync(storage) == sync_result(0, TRIALS)
+    after, children = runs_of(client(storage))
+    assert after.info.run_id != before.info.run_id
+    assert len(children) == TRIALS
+
+
+def test_no_run_is_created_among_those_of_others_when_a_server_lost_its_data(storage: Storage, tmp_path: Path) -> None:
+    """The experiment of this id may be another one by now."""
+    records, place = read_trials(storage), f"sqlite:///{tmp_path}/mlflow.db"
+    view = MlflowView(storage, place)
+    view.update(replace(Sweep.open(storage), records=tuple(records[:4])))
+    experiment = client(storage).get_experiment_by_name("specfrontier/demo")
+    assert experiment is not None
+    client(storage).rename_experiment(experiment.experiment_id, "theirs")
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database, database:
+        for table in ("params", "metrics", "latest_metrics", "tags", "runs"):
+            database.execute(f"DELETE FROM {table}")
+    with pytest.raises(Exception, match="not found"):
+        view.update(Sweep.open(storage))
+    assert client(storage).search_runs([experiment.experiment_id]) == []
+    view.update(Sweep.open(storage))
+    view.close()
+    assert len(runs_of(client(storage))[1]) == TRIALS
+    assert client(storage).search_runs([experiment.experiment_id]) == []
+
+
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not reached():
@@ -374,6 +415,7 @@ def test_a_trainings_curve_continues_in_its_run(tmp_path: Path, empty_database: 
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     journal, storage = tmp_path / "drafter" / "eagle.journal.jsonl", Storage(tmp_path / "drafter")
     journal.parent.mkdir()
+    found = client(storage)
 
     def train(steps: int, how: Ending, *, resume: bool) -> None:
         view = TrainingView(journal, uri(storage), {"batch": 4}, resume=resume)
@@ -383,9 +425,13 @@ def test_a_trainings_curve_continues_in_its_run(tmp_path: Path, empty_database: 
         follower.notify()
         assert follower.end(how) is None
 
-    train(3, "interrupted", resume=False)
+    train(2, "interrupted", resume=False)
+    experiment = found.get_experiment_by_name("specfrontier/train")
+    assert experiment is not None
+    (lost,) = found.search_runs([experiment.experiment_id])
+    found.delete_run(lost.info.run_id)  # as on a server that lost its data
+    train(3, "interrupted", resume=True)
     train(5, "finished", resume=True)
-    found = client(storage)
     experiment = found.get_experiment_by_name("specfrontier/train")
     assert experiment is not None
     (logged,) = found.search_runs([experiment.experiment_id])

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.results.store import MLFLOW_PLACE
 from orchestrator.results.sweep import Sweep
-from orchestrator.views.mlflow import last_place, sync
+from orchestrator.views.mlflow import MlflowView, last_place, sync
 from orchestrator.views.mlflow_client import TrackingError, database_problem, default_uri
 from tests.fakes.mlflow_processes import sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -61,6 +61,10 @@ def test_a_database_that_the_user_named_is_refused_and_stays(storage: Storage, t
     with pytest.raises(TrackingError, match=r"own\.db: damaged .*restore it, or move it away"):
         sync(storage, f"sqlite:///{own}")
     assert own.exists()
+    view = MlflowView(storage, f"sqlite:///{own}")
+    for _ in range(2):  # a view tries again, and still says why
+        with pytest.raises(TrackingError, match="restore it, or move it away"):
+            view.update(Sweep.open(storage))
     assert not list(tmp_path.glob("*.damaged*"))
 
 

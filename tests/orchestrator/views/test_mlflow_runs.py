@@ -83,22 +83,22 @@ def test_names_are_made_legal(name: str, expected: str) -> None:
 
 
 def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
-    tags = runs.trial_tags(RECORD, sweep.identity, "abc", pareto=True)
-    assert tags["mlflow.parentRunId"] == "abc"
+    tags = runs.trial_tags(RECORD, sweep.identity)
+    assert runs.marks("abc", pareto=True) == {"mlflow.parentRunId": "abc", "specfrontier.pareto": "true"}
     wanted = {
-        "trial": "3", "pareto": "true", "feasible": "true", "lossless": "false", "digest": SETTING.digest(),
+        "trial": "3", "feasible": "true", "lossless": "false", "digest": SETTING.digest(),
         "label": "lantern", "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
         **{f"model.{name}": value for name, value in sweep.identity.models.items()},
         **{f"extractor.{name}": value for name, value in sweep.identity.extractors.items()},
     }  # fmt: skip
-    assert len(wanted) >= 13
+    assert len(wanted) >= 12
     assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
     assert "specfrontier.cause" not in tags
     exact = PRESETS["eagle2"].with_sampling(sweep.identity.sampling)
-    tags = runs.trial_tags(replace(RECORD, config=exact), sweep.identity, "abc", pareto=True)
+    tags = runs.trial_tags(replace(RECORD, config=exact), sweep.identity)
     assert tags["specfrontier.lossless"] == "true"
     broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
-    tags = runs.trial_tags(broken, sweep.identity, "abc", pareto=False)
+    tags = runs.trial_tags(broken, sweep.identity)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
     assert (tags["specfrontier.feasible"], tags["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
 
@@ -207,7 +207,7 @@ def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: Sweep) -> None:
     names = {entry.key for entry in runs.metrics(stopped, 0, GOALS)}
     assert {"stopped/fid", "stopped/error/fid", "stopped/speedup", "images", "seconds"} <= names
     assert not names & {"fid", "error/fid", "speedup"}
-    tags = runs.trial_tags(stopped, sweep.identity, "parent", pareto=False)
+    tags = runs.trial_tags(stopped, sweep.identity)
     assert (tags["specfrontier.state"], tags["specfrontier.images"]) == ("stopped", "48")
     assert tags["specfrontier.cause"] == "trial 1 is better"
     both = [replace(RECORD, number=0, constraints={}), replace(stopped, constraints={})]

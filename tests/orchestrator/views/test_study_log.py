@@ -12,7 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.follower import Views
@@ -134,7 +134,7 @@ def test_what_was_not_written_is_added_at_the_next_start(server: PostgreSQL, mon
     assert_complete(url, "added")
 
 
-def test_a_trial_that_is_refused_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_is_refused_does_not_stop_the_others(tmp_path: Path) -> None:
     url, add_trial = str(tmp_path / "study.log"), Study.add_trial
 
     def refuse(study: Study, trial: FrozenTrial) -> None:
@@ -142,15 +142,40 @@ def test_a_trial_that_is_refused_does_not_stop_the_others(tmp_path: Path, monkey
             raise OSError("refused by a rule")
         add_trial(study, trial)
 
-    monkeypatch.setattr(Study, "add_trial", refuse)
+    patched = pytest.MonkeyPatch()
+    patched.setattr(Study, "add_trial", refuse)
     view, records = study_view(named_config("refused"), url), [plain_record(number) for number in range(3)]
     sweep = Sweep(Storage(tmp_path), study_identity(named_config("refused")), tuple(records))
     for _ in range(5):
         with pytest.raises(OSError, match="refused by a rule"):
             view.update(sweep)
-    with pytest.raises(StudyError, match="refuses trial 1"):
+    assert len(trials_of(url, "refused")) == 1
+    with pytest.raises(OSError, match="refused by a rule"):
         view.update(sweep)
     assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == ["trial 0", "trial 2"]
+    patched.undo()  # such as a disk that is no longer full
+    view.update(sweep)
+    assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == ["trial 0", "trial 2", "trial 1"]
+
+
+def test_a_study_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    url, config = f"sqlite:///{tmp_path}/study.db", named_config("gone")
+    view = write_study(config, url, [plain_record(0)])
+    optuna.delete_study(study_name="gone", storage=open_storage(url))
+    sweep = Sweep(Storage(tmp_path), study_identity(config), tuple(plain_record(number) for number in range(2)))
+    with pytest.raises(KeyError):
+        view.update(sweep)
+    view.update(sweep)
+    assert_complete(url, "gone", 2)
+
+
+def test_a_trial_that_an_earlier_version_left_running_is_failed_and_added(tmp_path: Path) -> None:
+    url, config = f"sqlite:///{tmp_path}/study.db", named_config("earlier")
+    before = optuna.create_study(study_name="earlier", storage=open_storage(url), directions=["maximize", "minimize"])
+    before.set_user_attr("sweep", study_identity(config).id)
+    before.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"setting": "vanilla", "label": "trial 0"}))
+    write_study(config, url, [plain_record(0)])
+    assert [trial.state for trial in trials_of(url, "earlier")] == [TrialState.FAIL, TrialState.COMPLETE]
 
 
 @pytest.mark.parametrize(

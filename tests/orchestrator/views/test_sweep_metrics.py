@@ -23,7 +23,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
-    found = sweep_metrics(sweep.records, sweep.identity, 0)
+    found = sweep_metrics(sweep, 0)
     assert list(found) == list(range(1, 13))
     front, last = front_of([sweep]), found[12]
     assert {name: last[name] for name in ("trials", "failed", "stopped", "front")} == {
@@ -38,15 +38,29 @@ def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
 
 
 def test_a_front_never_shrinks_with_more_trials(sweep: Sweep) -> None:
-    found = sweep_metrics(sweep.records, sweep.identity, 0)
+    found = sweep_metrics(sweep, 0)
     for name in ("hypervolume", "best/speedup"):
         values = [found[count][name] for count in sorted(found)]
         assert values == sorted(values)
-    assert sweep_metrics(sweep.records, sweep.identity, 10) == {count: found[count] for count in (11, 12)}
+    assert sweep_metrics(sweep, 10) == {count: found[count] for count in (11, 12)}
+
+
+def test_trials_count_by_their_place_where_a_lost_one_has_no_record(sweep: Sweep) -> None:
+    lost = replace(sweep, records=tuple(record for record in sweep.records if record.number != 5))
+    last = sweep_metrics(lost, 10)[11]
+    assert last["front"] == len(lost.front_records)
+    late = replace(sweep.front_records[-1], number=99)
+    alone = replace(sweep, records=(sweep.records[0], late))
+    assert sweep_metrics(alone, 1)[2]["front"] == len(alone.front_records)
+    assert late in alone.front_records
+
+
+def test_what_has_its_number_of_trials_is_whole(sweep: Sweep) -> None:
+    assert {list(metrics)[-1] for metrics in sweep_metrics(sweep, 0).values()} == {"trials"}
 
 
 def test_without_vanilla_there_is_no_scale(sweep: Sweep) -> None:
-    found = sweep_metrics(sweep.records[1:], sweep.identity, 9)
+    found = sweep_metrics(replace(sweep, records=sweep.records[1:]), 9)
     assert "front" in found[11]
     assert not {"hypervolume", "best/speedup"} & found[11].keys()
 
@@ -65,6 +79,6 @@ def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) ->
     front = front_of([sweep])
     limit = default_limit(front)
     best = front.best([limit]) if limit else None
-    found = sweep_metrics(sweep.records, sweep.identity, 11)[12].get(f"best/{names[0]}")
+    found = sweep_metrics(sweep, 11)[12].get(f"best/{names[0]}")
     assert found == (best and best.record.metrics[names[0]].value)
     assert (best is None) == (names[1] in ("speedup", "drift"))
