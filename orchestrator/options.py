@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -28,28 +28,53 @@ Result = TypeVar("Result")
 command_line: ContextVar[Sequence[str] | None] = ContextVar("command_line", default=None)
 
 
+def option(help: str, metavar: str | None = None, *names: str, default: Any = None, key: str = "", **rules: Any) -> Any:
+    """An option: a field of a group of options, or a parameter of a command that is `grouped`.
+
+    names: on the command line, by default its own. key: of the sweep, which the option sets. rules: other arguments of
+    `typer.Option`, such as `min`.
+    """
+    make = functools.partial(typer.Option, metavar=metavar, help=help, **rules)
+    return field(default=default, metadata={"option": make, "names": names, "key": key})
+
+
+def flag(help: str, *names: str, **rules: Any) -> Any:
+    """An option without a value: true if it is given."""
+    return option(help, None, *names, default=False, **rules)
+
+
+def _read_option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
+    """A parameter's annotation and default, as Typer takes them."""
+    if not isinstance(default, Field):
+        return hint, default
+    if not default.metadata:
+        return hint, inspect.Parameter.empty if default.default is MISSING else default.default
+    names = default.metadata["names"]
+    if hint is bool and not names:  # else Typer adds its opposite
+        names = (f"--{name.replace('_', '-')}",)
+    return Annotated[hint, default.metadata["option"](*names)], default.default
+
+
 def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
-    """A command whose parameters that are dataclasses become one option for each annotated field, in their place.
+    """A command with the options that its parameters declare; those of a dataclass stand in the place of the parameter.
 
     So an option is declared once, and functions pass groups of options on as one object.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        group = parameter.annotation
-        if not is_dataclass(group):
-            parameters.append(parameter)
-            continue
-        found = {name: hint for name, hint in get_type_hints(group, include_extras=True).items() if _is_option(hint)}
-        defaults = {
-            field.name: inspect.Parameter.empty if field.default is MISSING else field.default
-            for field in fields(group)
-        }
+        group, declared = parameter.annotation, {parameter.name: (parameter.annotation, parameter.default)}
+        if is_dataclass(group):
+            hints = get_type_hints(group, include_extras=True)
+            declared = {entry.name: (hints[entry.name], entry) for entry in fields(group)}
+        read = {name: _read_option(name, *parts) for name, parts in declared.items()}
+        if is_dataclass(group):
+            read = {name: (hint, default) for name, (hint, default) in read.items() if _is_option(hint)}
+            groups[parameter.name] = (parameter.annotation, list(read))
         parameters += [
-            inspect.Parameter(name, parameter.kind, default=defaults[name], annotation=hint)
-            for name, hint in found.items()
+            inspect.Parameter(name, parameter.kind, default=default, annotation=hint)
+            for name, (hint, default) in read.items()
         ]
-        groups[parameter.name] = (parameter.annotation, list(found))
     signature = inspect.Signature(parameters)
 
     @functools.wraps(command)

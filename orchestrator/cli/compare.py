@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import AsJson, grouped, output_file
+from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
 from orchestrator.results.text import clean, counted, measured
 
@@ -40,24 +40,16 @@ _PARTS = ("acceptance", "tree", "drafter")  # of a setting
 class Kind:
     """The options that say what is compared, if it is not the fronts of sweeps."""
 
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
-            "(neighbourhood, schedule and resampling), tree, drafter.",
-        ),
-    ] = None
-    published: Annotated[
-        bool,
-        typer.Option(
-            "--published",
-            help="Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
-            "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of "
-            "images. A figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of "
-            "Student's t.",
-        ),
-    ] = False
+    by: str | None = option(
+        "Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
+        "(neighbourhood, schedule and resampling), tree, drafter.",
+        "COLUMN",
+    )
+    published: bool = flag(
+        "Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
+        "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of images. A"
+        " figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of Student's t."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +57,10 @@ class Output:
     """The options that say what is shown and written."""
 
     reference_point: o.ReferencePoint = None
-    html: Annotated[
-        bool, typer.Option("--html", help="Write a report of the sweeps as one HTML page, and print its path.")
-    ] = False
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", callback=output_file(PAGES), help="File of --html. Default: compare.html in this folder."
-        ),
-    ] = None
+    html: bool = flag("Write a report of the sweeps as one HTML page, and print its path.")
+    out: str | None = option(
+        "File of --html. Default: compare.html in this folder.", "FILE", callback=output_file(PAGES)
+    )
     as_json: AsJson = False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -24,39 +24,22 @@ _TYPICAL = "Default: typical for a GPU with that memory."
 class Examined:
     """The options that say what is examined; without --models and --plan, this machine."""
 
-    models: Annotated[
-        str | None,
-        typer.Option(metavar="MODELS", help="Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights."),
-    ] = None
-    plan: Annotated[
-        str | None,
-        typer.Option(metavar="SPACE", help="Estimate the memory, images and hours of a sweep, without running it."),
-    ] = None
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="For --models: images drawn at once.")] = 1
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="For --plan. Default: this machine's, else 1.")
-    ] = None
-    gpu_memory: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GIB", min=1.0, max=1e6, callback=o.finite, help="Of each GPU. Default: this machine's, else 80."
-        ),
-    ] = None
-    gpu_bandwidth: Annotated[float | None, typer.Option(metavar="GB/S", min=1e-3, callback=o.finite, help=_TYPICAL)] = (
-        None
+    models: str | None = o.option("Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights.", "MODELS")
+    plan: str | None = o.option("Estimate the memory, images and hours of a sweep, without running it.", "SPACE")
+    batch: int = o.option("For --models: images drawn at once.", "N", default=1, min=1)
+    gpus: int | None = o.option("For --plan. Default: this machine's, else 1.", "N", min=1)
+    gpu_memory: float | None = o.option(
+        "Of each GPU. Default: this machine's, else 80.", "GIB", min=1.0, max=1000000.0, callback=o.finite
     )
-    gpu_compute: Annotated[
-        float | None, typer.Option(metavar="TFLOP/S", min=1e-3, callback=o.finite, help=f"In 16 bits. {_TYPICAL}")
-    ] = None
-    accepted_length: Annotated[
-        float, typer.Option(metavar="X", min=1.0, callback=o.finite, help="Mean accepted length that --plan assumes.")
-    ] = 2.0
+    gpu_bandwidth: float | None = o.option(_TYPICAL, "GB/S", min=0.001, callback=o.finite)
+    gpu_compute: float | None = o.option(f"In 16 bits. {_TYPICAL}", "TFLOP/S", min=0.001, callback=o.finite)
+    accepted_length: float = o.option(
+        "Mean accepted length that --plan assumes.", "X", default=2.0, min=1.0, callback=o.finite
+    )
 
 
 @o.grouped
-def doctor(
-    examined: Examined, as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False
-) -> None:
+def doctor(examined: Examined, as_json: bool = o.flag("Print the findings as JSON.", "--json")) -> None:
     """Check this machine and the built-in weights; with --models, checkpoints; with --plan, the needs of a sweep.
 
     Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not fit.

@@ -38,36 +38,23 @@ class Source:
     captions: Annotated[
         list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
     ] = None
-    captions_file: Annotated[
-        str | None,
-        typer.Option(
-            "--captions",
-            metavar="FILE",
-            help="File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
-        ),
-    ] = None
-    preset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=complete_preset,
-            help="A published method with its paper's parameters; see --list-presets.",
-        ),
-    ] = None
-    list_presets: Annotated[bool, typer.Option("--list-presets", help="List the presets and exit.")] = False
-    config: Annotated[
-        str | None, typer.Option(metavar="YAML", help="A config file, such as the config.yaml of an earlier run.")
-    ] = None
-    sweep: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="SWEEP",
-            autocompletion=complete_sweep,
-            help="Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: "
-            "--trial, --best, --lossless or --knee say which; by default the best one within the default quality bar.",
-        ),
-    ] = None
+    captions_file: str | None = o.option(
+        "File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
+        "FILE",
+        "--captions",
+    )
+    preset: str | None = o.option(
+        "A published method with its paper's parameters; see --list-presets.", "NAME", autocompletion=complete_preset
+    )
+    list_presets: bool = o.flag("List the presets and exit.")
+    config: str | None = o.option("A config file, such as the config.yaml of an earlier run.", "YAML")
+    sweep: str | None = o.option(
+        "Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: --trial, "
+        "--best, --lossless or --knee say which; by default the best one within the default quality bar.",
+        "SWEEP",
+        "--from",
+        autocompletion=complete_sweep,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,41 +62,28 @@ class Run:
     """The options that say how images are generated, and where they go."""
 
     assignments: o.Assignments = None
-    against: Annotated[
-        Literal["vanilla"] | None,
-        typer.Option(
-            metavar="vanilla",
-            help="Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by "
-            "batch in turn, and measure the speed-up.",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=65_536,
-            help="Images generated together. Default: of --from, its timing batch; else 16.",
-        ),
-    ] = None
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=o.MAX_SEED,
-            help="Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the "
-            "machine: where scores nearly tie, it can change an image.",
-        ),
-    ] = 0
-    samples: Annotated[int, typer.Option(metavar="N", min=1, max=65_536, help="Images per caption.")] = 1
-    out: Annotated[
-        str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")
-    ] = "generated"
+    against: Literal["vanilla"] | None = o.option(
+        "Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
+        "turn, and measure the speed-up.",
+        "vanilla",
+    )
+    batch: int | None = o.option(
+        "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
+    )
+    seed: int = o.option(
+        "Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: where "
+        "scores nearly tie, it can change an image.",
+        "N",
+        default=0,
+        min=0,
+        max=o.MAX_SEED,
+    )
+    samples: int = o.option("Images per caption.", "N", default=1, min=1, max=65536)
+    out: str = o.option("Output folder; created if missing.", "DIR", default="generated", callback=o.given_path)
     models: o.Models = None
     device: o.Device = None
     threads: o.Threads = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print statistics.json instead of a summary.")] = False
+    as_json: bool = o.flag("Print statistics.json instead of a summary.", "--json")
 
 
 @o.grouped

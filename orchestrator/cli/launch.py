@@ -12,7 +12,7 @@ from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.cli.launch_run import run_sweep
 from orchestrator.cli.tables import shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import complete_space, grouped
+from orchestrator.options import complete_space, flag, grouped
 from orchestrator.results.text import clean
 from orchestrator.run.options import LaunchOptions
 
@@ -47,14 +47,13 @@ def _list_spaces(requested: bool) -> None:
         raise typer.Exit
 
 
-List = Annotated[
-    bool, typer.Option("--list", callback=_list_spaces, is_eager=True, help="List the ready spaces and exit.")
-]
-JsonEvents = Annotated[bool, typer.Option("--json", help="Print one JSON event per line on standard output.")]
-
-
 @grouped
-def launch(space: Space, options: LaunchOptions, list_spaces: List = False, as_json: JsonEvents = False) -> str:
+def launch(
+    space: Space,
+    options: LaunchOptions,
+    list_spaces: bool = flag("List the ready spaces and exit.", "--list", callback=_list_spaces, is_eager=True),
+    as_json: bool = flag("Print one JSON event per line on standard output.", "--json"),
+) -> str:
     """Map the front of a search space: workers generate images with every proposed config, time it and measure it.
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.

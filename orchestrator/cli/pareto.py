@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from orchestrator.cli import query_options as o
 from orchestrator.cli.front_text import describe_front
 from orchestrator.cli.tables import safe_text
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import AsJson, grouped, output_file
+from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:
@@ -42,35 +42,24 @@ _MAX_LISTED = 10  # trials in a note
 class Output:
     """The options that say what is shown and written."""
 
-    config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="YAML",
-            callback=output_file(CONFIGS),
-            help="Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say "
-            "what the sweep measured.",
-        ),
-    ] = None
-    hypervolume: Annotated[bool, typer.Option("--hypervolume", help="Show the front's hypervolume.")] = False
+    config: str | None = option(
+        "Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say what the"
+        " sweep measured.",
+        "YAML",
+        callback=output_file(CONFIGS),
+    )
+    hypervolume: bool = flag("Show the front's hypervolume.")
     reference_point: o.ReferencePoint = None
-    everything: Annotated[bool, typer.Option("--all", help="Also list trials that are not on the front.")] = False
-    stopped: Annotated[
-        bool, typer.Option("--stopped", help="Also list trials that racing stopped: after how many images, and why.")
-    ] = False
-    table: Annotated[
-        str | None,
-        typer.Option(
-            "--table",
-            "--csv",
-            metavar="FILE",
-            callback=output_file(TABLES),
-            help="Write the rows with all columns: .csv, .parquet or .json.",
-        ),
-    ] = None
-    plot: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", callback=output_file(PLOTS), help="Plot the front: .png, .pdf or .svg."),
-    ] = None
+    everything: bool = flag("Also list trials that are not on the front.", "--all")
+    stopped: bool = flag("Also list trials that racing stopped: after how many images, and why.")
+    table: str | None = option(
+        "Write the rows with all columns: .csv, .parquet or .json.",
+        "FILE",
+        "--table",
+        "--csv",
+        callback=output_file(TABLES),
+    )
+    plot: str | None = option("Plot the front: .png, .pdf or .svg.", "FILE", callback=output_file(PLOTS))
     long: o.Long = False
     as_json: AsJson = False
 

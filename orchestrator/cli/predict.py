@@ -36,21 +36,15 @@ Space = Annotated[
     str,
     typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.", autocompletion=complete_space),
 ]
-Settings = Annotated[int, typer.Option(metavar="N", min=1, help="Settings sampled from the space.")]
-Captions = Annotated[int, typer.Option(metavar="N", min=2, help="Images recorded for each drafter and kind of tree.")]
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="SWEEP", help="A sweep of the same models; its trials correct the predictions."),
-]
-Out = Annotated[str, typer.Option(metavar="DIR", callback=o.given_path, help="Output folder; created if missing.")]
 
 
+@o.grouped
 def predict(
     space: Space,
-    settings: Settings = 2000,
-    captions: Captions = 24,
-    out: Out = "predicted",
-    trials: From = None,
+    settings: int = o.option("Settings sampled from the space.", "N", default=2000, min=1),
+    captions: int = o.option("Images recorded for each drafter and kind of tree.", "N", default=24, min=2),
+    out: str = o.option("Output folder; created if missing.", "DIR", default="predicted", callback=o.given_path),
+    trials: str | None = o.option("A sweep of the same models; its trials correct the predictions.", "SWEEP", "--from"),
     assignments: o.Assignments = None,
     models: o.Models = None,
     device: o.Device = None,

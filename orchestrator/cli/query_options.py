@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
-from orchestrator.options import complete_sweep
+from orchestrator.options import complete_sweep, flag, option
 
 if TYPE_CHECKING:
     from orchestrator.results.selection import Selection
@@ -39,29 +39,18 @@ ReferencePoint = Annotated[
 class Query:
     """The options that say what a front is of: its objectives, and which trials it has."""
 
-    x: Annotated[
-        str | None, typer.Option("--x", metavar="METRIC", help="First objective. Default: the sweep's first two.")
-    ] = None
-    y: Annotated[str | None, typer.Option("--y", metavar="METRIC", help="Second objective.")] = None
-    z: Annotated[str | None, typer.Option("--z", metavar="METRIC", help="Third objective.")] = None
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILTER",
-            help="Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', "
-            "'acceptance.k in 10,100'. Repeatable.",
-        ),
-    ] = None
-    subject_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LIMIT",
-            help="Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.",
-        ),
-    ] = None
-    infeasible: Annotated[
-        bool, typer.Option("--infeasible", help="Include trials that violate the sweep's constraints.")
-    ] = False
+    x: str | None = option("First objective. Default: the sweep's first two.", "METRIC")
+    y: str | None = option("Second objective.", "METRIC")
+    z: str | None = option("Third objective.", "METRIC")
+    where: list[str] | None = option(
+        "Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', 'acceptance.k in "
+        "10,100'. Repeatable.",
+        "FILTER",
+    )
+    subject_to: list[str] | None = option(
+        "Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.", "LIMIT"
+    )
+    infeasible: bool = flag("Include trials that violate the sweep's constraints.")
 
     def front(self, sweeps: Sequence[Sweep]) -> Front:
         """The front of the sweeps that the options describe.
@@ -79,19 +68,10 @@ class Query:
 class TrialOptions:
     """The options that choose a trial of a front."""
 
-    trial: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="The trial with this number, whatever its values.")
-    ] = None
-    best: Annotated[
-        list[str] | None,
-        typer.Option(metavar="LIMIT", help="The trial with the best first objective within this limit. Repeatable."),
-    ] = None
-    lossless: Annotated[
-        bool, typer.Option("--lossless", help="Choose among trials that leave the distribution of images as it is.")
-    ] = False
-    knee: Annotated[bool, typer.Option("--knee", help="The trial furthest from the line between the front's ends.")] = (
-        False
-    )
+    trial: int | None = option("The trial with this number, whatever its values.", "N", min=0)
+    best: list[str] | None = option("The trial with the best first objective within this limit. Repeatable.", "LIMIT")
+    lossless: bool = flag("Choose among trials that leave the distribution of images as it is.")
+    knee: bool = flag("The trial furthest from the line between the front's ends.")
 
     def selection(self) -> Selection:
         """The trial that they mean; only --best and --lossless can be combined.

@@ -28,21 +28,15 @@ Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, 
 class Extraction:
     """The options that say which features are computed, of which images."""
 
-    out: Annotated[
-        str, typer.Option(metavar="FILE", callback=o.output_file((".parquet",)), help="Output path or URI.")
-    ] = "reference.parquet"
-    count: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of images (all).")] = None
-    seed: Annotated[int, typer.Option(metavar="N", min=0, max=o.MAX_SEED, help="Selects the images or scenes.")] = 0
-    models: Annotated[
-        str, typer.Option(metavar="MODELS", help="builtin, or a folder with its own features.safetensors.")
-    ] = "builtin"
-    inception: Annotated[
-        str | None, typer.Option(metavar="FILE", help="FID's Inception, resized as clean-fid does it, instead.")
-    ] = None
-    inception_tf: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The same network, resized as TensorFlow 1 did it.")
-    ] = None
-    vgg: Annotated[str | None, typer.Option(metavar="FILE", help="Add VGG-16, for precision and recall.")] = None
+    out: str = o.option(
+        "Output path or URI.", "FILE", default="reference.parquet", callback=o.output_file((".parquet",))
+    )
+    count: int | None = o.option("Maximum number of images (all).", "N", min=1)
+    seed: int = o.option("Selects the images or scenes.", "N", default=0, min=0, max=o.MAX_SEED)
+    models: str = o.option("builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin")
+    inception: str | None = o.option("FID's Inception, resized as clean-fid does it, instead.", "FILE")
+    inception_tf: str | None = o.option("The same network, resized as TensorFlow 1 did it.", "FILE")
+    vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE")
     device: o.Device = None
     threads: o.Threads = None
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
 
 import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.errors import FAILED, CommandError, ends_with
-from orchestrator.options import output_file
+from orchestrator.options import flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
 
 EPILOG = """\b
@@ -19,15 +18,13 @@ Examples:
 """
 
 
+@grouped
 def report(
     sweep: o.OneSweep,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", callback=output_file(PAGES), help="Output file, .html. Default: in the sweep's folder."
-        ),
-    ] = None,
-    open_it: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+    out: str | None = option(
+        "Output file, .html. Default: in the sweep's folder.", "FILE", callback=output_file(PAGES)
+    ),
+    open_it: bool = flag("Open the page in the browser.", "--open"),
 ) -> None:
     """Write a sweep's report and print its path.
 

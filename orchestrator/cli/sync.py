@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from typing import Annotated
 
 import typer
 
 from orchestrator.cli.query_options import OneSweep
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
-from orchestrator.options import AsJson
+from orchestrator.options import AsJson, grouped, option
 from orchestrator.results.text import counted
 
 EPILOG = """\b
@@ -20,21 +19,15 @@ Examples:
 """
 
 
+@grouped
 def sync(
     sweep: OneSweep,
-    uri: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
-        ),
-    ] = None,
-    experiment: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>."
-        ),
-    ] = None,
+    uri: str | None = option(
+        "MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.", "URI"
+    ),
+    experiment: str | None = option(
+        "MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>.", "NAME"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Log the trials that MLflow does not have. Repeating the command changes nothing.

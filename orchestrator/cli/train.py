@@ -32,35 +32,23 @@ _RATES = {"eagle": 1e-4, "medusa": 1e-3, "independent": 1e-3}
 class Recipe:
     """The options that say what is trained, and how."""
 
-    captions: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Captions of the images that the target generates for training; or: scenes."),
-    ]
-    models: o.Models = None
-    out: Annotated[
-        str, typer.Option(metavar="DIR", callback=o.given_path, help="Folder for weights, checkpoints and images.")
-    ] = "runs/train"
-    count: Annotated[int | None, typer.Option(metavar="N", min=2, help="Number of captions. Default: all of them.")] = (
-        None
+    captions: str = o.option(
+        "Captions of the images that the target generates for training; or: scenes.", "FILE", default=...
     )
-    steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: 20 passes over the images.")] = None
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Examples per step, over all workers.")] = 16
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            metavar="X", min=0.0, callback=o.finite, help="Peak learning rate. Default: 0.0001 for eagle, else 0.001."
-        ),
-    ] = None
-    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Steps between checkpoints.")] = 1000
-    seed: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            max=o.MAX_SEED,
-            help="The same seed and threads give the same weights on the same machine.",
-        ),
-    ] = 0
+    models: o.Models = None
+    out: str = o.option(
+        "Folder for weights, checkpoints and images.", "DIR", default="runs/train", callback=o.given_path
+    )
+    count: int | None = o.option("Number of captions. Default: all of them.", "N", min=2)
+    steps: int | None = o.option("Default: 20 passes over the images.", "N", min=1)
+    batch: int = o.option("Examples per step, over all workers.", "N", default=16, min=1)
+    rate: float | None = o.option(
+        "Peak learning rate. Default: 0.0001 for eagle, else 0.001.", "X", min=0.0, callback=o.finite
+    )
+    save_every: int = o.option("Steps between checkpoints.", "N", default=1000, min=1)
+    seed: int = o.option(
+        "The same seed and threads give the same weights on the same machine.", "N", default=0, min=0, max=o.MAX_SEED
+    )
 
     def job(self, kind: str) -> DrafterJob:
         """The training of a drafter of this kind, checked."""
@@ -78,12 +66,10 @@ class Recipe:
 class Run:
     """The options that say where it is trained, and what MLflow gets."""
 
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from the checkpoints in DIR.")] = False
+    resume: bool = o.flag("Resume from the checkpoints in DIR.")
     device: o.Device = None
     threads: o.Threads = None
-    workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Processes that train together on Ray, each with a GPU or a core.")
-    ] = 1
+    workers: int = o.option("Processes that train together on Ray, each with a GPU or a core.", "N", default=1, min=1)
     address: o.Address = None
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True

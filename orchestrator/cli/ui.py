@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 from functools import partial
-from typing import Annotated
 
 import typer
 
 from orchestrator.cli.query_options import OneSweep
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.options import grouped, option
 from orchestrator.results.text import counted
 
 EPILOG = """\b
@@ -20,10 +20,11 @@ Examples:
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+@grouped
 def ui(
     sweep: OneSweep,
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any free port.")] = 5000,
-    host: Annotated[str, typer.Option(metavar="HOST", help="Address to listen on.")] = "127.0.0.1",
+    port: int = option("0: any free port.", "N", default=5000, min=0, max=65535),
+    host: str = option("Address to listen on.", "HOST", default="127.0.0.1"),
 ) -> None:
     """Open a sweep in MLflow's UI: its run, its trials, and the runs of the front side by side.
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import typer
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import options as o
 
 if TYPE_CHECKING:
     from orchestrator.run.placement import Slots
-
-
-@dataclass(frozen=True, slots=True)
-class SetsKey:
-    """An option that sets this key of the sweep."""
-
-    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,68 +19,35 @@ class LaunchOptions:
     revived: the trials of `revive`, as numbers. peak_bytes: memory that a worker needs, if it is known and checked.
     """
 
-    out: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR|URI", callback=o.given_path, help="Parent folder; each sweep gets a folder with its name."
-        ),
-    ] = "sweeps"
-    name: Annotated[
-        str | None, SetsKey("name"), typer.Option(metavar="NAME", help="Name of the sweep. Default: the space's.")
-    ] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the sweep, or start it.")] = False
-    trials: Annotated[
-        int | None,
-        SetsKey("budget.trials"),
-        typer.Option(metavar="N", min=1, help="Budget: total number of trials."),
-    ] = None
-    images: Annotated[
-        int | None,
-        SetsKey("budget.images"),
-        typer.Option(metavar="N", min=1, help="Budget: images; no trial starts after that."),
-    ] = None
-    hours: Annotated[
-        float | None,
-        SetsKey("budget.hours"),
-        typer.Option(metavar="H", help="Budget: wall clock of the sweep, without the time between launches."),
-    ] = None
-    sampler: Annotated[
-        str | None,
-        SetsKey("search.sampler"),
-        typer.Option(metavar="NAME", help="tpe, replay, nsga2, nsga3, gp, random, qmc, grid."),
-    ] = None
-    parallel: Annotated[
-        int | None,
-        SetsKey("search.parallel"),
-        typer.Option(metavar="N", min=1, help="Trials in flight. The search's proposals depend on it."),
-    ] = None
-    seed: Annotated[int | None, SetsKey("seed"), typer.Option(metavar="N", help="Seed of all images.")] = None
+    out: str = o.option(
+        "Parent folder; each sweep gets a folder with its name.", "DIR|URI", default="sweeps", callback=o.given_path
+    )
+    name: str | None = o.option("Name of the sweep. Default: the space's.", "NAME", key="name")
+    resume: bool = o.flag("Resume the sweep, or start it.")
+    trials: int | None = o.option("Budget: total number of trials.", "N", key="budget.trials", min=1)
+    images: int | None = o.option("Budget: images; no trial starts after that.", "N", key="budget.images", min=1)
+    hours: float | None = o.option(
+        "Budget: wall clock of the sweep, without the time between launches.", "H", key="budget.hours"
+    )
+    sampler: str | None = o.option("tpe, replay, nsga2, nsga3, gp, random, qmc, grid.", "NAME", key="search.sampler")
+    parallel: int | None = o.option(
+        "Trials in flight. The search's proposals depend on it.", "N", key="search.parallel", min=1
+    )
+    seed: int | None = o.option("Seed of all images.", "N", key="seed")
     assignments: o.Assignments = None
     models: o.Models = None
     address: o.Address = None
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Default: one for each GPU, or for each core.")
-    ] = None
-    cpus_per_worker: Annotated[float, typer.Option(metavar="N", min=0.0)] = 1.0
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(metavar="N", min=0.0, help="Default: 1 if there are GPUs at the start, else 0.")
-    ] = None
+    workers: int | None = o.option("Default: one for each GPU, or for each core.", "N", min=1)
+    cpus_per_worker: float = o.option("", "N", default=1.0, min=0.0)
+    gpus_per_worker: float | None = o.option("Default: 1 if there are GPUs at the start, else 0.", "N", min=0.0)
     threads: o.Threads = None
-    study: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL|FILE",
-            callback=o.given_path,
-            help="Optuna storage. Default: a journal in the sweep's folder.",
-        ),
-    ] = None
+    study: str | None = o.option(
+        "Optuna storage. Default: a journal in the sweep's folder.", "URL|FILE", callback=o.given_path
+    )
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True
-    revive: Annotated[
-        str | None,
-        typer.Option(metavar="N,M", help="With --resume: run these trials, which racing stopped, to the end."),
-    ] = None
-    check: Annotated[bool, typer.Option("--check", help="Validate everything, print what would run, and exit.")] = False
+    revive: str | None = o.option("With --resume: run these trials, which racing stopped, to the end.", "N,M")
+    check: bool = o.flag("Validate everything, print what would run, and exit.")
     revived: tuple[int, ...] = ()
     peak_bytes: int = 0
 
@@ -108,12 +66,6 @@ class LaunchOptions:
         """
         from search_spaces.overrides import parse_assignments
 
-        hints = get_type_hints(type(self), include_extras=True)
-        keys = {
-            part.key: getattr(self, name)
-            for name, hint in hints.items()
-            for part in getattr(hint, "__metadata__", ())
-            if isinstance(part, SetsKey)
-        }
+        keys = {key: getattr(self, entry.name) for entry in fields(self) if (key := entry.metadata.get("key"))}
         given = {key: value for key, value in keys.items() if value is not None}
         return given | o.model_keys(self.models) | parse_assignments(self.assignments or [])

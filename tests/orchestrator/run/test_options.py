@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from orchestrator.options import grouped
-from orchestrator.run.options import LaunchOptions, SetsKey
+from orchestrator.options import grouped, option
+from orchestrator.run.options import LaunchOptions
 from specfrontier import Sweep
 
 
@@ -18,9 +17,7 @@ from specfrontier import Sweep
 class MoreOptions(LaunchOptions):
     """A launch with one more option, whose declaration is all that it needs."""
 
-    shard: Annotated[int | None, SetsKey("quality.shard"), typer.Option(metavar="N", help="Captions of a shard.")] = (
-        None
-    )
+    shard: int | None = option("Captions of a shard.", "N", key="quality.shard")
 
 
 def test_an_option_is_one_place() -> None:
@@ -41,7 +38,7 @@ def test_an_option_is_one_place() -> None:
     assert options.changes() == {"quality.shard": 7, "budget.trials": 3, "captions.count": 48}
     assert options.slots.count == 2
     assert "Captions of a shard." in CliRunner().invoke(app, ["--help"]).output
-    assert "--peak-bytes" not in CliRunner().invoke(app, ["--help"]).output, "only annotated fields are options"
+    assert "--peak-bytes" not in CliRunner().invoke(app, ["--help"]).output, "only declared fields are options"
 
 
 def test_python_takes_the_same_options() -> None:
