@@ -19,7 +19,7 @@ from orchestrator.doctor.machine import memory
 from orchestrator.doctor.plan import forecast, this_core
 from orchestrator.results.checked_text import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
-from orchestrator.run.progress import Forecast, Range
+from orchestrator.run.progress import Progress, TimeLeft
 from search_spaces.sweep import SweepConfig
 from workers.runtime.threads import cores
 
@@ -31,7 +31,7 @@ class Moment(NamedTuple):
 
     elapsed: float
     left: float
-    forecast: Range | None
+    forecast: TimeLeft | None
 
     @property
     def error(self) -> float:
@@ -49,11 +49,11 @@ def replay(events: Sequence[Any], sweep: SweepConfig) -> list[Moment]:
     run = events[start:]
     times = [datetime.fromisoformat(event["at"]).timestamp() for event in run]
     end = max(at for at, event in zip(times, run, strict=True) if event["event"] == "trial_finished")
-    state = Forecast(sweep.budget.trials, sweep.budget.images)
+    state = Progress(sweep.budget.trials, sweep.budget.images)
     moments = []
     for at, event in zip(times, run, strict=True):
         state.update(event, at)
-        moments.append(Moment(at - times[0], end - at, state.remaining(at)))
+        moments.append(Moment(at - times[0], end - at, state.time_left(at)))
     return [moment for moment in moments if moment.left > 0]
 
 

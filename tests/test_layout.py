@@ -24,12 +24,12 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 566,
-    "orchestrator.cli": 3038,
+    "orchestrator.cli": 3037,
     "orchestrator.doctor": 759,
     "orchestrator.replay": 810,
     "orchestrator.report": 1293,
     "orchestrator.results": 4220,
-    "orchestrator.run": 4359,
+    "orchestrator.run": 4299,
     "orchestrator.views": 2035,
     "search_spaces": 3867,
     "specfrontier": 505,

@@ -62,13 +62,12 @@ def _run(
     from orchestrator.results.store import EVENTS, IDENTITY
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep
-    from orchestrator.run.progress import Forecast
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
     from workers.runtime.threads import cores
 
     budget, events = config.budget, storage.path(EVENTS)
-    state = progress.Progress(budget.trials, forecast=Forecast(budget.trials, budget.images))
+    state = progress.Progress(budget.trials, budget.images)
     mlflow = MlflowView(storage, uri) if uri else None
     kept = [*_sweep_views(config, storage, options.study), *([mlflow] if mlflow else [])]
     views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))

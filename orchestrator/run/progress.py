@@ -1,9 +1,6 @@
 """Progress of a sweep: a live view on a terminal, else lines or JSON events; all events also go to a file.
 
-The time left is forecast from the shards that have finished. A trial costs worker seconds: those to come cost the mean
-of finished trials, those in flight the share of it that their missing shards are. Worker seconds become wall clock by
-the time that workers were up in this launch for each second that they spent on shards. Measurements, and stopped trials
-that will go on at the end, are not forecast: then the estimate is 0.
+The time left is a plain extrapolation: what is left of the budget, at the pace of this launch.
 """
 
 from __future__ import annotations
@@ -12,12 +9,12 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from orchestrator.errors import explain
@@ -32,8 +29,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _LINE_INTERVAL_S = 5.0  # between lines about finished shards
-_MIN_REMAINING_S = 1.0  # that is shown
+_MIN_TIME_LEFT_S = 1.0  # that is shown
 _BAR_WIDTH = 20  # columns
+_MAX_SHARE = 0.99  # that is shown: a sweep is done when its launch returns
+_MIN_TRIALS = 3  # finished, before their spread is known
+_EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
+_OVERRUN = 0.1  # of what was left after the last shard, if the next one takes longer than all of it
+_NINETY_PERCENT = 1.645  # standard errors
 
 
 def utc_now() -> str:
@@ -63,15 +65,8 @@ def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict
     }
 
 
-RANGE = 0.9  # probability of the stated range
-_MIN_TRIALS = 3  # finished, before their spread is known
-_EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
-_OVERRUN = 0.1  # of what was left after the last shard, if the next one takes longer than all of it
-_MAX_SHARE = 0.99  # measurements, and stopped trials that go on, follow the last shard of the budget
-
-
-class Range(NamedTuple):
-    """An estimate, and the ends of its range."""
+class TimeLeft(NamedTuple):
+    """An estimate in seconds, and the ends of its range."""
 
     value: float
     low: float
@@ -80,193 +75,139 @@ class Range(NamedTuple):
 
 @dataclass
 class _Trial:
-    """is_proposed: by the search, not enqueued. images: of all captions. missing: shards that do not exist yet; racing
-    may stop the trial before the last. shards: with those that existed when it started.
+    """A trial in flight. images: of all captions. missing: shards that do not exist yet; racing may stop the trial
+    before the last. seconds: spent on its shards in this launch.
     """
 
-    is_proposed: bool
+    name: str
     images: int
     missing: int
     shards: int
     seconds: float = 0.0
-    made: int = 0  # shards, in this launch
 
     @property
     def share(self) -> float:
         """The share that is done. The measurement after the last shard counts as a shard."""
         return (self.shards - self.missing) / (self.shards + 1)
 
-    @property
-    def whole_seconds(self) -> float:
-        """The seconds of all its shards, if an earlier launch had made none."""
-        return self.seconds * self.shards / self.made
-
-
-@dataclass
-class Forecast:
-    """Counts what a run's events say. trials, images: the sweep's budget (None: no limit). Times are in seconds, by any
-    clock.
-    """
-
-    trials: int | None = None
-    images: int | None = None
-    workers: int = 0
-    _done: int = 0  # trials, those of earlier launches included
-    _images: list[int] = field(default_factory=list)  # of each of them that has any
-    _running: dict[int, _Trial] = field(default_factory=dict)
-    _finished: list[_Trial] = field(default_factory=list)
-    _worker_s: float = 0.0  # that workers were up, until the last shard
-    _shard_s: float = 0.0  # that they spent on shards
-    _shard_at: float = 0.0  # when the last shard came, or the first worker
-
-    def update(self, event: Event, now: float) -> None:
-        kind = event["event"]
-        if kind == "launch":  # workers start once more, and the driver emits every trial again
-            self._done = self.workers = 0
-            self._images.clear()
-            self._running.clear()
-        elif kind in ("trial_started", "trial_resumed"):
-            work = event["images"], event["shards"], event["total_shards"]
-            self._running[event["trial"]] = _Trial(not event.get("label"), *work)
-        elif kind == "shard":
-            self._shard_s += event["seconds"]
-            self._worker_s += self.workers * (now - self._shard_at)
-            self._shard_at = now
-            if trial := self._running.get(event["trial"]):
-                trial.seconds += event["seconds"]
-                trial.made += 1
-                trial.missing = max(trial.missing - 1, 0)
-        elif kind in ("trial_finished", "trial_revived", "revival_failed"):
-            trial = self._running.pop(event["trial"], None)
-            if kind == "trial_finished":
-                self._done += 1
-                self._images += [event["images"]] if event["images"] else []
-                if trial is not None and event["new"] and trial.made:
-                    trial.shards -= trial.missing  # of a stopped trial
-                    self._finished.append(trial)
-        elif kind == "workers":
-            if not self.workers:
-                self._shard_at = now
-            self.workers = event["alive"]
-
-    def remaining(self, now: float) -> Range | None:
-        """Seconds until the sweep ends; 0 if what is left cannot be forecast; None without a budget of trials or
-        images, without workers, or before the first shard.
-        """
-        to_come = self._trials_to_come()
-        if to_come is None or not self.workers:
-            return None
-        if not to_come and not any(trial.missing for trial in self._running.values()):
-            return Range(0.0, 0.0, 0.0)
-        known = self._finished or [trial for trial in self._running.values() if trial.made]
-        if not known:
-            return None
-        proposed = [trial.whole_seconds for trial in known if trial.is_proposed]
-        costs = proposed if len(proposed) >= _MIN_TRIALS else [trial.whole_seconds for trial in known]
-        left = to_come + sum(trial.missing / trial.shards for trial in self._running.values() if trial.shards)
-        shards = sum(trial.missing for trial in self._running.values())
-        lanes = self.workers if to_come else min(self.workers, shards)  # the last shards leave workers idle
-        pace = max(self._worker_s / self._shard_s, 1.0) / lanes if self._shard_s else 1.0 / lanes
-        value = pace * left * fmean(costs)
-        value = max(value - (now - self._shard_at), _OVERRUN * value)
-        if len(costs) < _MIN_TRIALS:
-            return Range(value, *(bound * value for bound in _EARLY_RANGE))
-        spread = stdev(costs) * math.sqrt(left + left**2 / len(costs))  # of the sum to come, and of the mean
-        error = pace * NormalDist().inv_cdf((1 + RANGE) / 2) * spread
-        return Range(value, max(value - error, 0.0), value + error)
-
-    def share_done(self) -> float | None:
-        """The share of the budget's trials, or images, that is done; None without such a budget. It stays below 1: a
-        sweep is done when its launch returns.
-        """
-        running, shares = self._running.values(), []
-        if self.trials:
-            shares.append((self._done + sum(trial.share for trial in running)) / self.trials)
-        if self.images:
-            shares.append((sum(self._images) + sum(trial.share * trial.images for trial in running)) / self.images)
-        return min(max(shares), _MAX_SHARE) if shares else None
-
-    def _trials_to_come(self) -> float | None:
-        """Trials that have not started."""
-        left = []
-        if self.trials is not None:
-            left.append(float(self.trials - self._done - len(self._running)))
-        if self.images is not None and self._images:
-            left.append((self.images - sum(self._images)) / fmean(self._images) - len(self._running))
-        return max(min(left), 0.0) if left else None
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A trial that meets the constraints: its title, metrics and their standard errors."""
-
-    title: str
-    metrics: Mapping[str, float]
-    errors: Mapping[str, float]
-
 
 @dataclass
 class Progress:
     """The state of a sweep, updated by its events.
 
-    objectives: metric and direction. running: labels, or else settings, of trials by number. candidates: trials that
-    meet the constraints, by number. phase: what is prepared. is_over: whether the launch has returned.
+    planned, planned_images: the budget (None: no limit). done, failed, stopped: numbers of trials, those of earlier
+    launches included. images: generated in this launch. objectives: metric and direction. running: trials by number.
+    candidates: the last events of trials that meet the constraints, by number. phase: what is prepared. is_over:
+    whether the launch has returned. Times are in seconds, by the monotonic clock.
     """
 
     planned: int | None
+    planned_images: int | None = None
     objectives: tuple[tuple[str, str], ...] = ()
     done: int = 0
     failed: int = 0
     stopped: int = 0
     images: int = 0
-    running: dict[int, str] = field(default_factory=dict)
-    candidates: dict[int, Finished] = field(default_factory=dict)
+    running: dict[int, _Trial] = field(default_factory=dict)
+    candidates: dict[int, Event] = field(default_factory=dict)
     phase: str = ""
     note: str = ""
     workers: int = 0
     is_over: bool = False
     start_time: float = field(default_factory=time.monotonic)
-    forecast: Forecast = field(default_factory=Forecast)
+    _done_images: int = 0
+    _given: float = 0.0  # share of the budget that this launch found done
+    _costs: list[float] = field(default_factory=list)  # seconds of the shards of each trial that this launch finished
+    _began: float | None = None  # when the first worker was up
+    _shard_at: float = 0.0  # when the last shard came
 
-    def update(self, event: Event) -> None:
+    def update(self, event: Event, now: float | None = None) -> None:
+        now, before = time.monotonic() if now is None else now, self.share or 0.0
         kind = event["event"]
-        self.forecast.update(event, time.monotonic())
         if kind == "launch":  # workers start once more: the driver emits every trial again
-            self.done = self.failed = self.stopped = self.workers = 0
+            self.done = self.failed = self.stopped = self.workers = self._done_images = 0
+            self._given, self._began = 0.0, None
             self.running.clear()
+            self._costs.clear()
         elif kind in ("trial_started", "trial_resumed"):
-            self.running[event["trial"]] = clean(event.get("label") or event["setting"])
-        elif kind == "shard" and event["kind"] == "quality":
-            self.images += event["images"]
+            name = clean(event.get("label") or event["setting"])
+            self.running[event["trial"]] = _Trial(name, event["images"], event["shards"], event["total_shards"])
+            self._given += (self.share or 0.0) - before
+        elif kind == "shard":
+            self._add_shard(event, now)
         elif kind in ("trial_finished", "trial_revived", "revival_failed"):
             self._finish(event)
+            self._given += 0.0 if event.get("new", True) else (self.share or 0.0) - before
         elif kind == "workers":
             self.note = "" if event["alive"] and not self.workers else self.note  # that none was running
             self.workers = event["alive"]
+            self._began = now if self.workers and self._began is None else self._began
         elif kind == "phase":
             self.phase = event["phase"]
         elif kind == "identity":
             self.objectives = tuple((entry["metric"], entry["direction"]) for entry in event["objectives"])
         self.note = event.get("note", self.note)
 
+    def _add_shard(self, event: Event, now: float) -> None:
+        self._shard_at = now
+        self.images += event["images"] if event["kind"] == "quality" else 0
+        if trial := self.running.get(event["trial"]):
+            trial.seconds += event["seconds"]
+            trial.missing = max(trial.missing - 1, 0)
+
     def _finish(self, event: Event) -> None:
-        kind = event["event"]
-        self.running.pop(event["trial"], None)
+        kind, trial = event["event"], self.running.pop(event["trial"], None)
         if kind == "trial_finished":
             self.done += 1
+            self._done_images += event["images"]
+            self._costs += [trial.seconds] if trial and event["new"] else []
             self.note = "" if event["new"] else self.note
             self.failed += event["state"] == "failed"
             self.stopped += event["state"] == "stopped"
         elif kind == "trial_revived":
             self.stopped -= event["state"] != "stopped"
         if event.get("feasible"):
-            self.candidates[event["trial"]] = Finished(title(event), event["metrics"], event["errors"])
+            self.candidates[event["trial"]] = event
+
+    @property
+    def share(self) -> float | None:
+        """The share of the budget's trials, or images, that is done; None without such a budget."""
+        running, shares = self.running.values(), []
+        if self.planned:
+            shares.append((self.done + sum(trial.share for trial in running)) / self.planned)
+        if self.planned_images:
+            images = self._done_images + sum(trial.share * trial.images for trial in running)
+            shares.append(images / self.planned_images)
+        return min(max(shares), 1.0) if shares else None
+
+    def time_left(self, now: float) -> TimeLeft | None:
+        """What the rest of the budget takes at the pace of this launch so far, with its 90 % range.
+
+        Stopped trials that go on at the end are not counted. None without a budget of trials or images, without
+        workers, or before the first shard.
+        """
+        share, began = self.share, self._began
+        if share is None or not self.workers or began is None:
+            return None
+        if share == 1.0:
+            return TimeLeft(0.0, 0.0, 0.0)
+        if share <= self._given or self._shard_at <= began:
+            return None
+        left = (1 - share) / (share - self._given)  # for each second so far
+        value = left * (self._shard_at - began)
+        value = max(value - (now - self._shard_at), _OVERRUN * value)
+        count = len(self._costs)
+        if count < _MIN_TRIALS or not (mean := fmean(self._costs)):
+            return TimeLeft(value, *(bound * value for bound in _EARLY_RANGE))
+        # of the mean so far, and of that of the trials to come
+        error = _NINETY_PERCENT * stdev(self._costs) / mean * math.sqrt(1 / count + 1 / (left * count)) * value
+        return TimeLeft(value, max(value - error, 0.0), value + error)
 
     @property
     def activity(self) -> str:
         """What happens now, in one line."""
         if self.running:
-            return "running: " + ", ".join(f"{number} {name}" for number, name in sorted(self.running.items()))
+            return "running: " + ", ".join(f"{number} {trial.name}" for number, trial in sorted(self.running.items()))
         if self.phase:
             return self.phase
         is_done = self.planned is not None and self.done >= self.planned
@@ -277,24 +218,20 @@ class Progress:
         """Seconds since the start of this run."""
         return time.monotonic() - self.start_time
 
-    @property
-    def images_per_second(self) -> float:
-        return self.images / max(self.elapsed, 1e-9)
-
-    def front(self) -> list[tuple[int, Finished]]:
+    def front(self) -> list[tuple[int, Event]]:
         """The nondominated trials by number, ordered by the first objective."""
         from orchestrator.results.pareto import nondominated
 
         names, directions = [name for name, _ in self.objectives], [direction for _, direction in self.objectives]
-        rows = [(n, trial) for n, trial in self.candidates.items() if all(name in trial.metrics for name in names)]
+        rows = [(n, trial) for n, trial in self.candidates.items() if trial["metrics"].keys() >= set(names)]
         if not rows or not names:
             return []
         import numpy as np
 
-        values = np.array([[trial.metrics[name] for name in names] for _, trial in rows], dtype=float)
+        values = np.array([[trial["metrics"][name] for name in names] for _, trial in rows], dtype=float)
         on_front = nondominated(values, directions)
         front = [row for row, kept in zip(rows, on_front, strict=True) if kept]
-        return sorted(front, key=lambda row: row[1].metrics[names[0]])
+        return sorted(front, key=lambda row: row[1]["metrics"][names[0]])
 
 
 def title(event: Event) -> str:
@@ -310,21 +247,24 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
-def describe_remaining(remaining: Range | None) -> str:
-    """`49:00 left (35:00 to 63:00)`; `finishing` once nothing can be forecast."""
-    if remaining is None:
+def describe_time_left(left: TimeLeft | None) -> str:
+    """`49:00 left (35:00 to 63:00)`; `finishing` at the end."""
+    if left is None:
         return "? left"
-    if remaining.value < _MIN_REMAINING_S:
+    if left.value < _MIN_TIME_LEFT_S:
         return "finishing"
-    value, low, high = (format_duration(seconds) for seconds in remaining)
+    value, low, high = (format_duration(seconds) for seconds in left)
     return f"{value} left" + (f" ({low} to {high})" if low != high else "")
 
 
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
-    share = progress.forecast.share_done()
-    percent = "" if share is None else f"{int(100 * share)} % · "
+    percent = "" if progress.share is None else f"{_percent(progress)} % · "
     return f"{percent}{_trials(progress)} · {_rate(progress)} · {_elapsed(progress)} · {_time_left(progress)}"
+
+
+def _percent(progress: Progress) -> int:
+    return int(100 * min(progress.share or 0.0, _MAX_SHARE))
 
 
 def _trials(progress: Progress) -> str:
@@ -335,7 +275,7 @@ def _trials(progress: Progress) -> str:
 
 
 def _rate(progress: Progress) -> str:
-    rate = f"{progress.images} images, {progress.images_per_second:.1f}/s"
+    rate = f"{progress.images} images, {progress.images / max(progress.elapsed, 1e-9):.1f}/s"
     return f"{rate} · {counted(progress.workers, 'worker')}"
 
 
@@ -344,7 +284,7 @@ def _elapsed(progress: Progress) -> str:
 
 
 def _time_left(progress: Progress) -> str:
-    return describe_remaining(progress.forecast.remaining(time.monotonic()))
+    return describe_time_left(progress.time_left(time.monotonic()))
 
 
 def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
@@ -418,9 +358,9 @@ def render(progress: Progress) -> RenderableType:
     if progress.is_over:
         return Text(f"{_trials(progress)} · {_elapsed(progress)} · {_rate(progress)}")
     state = Table.grid(padding=(0, 1))
-    if (share := progress.forecast.share_done()) is not None:
-        bar = ProgressBar(total=1.0, completed=share, width=_BAR_WIDTH)
-        state.add_row(bar, f"{int(100 * share):2} %", _time_left(progress))
+    if progress.share is not None:
+        percent = _percent(progress)
+        state.add_row(ProgressBar(completed=percent, width=_BAR_WIDTH), f"{percent:2} %", _time_left(progress))
     trials = Text(f"{_trials(progress)} · {_elapsed(progress)}")
     activity = Text(clean(progress.activity), overflow="ellipsis", no_wrap=True)
     notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
@@ -430,7 +370,7 @@ def render(progress: Progress) -> RenderableType:
     return Group(state, trials, Text(_rate(progress)), activity, *notes, *front)
 
 
-def _front_table(progress: Progress, rows: Iterable[tuple[int, Finished]]) -> RenderableType:
+def _front_table(progress: Progress, rows: Iterable[tuple[int, Event]]) -> RenderableType:
     """The front so far."""
     from rich.table import Table
     from rich.text import Text
@@ -441,10 +381,10 @@ def _front_table(progress: Progress, rows: Iterable[tuple[int, Finished]]) -> Re
     for name, _ in progress.objectives:
         table.add_column(Text(clean(name)), justify="right", no_wrap=True)
     for number, trial in rows:
-        values = [Text(measured(trial.metrics[name], trial.errors.get(name))) for name, _ in progress.objectives]
+        values = [Text(measured(trial["metrics"][name], trial["errors"].get(name))) for name, _ in progress.objectives]
         for value in values:
             value.highlight_regex(r"± .*", "dim")
-        table.add_row(str(number), Text(trial.title), *values)
+        table.add_row(str(number), Text(title(trial)), *values)
     return table
 
 

@@ -15,11 +15,10 @@ from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
 from orchestrator.run.progress import (
-    Forecast,
     Progress,
-    Range,
+    TimeLeft,
     choose_view,
-    describe_remaining,
+    describe_time_left,
     event_sink,
     format_duration,
     headline,
@@ -28,6 +27,7 @@ from orchestrator.run.progress import (
     show_json,
     show_lines,
     show_live,
+    title,
     trial_line,
 )
 from orchestrator.run.tasks import Loss
@@ -65,7 +65,7 @@ def failed(trial: int, **changes: Any) -> dict[str, Any]:
 
 
 def after(*events: Mapping[str, Any], trials: int | None = 10, seconds: float = 0.0) -> Progress:
-    progress = Progress(trials, forecast=Forecast(trials))
+    progress = Progress(trials)
     progress.start_time -= seconds
     for event in (OBJECTIVES, *events):
         progress.update(event)
@@ -77,7 +77,7 @@ def test_events_are_counted() -> None:
     shards = [shard(0), shard(1, 4), shard(0, 3, "timing")]
     progress = after(started(0), started(1), started(2), *shards, finished(0), failed(1), workers)
     assert (progress.done, progress.failed, progress.images, progress.workers) == (2, 1, 12, 3)
-    assert progress.running == {2: "chain 2"}
+    assert {number: trial.name for number, trial in progress.running.items()} == {2: "chain 2"}
     assert progress.note == "worker-1 is replaced"
     progress.update({"event": "workers", "alive": 0, "note": "no worker is running"})
     assert (progress.workers, progress.note) == (0, "no worker is running")
@@ -114,7 +114,7 @@ def test_a_label_precedes_the_setting_and_neither_controls_the_terminal() -> Non
 def test_the_front_holds_the_feasible_nondominated_trials() -> None:
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 1.5, 6.0), finished(5, 3, 9)]
     progress = after(*whole, finished(3, 9.0, 1.0, feasible=False), failed(4))
-    assert [(number, trial.title) for number, trial in progress.front()] == [
+    assert [(number, title(trial)) for number, trial in progress.front()] == [
         (0, "chain 0"),
         (1, "chain 1"),
         (5, "chain 5"),
@@ -127,17 +127,119 @@ def test_the_front_holds_the_feasible_nondominated_trials() -> None:
     ("remaining", "text"),
     [
         (None, "? left"),
-        (Range(0.4, 0.0, 20.0), "finishing"),
-        (Range(60.0, 60.2, 59.8), "1:00 left"),
-        (Range(600.0, 480.0, 7200.0), "10:00 left (8:00 to 2:00:00)"),
+        (TimeLeft(0.4, 0.0, 20.0), "finishing"),
+        (TimeLeft(60.0, 60.2, 59.8), "1:00 left"),
+        (TimeLeft(600.0, 480.0, 7200.0), "10:00 left (8:00 to 2:00:00)"),
     ],
 )
-def test_remaining_time_has_a_range(remaining: Range | None, text: str) -> None:
-    assert describe_remaining(remaining) == text
+def test_remaining_time_has_a_range(remaining: TimeLeft | None, text: str) -> None:
+    assert describe_time_left(remaining) == text
 
 
-def test_images_a_second() -> None:
-    assert after(shard(0, 30), shard(1, 20), seconds=10).images_per_second == pytest.approx(5, rel=0.05)
+class History:
+    """Events of a sweep, by a clock of its own. Each trial has two shards, which take 5 s."""
+
+    def __init__(self, trials: int | None, images: int | None = None, workers: int = 1) -> None:
+        self.progress, self.now, self.number = Progress(trials, images), 100.0, 0
+        self.add({"event": "workers", "alive": workers})
+
+    def add(self, event: Mapping[str, Any], seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.progress.update(event, self.now)
+
+    def start(self, missing: int = 2, event: str = "trial_started") -> None:
+        self.add(started(self.number) | {"event": event, "shards": missing, "total_shards": 2})
+
+    def shard(self, seconds: float = 5.0) -> None:
+        self.add(shard(self.number) | {"seconds": seconds}, seconds)
+
+    def finish(self, **changes: Any) -> None:
+        self.add(finished(self.number, **changes))
+        self.number += 1
+
+    def run(self, *seconds: float) -> None:
+        """One trial with these shards, or with two that take 5 s."""
+        self.start()
+        for each in seconds or (5.0, 5.0):
+            self.shard(each)
+        self.finish()
+
+    @property
+    def left(self) -> TimeLeft | None:
+        return self.progress.time_left(self.now)
+
+
+@pytest.mark.parametrize(("trials", "images"), [(10, None), (None, 80), (10, 800), (100, 80)])
+def test_equal_trials_leave_no_doubt(trials: int | None, images: int | None) -> None:
+    history = History(trials, images)
+    for _ in range(4):
+        history.run()
+    assert history.progress.share == pytest.approx(0.4)
+    assert history.left == pytest.approx((60, 60, 60))
+    history.add({"event": "note"}, 3)
+    assert history.left == pytest.approx((57, 57, 57))
+    history.add({"event": "note"}, 70)
+    assert history.left == pytest.approx((6, 6, 6)), "the next shard is late"
+
+
+def test_the_share_that_is_done_grows_with_every_shard() -> None:
+    """The measurement counts as a shard."""
+    history = History(4)
+    assert (history.progress.share, history.left) == (0, None)
+    history.start()
+    history.shard()
+    assert history.progress.share == pytest.approx(1 / 12)
+    assert history.left == pytest.approx((55, 0.4 * 55, 1.5 * 55)), "an early estimate"
+    history.finish(state="stopped")
+    assert history.progress.share == pytest.approx(1 / 4)
+    history.shard()
+    assert history.progress.share == pytest.approx(1 / 4), "a damaged shard of a finished trial is drawn again"
+
+
+def test_the_range_is_that_of_the_mean_so_far_and_of_the_mean_to_come() -> None:
+    """Costs 4, 8, 12: mean 8, standard deviation 4; three more trials."""
+    history = History(6)
+    for seconds in (4.0, 8.0, 12.0):
+        history.run(seconds / 2, seconds / 2)
+    half = 1.645 * 4 / 8 * (1 / 3 + 1 / 3) ** 0.5 * 24
+    assert history.left == pytest.approx((24, 24 - half, 24 + half))
+
+
+def test_what_earlier_launches_did_takes_no_time() -> None:
+    """Five trials are stored, and half of the shards of the sixth."""
+    history = History(10)
+    for _ in range(5):
+        history.finish(new=False)
+    history.start(missing=1)
+    assert history.left is None
+    assert history.progress.share == pytest.approx((5 + 1 / 3) / 10)
+    history.shard(4.0)
+    history.finish()
+    assert history.left is not None
+    assert history.left.value == pytest.approx(24)
+
+
+def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_budget_that_is_spent() -> None:
+    without, idle, done = History(None), History(4, workers=0), History(2)
+    for history in (without, idle, done):
+        history.run()
+        history.run()
+    assert (without.progress.share, without.left, idle.left) == (None, None, None)
+    assert done.left == (0, 0, 0)
+    done.start(event="trial_resumed")
+    assert (done.progress.share, done.left) == (1, (0, 0, 0)), "stopped trials that go on are not counted"
+
+
+def test_another_cluster_begins_anew() -> None:
+    history = History(4)
+    history.run()
+    history.add({"event": "launch"}, 1000)
+    history.add({"event": "workers", "alive": 1})
+    history.finish(new=False)
+    assert history.left is None
+    history.run()
+    assert history.left is not None
+    assert history.left.value == pytest.approx(20)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +251,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_headline() -> None:
     text = headline(
-        after({"event": "workers", "alive": 2}, shard(0, 40), finished(0), failed(1), finished(2), seconds=21)
+        after(shard(0, 40), {"event": "workers", "alive": 2}, finished(0), failed(1), finished(2), seconds=21)
     )
     assert text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · ? left"
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
@@ -160,7 +262,6 @@ def test_the_headline_does_not_claim_that_a_running_sweep_is_done() -> None:
     workers, whole = {"event": "workers", "alive": 2}, [finished(number) for number in range(199)]
     progress = after(workers, *whole, started(199), shard(199), trials=200)
     assert headline(progress).startswith("99 % · 199/200 trials")
-    assert headline(progress).endswith(" · finishing")
     progress.update(finished(199))
     assert headline(progress).startswith("99 % · 200/200 trials")
     assert headline(progress).endswith(" · finishing")
@@ -202,11 +303,10 @@ def test_plain_lines() -> None:
 def test_a_second_cluster_counts_no_trial_twice() -> None:
     """After another `launch` the driver emits the finished trials again."""
     launch = {"event": "launch"}
-    progress = Progress(3, forecast=Forecast(3))
+    progress = Progress(3)
     for event in (launch, OBJECTIVES, started(0), shard(0), finished(0), started(1), launch, finished(0, new=False)):
         progress.update(event)
     assert (progress.done, progress.images, progress.running) == (1, 8, {})
-    assert progress.forecast._done == 1
     assert len(progress.front()) == 1
 
 
@@ -250,7 +350,7 @@ def test_the_live_view() -> None:
 def test_the_live_view_shows_names_as_they_are(label: str) -> None:
     progress = after(finished(0, label=label))
     progress.objectives = ((f"{label} speedup", "maximize"), ("fid", "minimize"))
-    progress.candidates[0].metrics[f"{label} speedup"] = 1.0  # type: ignore[index]
+    progress.candidates[0]["metrics"][f"{label} speedup"] = 1.0
     text = live(progress, started(1, label), failed(2, label=label), {"event": "phase", "phase": label, "note": label})
     assert f"{label}: chain 0" in text
     assert f"{label} speedup" in text
@@ -265,7 +365,10 @@ def test_a_long_sweep_fits_80_columns() -> None:
     trials = []
     for n in range(40, 44):
         trials += [started(n), shard(n, 90_000) | {"seconds": 1000.0 * n}, finished(n)]
-    progress = after({"event": "workers", "alive": 16}, *ends, *trials, trials=400, seconds=90_000)
+    progress = Progress(400, start_time=time.monotonic() - 90_000)
+    progress.update({"event": "workers", "alive": 16}, progress.start_time)
+    for event in (OBJECTIVES, *ends, *trials):
+        progress.update(event)
     lines = live(progress, width=80).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(" left (" in line for line in lines)
