@@ -90,7 +90,7 @@ def _seconds(engine: Engine, request: Request) -> tuple[float, float]:
     (result,) = engine.run([request])
     seconds, statistics = time.process_time() - start, result.statistics
     prefill = seconds * statistics.seconds["prefill"] / statistics.latency
-    return prefill, (seconds - prefill) / statistics.rounds
+    return prefill, (seconds - prefill) / statistics.passes
 
 
 def _cost(images: Sequence[tuple[float, float]]) -> StepCost:

@@ -33,7 +33,7 @@ class Drawn:
 
     @property
     def mean_accepted_length(self) -> float:
-        rounds = sum(s.rounds for s in self.statistics)
+        rounds = sum(s.passes for s in self.statistics)
         return sum(int(s.emitted.sum()) for s in self.statistics) / rounds
 
     @property

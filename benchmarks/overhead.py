@@ -105,7 +105,7 @@ def share_outside(models: Models, config: DecodingConfig, images: int, repetitio
         forwards = Forwards()
         with forwards.watching(networks(models, config)):
             drawn = draw(engine, requests)
-        rounds = sum(s.rounds for s in drawn.statistics)
+        rounds = sum(s.passes for s in drawn.statistics)
         rows.append(
             (1 - forwards.seconds / drawn.seconds, 1e3 * drawn.seconds / rounds, drawn.seconds - forwards.seconds)
         )

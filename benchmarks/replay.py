@@ -94,7 +94,7 @@ def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], flo
         predicted = replayer.predict(config).mean_accepted_length
         middle = time.perf_counter()
         statistics = [result.statistics for result in replayer.run(config, requests, images)]
-        measured = sum(int(s.emitted.sum()) for s in statistics) / sum(s.rounds for s in statistics)
+        measured = sum(int(s.emitted.sum()) for s in statistics) / sum(s.passes for s in statistics)
         rows.append(Row(config, predicted, measured, middle - start, time.perf_counter() - middle))
     return rows, recording_s
 

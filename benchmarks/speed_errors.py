@@ -69,7 +69,7 @@ def time_setting(engines: Engines, config: DecodingConfig, requests: Sequence[Re
 
 def count_passes(engine: Engine, requests: Sequence[Request]) -> Rows:
     """Passes of images, drawn in one batch."""
-    rounds = torch.tensor([result.statistics.rounds for result in draw_batch(engine, requests)])
+    rounds = torch.tensor([result.statistics.passes for result in draw_batch(engine, requests)])
     positions = torch.arange(len(requests))
     return Rows({"caption_id": positions, POSITION: positions, "sample": 0 * positions, "rounds": rounds})
 

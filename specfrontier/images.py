@@ -39,7 +39,7 @@ class DrawnImage:
 
     def __repr__(self) -> str:
         length = self.statistics.mean_accepted_length
-        return f"DrawnImage({self.caption!r}, {self.statistics.rounds} target passes, {length:.2f} tokens each)"
+        return f"DrawnImage({self.caption!r}, {self.statistics.passes} target passes, {length:.2f} tokens each)"
 
     def _repr_png_(self) -> bytes | None:
         data: bytes | None = self.image._repr_png_()

@@ -189,7 +189,7 @@ def _header(
 def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
     """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by key."""
     statistics = [result.statistics for result, _, _ in gallery.entries.values()]
-    tokens, passes = sum(int(image.emitted.sum()) for image in statistics), sum(image.rounds for image in statistics)
+    tokens, passes = sum(int(image.emitted.sum()) for image in statistics), sum(image.passes for image in statistics)
     file = files.get(f"drafters.{drafter}")
     return (
         []
@@ -345,7 +345,7 @@ def _image_row(result: Result, file: str) -> dict[str, Any]:
         "caption_id": request.caption_id,
         "caption": request.caption,
         "sample": request.sample,
-        "target_passes": statistics.rounds,
+        "target_passes": statistics.passes,
         **{name: getattr(statistics, name) for name in _MEANS},
         "latency": statistics.latency,
         "seconds": {phase: statistics.seconds[phase] for phase in PHASES},

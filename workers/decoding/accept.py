@@ -27,7 +27,7 @@ from workers.decoding.tree import DraftTree, gather_rows
 
 @dataclass(slots=True)
 class AcceptResult:
-    """The outcome of a round for B rows. W = deepest level reached + 1.
+    """The outcome of a pass for B rows. W = deepest level reached + 1.
 
     path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
     None: the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token at index
@@ -104,7 +104,7 @@ class Acceptor:
         self._exact_greedy = rule.is_exact(temperature=0.0)
 
     def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """Decide a round. logits [B, N+1, V]: the target's guided logits after each slot.
+        """Decide a pass. logits [B, N+1, V]: the target's guided logits after each slot.
 
         At most batch.remaining - 1 drafts are accepted: the resampled or bonus token is the image's last.
         """

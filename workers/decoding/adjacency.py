@@ -1,6 +1,6 @@
 """ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the image.
 
-Neighbouring tokens are about equally hard to draft. So a round starts from the depth and width of the tree that drafted
+Neighbouring tokens are about equally hard to draft. So a pass starts from the depth and width of the tree that drafted
 a neighbour of its first token, and changes them by one step: deeper and narrower if alpha (see `SizeMap`) is at
 least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
 """
@@ -23,12 +23,12 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.target import Prompt, Target
 
-_NO_ALPHA = -1.0  # alpha of a token that no round has emitted: the size does not change
+_NO_ALPHA = -1.0  # alpha of a token that no pass has emitted: the size does not change
 
 
 class SizeMap:
     """The sizes of adjacency trees: for every token of B images, bonus tokens included, the depth, width and alpha of
-    the round that emitted it. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
+    the pass that emitted it. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
 
     max_width: of the shallowest trees, whose width may leave the policy's range.
     """
@@ -62,7 +62,7 @@ class SizeMap:
         return self.adapt(*self.inherited_size(keys, emitted))
 
     def inherited_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """Depth and width [B, 2] (float) from which the next round's tree starts, and the alpha [B] that decides how
+        """Depth and width [B, 2] (float) from which the next pass's tree starts, and the alpha [B] that decides how
         they change.
         """
         policy = self.policy
@@ -147,7 +147,7 @@ class SizeMap:
         return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width))
 
     def record(self, emitted: Tensor, depth: Tensor, width: Tensor, num_accepted: Tensor) -> None:
-        """Enter a round: so many drafts [B] of trees of this depth and width [B] followed the `emitted` tokens [B]."""
+        """Enter a pass: so many drafts [B] of trees of this depth and width [B] followed the `emitted` tokens [B]."""
         used = num_accepted + 1 if self.policy.numerator == "tokens" else num_accepted
         entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
         emitted_now = (self._token >= emitted[:, None]) & (self._token <= (emitted + num_accepted)[:, None])
@@ -184,7 +184,7 @@ class AdjacencyTree(DynamicTree):
         self._bounds = None
 
     def next_bounds(self, batch: Batch) -> Tensor:
-        """The largest depth and width of the next round's trees, whose sizes it decides."""
+        """The largest depth and width of the next pass's trees, whose sizes it decides."""
         self._row_depth, self.row_width = self.sizes.next_size(batch.keys, batch.emitted)
         return torch.stack([self._row_depth, self.row_width]).amax(1)
 

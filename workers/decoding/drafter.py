@@ -22,11 +22,11 @@ class Drafter(nn.Module, ABC):
     """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32 (see
     `Batch.guided_logits`).
 
-    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per round
+    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per pass
     `root_logits` once, `expand` once per further level, and after verification `commit`.
 
     capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
-    can repeat a round. Not inherited: each class says it for itself.
+    can repeat a pass. Not inherited: each class says it for itself.
     """
 
     kind: ClassVar[str]  # its name in configs
@@ -61,7 +61,7 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most `expanded` nodes below
-        the root are expanded per round. Add the caches, and the tensors with a row per caption that later calls
+        the root are expanded per pass. Add the caches, and the tensors with a row per caption that later calls
         replace, to `batch.buffers`, which removes the rows of finished captions.
         """
 
@@ -95,8 +95,8 @@ class Drafter(nn.Module, ABC):
 class CachedDrafter(Drafter):
     """A drafter that is itself a small transformer over the tokens, and over the target's features if it uses them.
 
-    Its cache is one round behind: the tokens that a round emitted are fed at the start of the next round
-    (`root_logits`), with the target's true features if the drafter uses them. They overwrite the drafts of the round
+    Its cache is one pass behind: the tokens that a pass emitted are fed at the start of the next pass
+    (`root_logits`), with the target's true features if the drafter uses them. They overwrite the drafts of the pass
     before. Token n is at column `base + n` of the cache and at position `prompt_len + n` of the target's rotation
     table.
     """

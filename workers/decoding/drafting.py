@@ -1,4 +1,4 @@
-"""Drafting: what makes the draft tree of a round. Each tree policy, and each drafter without weights, implements it."""
+"""Drafting: what makes the draft tree of a pass. Each tree policy, and each drafter without weights, implements it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.models.target import Prompt, Target
 
 
 class Drafting(ABC):
-    """Makes one draft tree a round. `max_levels` and `max_nodes` bound it.
+    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it.
 
     A tree policy names its subclass by the attribute `implementation`; the engine makes it with the config (its
     sampling resolved), the target and the loaded drafter (None for methods without weights).
@@ -45,7 +45,7 @@ class Drafting(ABC):
         """The tree below each row's root."""
 
     def prepare(self, batch: Batch) -> None:
-        """Allocate what `batch` needs, and add the tensors that rounds replace to `batch.buffers`, which removes the
+        """Allocate what `batch` needs, and add the tensors that passes replace to `batch.buffers`, which removes the
         rows of finished captions. Called before the first caption is admitted.
         """
 
@@ -59,13 +59,13 @@ class Drafting(ABC):
         """New captions at batch indices [n] (see `Drafter.admit`)."""
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """The outcome of the round, with the target's guided logits [B, N+1, V] and its features [R, W, D] along the
+        """The outcome of the pass, with the target's guided logits [B, N+1, V] and its features [R, W, D] along the
         accepted path.
         """
 
     def next_bounds(self, batch: Batch) -> Tensor | None:
         """Integers [n] that the host must know before the next `plan`; None: nothing. The engine reads them after a
-        round, with the counts, and gives them to `set_bounds`.
+        pass, with the counts, and gives them to `set_bounds`.
         """
         return None
 
@@ -91,7 +91,7 @@ class VanillaDrafting(Drafting):
 class TreeDrafting(Drafting):
     """Drafting with a drafter that expands nodes on demand."""
 
-    expanded: int  # nodes that the drafter expands below the root, over all levels of a round
+    expanded: int  # nodes that the drafter expands below the root, over all levels of a pass
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)

@@ -22,7 +22,7 @@ from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import stream_count, to_probs
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import Result, RoundCounts, StatisticsRecorder
+from workers.decoding.statistics import PassCounts, Result, StatisticsRecorder
 from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
 from workers.models.cache import aligned
@@ -45,10 +45,10 @@ class Engine:
     A config without sampling parameters uses the target's own. drafter: the loaded drafter that the config names (None
     for vanilla decoding and Jacobi windows). tables: the lookup tables of the acceptance rule (None: computed here). At
     most `batch_size` captions are decoded together (continuous batching): a waiting caption takes the row of a finished
-    one, and when none is waiting the batch shrinks. observer: called in every round before acceptance, with the batch,
+    one, and when none is waiting the batch shrinks. observer: called in every pass before acceptance, with the batch,
     the draft tree and the target's guided logits [B, N+1, V]; it must not change them.
 
-    On a CUDA device rounds are CUDA graphs if target, drafter and tree policy are `capturable` and there is no
+    On a CUDA device passes are CUDA graphs if target, drafter and tree policy are `capturable` and there is no
     observer. Then the batch, its caches included, is kept from run to run; `release` frees it.
 
     Raises:
@@ -80,7 +80,7 @@ class Engine:
         self.timer = PhaseTimer(self.device)
         parts = [target.transformer, self.drafting, *([] if drafter is None else [drafter])]
         capturable = observer is None and all(vars(type(part)).get("capturable", False) for part in parts)
-        self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's rounds
+        self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's passes
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
         self._batch: Batch | None = None  # of the run before, with its graphs
@@ -132,7 +132,7 @@ class Engine:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether rounds are CUDA graphs."""
+        """Whether passes are CUDA graphs."""
         return self.new_capture is not None and graphs.RoundGraphs.failure is None
 
     def keep(self, batch: Batch) -> None:
@@ -144,8 +144,8 @@ class Engine:
         """Free the batch and the graphs of the run before."""
         self._batch = None
 
-    def read(self, batch: Batch, report: Tensor) -> RoundCounts:
-        """What a round did, from its `step`: the only device-to-host transfer of a round.
+    def read(self, batch: Batch, report: Tensor) -> PassCounts:
+        """What a pass did, from its `step`: the only device-to-host transfer of a pass.
 
         Raises:
             DecodingError: logits were not finite.
@@ -161,13 +161,13 @@ class Engine:
                 else f"{self.config.drafter.kind} drafter of target"
             )
             raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
-        return RoundCounts(so_far, emitted, depth, nodes)
+        return PassCounts(so_far, emitted, depth, nodes)
 
     def step(self, batch: Batch) -> Tensor:
-        """One round for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
+        """One pass for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
         tree reads its size.
 
-        Returns the round's report for `read`: [5 * B + n], four counts of every row, whether its prefill failed, and n
+        Returns the pass's report for `read`: [5 * B + n], four counts of every row, whether its prefill failed, and n
         bounds of the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
@@ -175,7 +175,7 @@ class Engine:
         return phases(graphs.eager_runner(timer)) if batch.graphs is None else batch.graphs.run(key, timer, phases)
 
     def _phases(self, batch: Batch, run: graphs.RunPhase) -> Tensor:
-        """The phases of a round, each carried out by `run`."""
+        """The phases of a pass, each carried out by `run`."""
         tree: DraftTree = run("drafter", lambda: self.drafting.draft(batch))
         features, logits = run("target", lambda: self._verify(batch, tree))
         if self.observer is not None:
@@ -210,7 +210,7 @@ class Engine:
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
         """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens.
-        Returns the round's report (see `step`).
+        Returns the pass's report (see `step`).
         """
         width = result.tokens.shape[1]
         if result.path is None:
@@ -238,7 +238,7 @@ class Engine:
         """An empty batch whose cache has every column that decoding can use."""
         target = self.target
         row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
-        # a round uses one column per tree slot, or per level of the path if the host does not know the path's length
+        # a pass uses one column per tree slot, or per level of the path if the host does not know the path's length
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row

@@ -1,4 +1,4 @@
-"""Trees of one shape for all rounds: chains and static trees (EAGLE-1, LANTERN++)."""
+"""Trees of one shape for all passes: chains and static trees (EAGLE-1, LANTERN++)."""
 
 from __future__ import annotations
 

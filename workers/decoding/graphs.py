@@ -1,4 +1,4 @@
-"""Rounds as CUDA graphs: all kernels of a phase are launched at once, without Python between them."""
+"""Passes as CUDA graphs: all kernels of a phase are launched at once, without Python between them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GraphKey = tuple[int, ...]  # a batch's rows, its largest count of tokens, and w
 
 
 def are_supported(device: torch.device) -> bool:
-    """Whether rounds are captured on a device."""
+    """Whether passes are captured on a device."""
     is_enabled = os.environ.get("SPECFRONTIER_CUDA_GRAPHS") != "0"
     return device.type == "cuda" and is_enabled and RoundGraphs.failure is None
 
@@ -84,10 +84,10 @@ def eager_runner(timer: PhaseTimer) -> RunPhase:
 
 
 class RoundGraphs:
-    """The graphs of a batch's rounds by key, one graph for each phase, so that phases can be timed.
+    """The graphs of a batch's passes by key, one graph for each phase, so that phases can be timed.
 
-    A key's first round runs eagerly: it compiles kernels and fills tables. The second is captured, and from then on its
-    graphs are replayed. After a phase that cannot be captured, all rounds of this process run eagerly.
+    A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured, and from then on its
+    graphs are replayed. After a phase that cannot be captured, all passes of this process run eagerly.
 
     failure: why they do.
     """
@@ -105,11 +105,11 @@ class RoundGraphs:
         return list(self._captured)
 
     def run(self, key: GraphKey, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
-        """The result of `phases`, which gives each phase of a round to its argument. The next round of this key
+        """The result of `phases`, which gives each phase of a pass to its argument. The next pass of this key
         overwrites it.
 
         Raises:
-            torch.OutOfMemoryError: during capture, as in any round.
+            torch.OutOfMemoryError: during capture, as in any pass.
         """
         if key in self._captured:
             graphs, result = self._captured[key]
@@ -140,7 +140,7 @@ class RoundGraphs:
             except RuntimeError as error:
                 RoundGraphs.failure = str(error)
                 self._buffers.reset(self._buffers.size)  # the phase has assigned tensors that were never computed
-                _logger.warning("a round cannot be captured as a CUDA graph, so rounds take longer: %s", error)
+                _logger.warning("a pass cannot be captured as a CUDA graph, so passes take longer: %s", error)
                 return eagerly(name, function)
             graphs.append((name, graph))
             graph.replay()

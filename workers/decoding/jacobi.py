@@ -1,7 +1,7 @@
 """Speculative Jacobi decoding (Teng et al. 2024): the target is its own drafter.
 
 A window of tokens follows the root. One pass verifies it and, at no extra cost, gives new probs at every position:
-rejected tokens are resampled from those, under a context that is partly wrong, and verified in the next round under a
+rejected tokens are resampled from those, under a context that is partly wrong, and verified in the next pass under a
 better one. Each token keeps the probs that it was really sampled from, which makes the rule lossless. GSD (So et al.
 2025) is the same window under the grouped neighbourhood.
 """
@@ -59,7 +59,7 @@ class JacobiWindow(Drafting):
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
-        # an empty window: the first round initialises every position
+        # an empty window: the first pass initialises every position
         tokens, probs = self.tokens.clone(), self.probs.clone()
         tokens[indices], probs[indices] = _EMPTY, 0.0
         self.tokens, self.probs = tokens, probs

@@ -5,7 +5,7 @@ finaliser (Steele, Lea & Flood 2014), computed in wrapping int64 on the tensors'
 state, so an image does not depend on its batch, on the worker or on a restart, and all configs share a caption's
 numbers (common random numbers).
 
-One number per position is enough for any number of rounds: a position is decided in exactly one round, and all earlier
+One number per position is enough for any number of passes: a position is decided in exactly one pass, and all earlier
 decisions used only the numbers of earlier positions.
 """
 
@@ -37,7 +37,7 @@ class Purpose(IntEnum):
     WINDOW = 4  # a token of a Jacobi window
     SHAPE = 5  # the size of an adjacency tree under random initialisation
     NEIGHBOURS = 6  # the order of a random neighbour table
-    RECORD = 7  # whether a round is recorded for replay
+    RECORD = 7  # whether a pass is recorded for replay
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ _CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its 
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
-@cache  # a large vocabulary's would be rebuilt in every round, and CUDA graphs read it later
+@cache  # a large vocabulary's would be rebuilt in every pass, and CUDA graphs read it later
 def _arange(stop: int, device: torch.device) -> Tensor:
     return torch.arange(stop, device=device)
 
@@ -98,7 +98,7 @@ def _arange(stop: int, device: torch.device) -> Tensor:
 class CounterRNG:
     """The random numbers of B images, by token position.
 
-    The numbers of a drafted position are needed in several rounds. So tables of moderate size are computed at their
+    The numbers of a drafted position are needed in several passes. So tables of moderate size are computed at their
     first use and then looked up; a table does not change the numbers.
     Positions past the end of the image, whose tokens are never kept, share the numbers of the last position.
     """

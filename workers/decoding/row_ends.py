@@ -9,12 +9,12 @@ lengths count only these, for vanilla decoding (1) as for every other method.
 Drafters see the image tokens only, at their positions in the whole sequence; the target's feature before a row's first
 token is the row end's.
 
-The target's cache holds: prompt | one column for each row end | image tokens | the drafts of a round. A chain has at
+The target's cache holds: prompt | one column for each row end | image tokens | the drafts of a pass. A chain has at
 most one token in a cell, so its row ends are written to their final columns at once. In a tree any slot may end a row:
 each slot has a companion (a possible row end) in the columns behind the tree, and the companions along the accepted
 path are moved to their final columns.
 
-Shape legend: R rows of the transformer, S slots of a round, E row ends in the pass, D width.
+Shape legend: R rows of the transformer, S slots of a pass, E row ends in the pass, D width.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class Batch:
 
     row_ends: the end-of-row tokens, for targets that have them.
 
-    buffers: the tensors that rounds replace; a drafter or drafting adds its own.
+    buffers: the tensors that passes replace; a drafter or drafting adds its own.
 
-    graphs: the CUDA graphs of rounds, made by `capture`; None: rounds run eagerly. A batch with graphs is `static`: its
+    graphs: the CUDA graphs of passes, made by `capture`; None: passes run eagerly. A batch with graphs is `static`: its
     addresses do not change, and its shapes only with the number of rows and in steps of many tokens. A row without an
     image is idle then: it is computed and emits nothing.
 
@@ -152,7 +152,7 @@ class Batch:
         return self.image_len - self.emitted
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
-        """Update the CPU copies of the token counts between rounds: `max_emitted`, the largest of `emitted`, and
+        """Update the CPU copies of the token counts between passes: `max_emitted`, the largest of `emitted`, and
         `cells_to_row_end`, the fewest cells between a root and the end of its image row. In a static batch, the first
         is rounded up to one of few numbers, and the second is always 0.
         """
@@ -184,7 +184,7 @@ class Batch:
         """Append the first counts[b] of tokens [B, W] of each caption b: accepted drafts, then the resampled or bonus
         token.
         """
-        # the next round overwrites the surplus entries
+        # the next pass overwrites the surplus entries
         self._tokens.scatter_(1, self.token_positions[:, : tokens.shape[1]], tokens)
         self.emitted = torch.addcmul(self.emitted, counts, self._advances)
         self.root = root

@@ -1,4 +1,4 @@
-"""Statistics of decoding, by round and by image."""
+"""Statistics of decoding, by pass and by image."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from workers.decoding.timer import PHASES, PhaseTimer
 
 @dataclass(frozen=True, slots=True)
 class ImageStatistics:
-    """The rounds of one image.
+    """The passes of one image.
 
-    Per round: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, drafted tree
-    `depth` and `nodes`. `seconds` by phase: the image's equal share of its prefill and of each of its rounds.
+    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, drafted tree
+    `depth` and `nodes`. `seconds` by phase: the image's equal share of its prefill and of each of its passes.
     """
 
-    emitted: Tensor  # [rounds] int64
-    position: Tensor  # [rounds]
-    depth: Tensor  # [rounds]
-    nodes: Tensor  # [rounds]
+    emitted: Tensor  # [passes] int64
+    position: Tensor  # [passes]
+    depth: Tensor  # [passes]
+    nodes: Tensor  # [passes]
     seconds: dict[str, float]
 
     @property
-    def rounds(self) -> int:
+    def passes(self) -> int:
         """Passes of the target, prefill excluded."""
         return int(self.emitted.numel())
 
@@ -38,11 +38,11 @@ class ImageStatistics:
     @property
     def step_compression(self) -> float:
         """Tokens of the image divided by its target passes; both counts include the prefill."""
-        return (int(self.emitted.sum()) + 1) / (self.rounds + 1)
+        return (int(self.emitted.sum()) + 1) / (self.passes + 1)
 
     @property
     def mean_tree_depth(self) -> float:
-        """Levels drafted per round. Vanilla decoding counts as 1, as in the papers' tables."""
+        """Levels drafted per pass. Vanilla decoding counts as 1, as in the papers' tables."""
         return float(self.depth.clamp(min=1).float().mean())
 
     @property
@@ -61,8 +61,8 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundCounts:
-    """What a round did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth` and `nodes`."""
+class PassCounts:
+    """What a pass did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth` and `nodes`."""
 
     so_far: list[int]
     emitted: list[int]
@@ -71,13 +71,13 @@ class RoundCounts:
 
 
 class StatisticsRecorder:
-    """Collects the rounds of every row of a batch until its image is finished."""
+    """Collects the passes of every row of a batch until its image is finished."""
 
     def __init__(self, size: int, timer: PhaseTimer) -> None:
         self.requests: list[Request | None] = [None] * size  # None: no image is open at this row
-        self._rounds: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]  # emitted, depth, nodes
+        self._passes: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]  # emitted, depth, nodes
         self._timer = timer
-        self._share = dict.fromkeys(PHASES, 0.0)  # seconds: one row's share of all rounds so far
+        self._share = dict.fromkeys(PHASES, 0.0)  # seconds: one row's share of all passes so far
         self._start_share: list[dict[str, float]] = [{}] * size
 
     @property
@@ -89,13 +89,13 @@ class StatisticsRecorder:
         """Start new images at these rows, whose prefill the timer has just measured."""
         prefill = self._timer.take()["prefill"] / len(rows)
         for row, request in zip(rows, requests, strict=True):
-            self.requests[row], self._rounds[row] = request, []
+            self.requests[row], self._passes[row] = request, []
             self._start_share[row] = {**self._share, "prefill": self._share["prefill"] - prefill}
 
-    def record(self, counts: RoundCounts) -> None:
-        """Append one round of every row."""
-        for row, rounds in enumerate(self._rounds):
-            rounds.append((counts.emitted[row], counts.depth[row], counts.nodes[row]))
+    def record(self, counts: PassCounts) -> None:
+        """Append one pass of every row."""
+        for row, passes in enumerate(self._passes):
+            passes.append((counts.emitted[row], counts.depth[row], counts.nodes[row]))
 
     def close(self, rows: list[int]) -> list[tuple[Request, ImageStatistics]]:
         """The requests and the statistics of the finished images at these rows."""
@@ -107,12 +107,12 @@ class StatisticsRecorder:
     def _close(self, row: int) -> tuple[Request, ImageStatistics]:
         request, self.requests[row] = self.requests[row], None
         assert request is not None, "an image is open at this row"
-        emitted, depth, nodes = torch.tensor(self._rounds[row]).T.contiguous()
+        emitted, depth, nodes = torch.tensor(self._passes[row]).T.contiguous()
         seconds = {phase: total - self._start_share[row][phase] for phase, total in self._share.items()}
         return request, ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, depth, nodes, seconds)
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""
         self.requests = [self.requests[row] for row in rows]
-        self._rounds = [self._rounds[row] for row in rows]
+        self._passes = [self._passes[row] for row in rows]
         self._start_share = [self._start_share[row] for row in rows]

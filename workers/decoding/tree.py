@@ -99,7 +99,7 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class DraftTree:
-    """The drafts of one round.
+    """The drafts of one pass.
 
     tokens [B, N]. exists [B, N]: False for a node that was not drafted (beyond the drafter's support, or beyond the
     row's own depth or width). levels [B]: levels drafted for each row. probs [B, M, V]: the distributions that children

@@ -33,7 +33,7 @@ class ImageCost(NamedTuple):
         """The cost that timed images show. The error is over images, 0 for a single one."""
         timed = list(images)
         prefills = [image.seconds["prefill"] for image in timed]
-        rates = np.array([(image.latency - p) / image.rounds for image, p in zip(timed, prefills, strict=True)])
+        rates = np.array([(image.latency - p) / image.passes for image, p in zip(timed, prefills, strict=True)])
         error = float(rates.std(ddof=1) / len(timed) ** 0.5) if len(timed) > 1 else 0.0
         return cls(float(np.mean(prefills)), float(rates.mean()), error)
 

@@ -56,7 +56,7 @@ def quality_table(
         "emitted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
         "nodes": _lists([s.nodes for s in statistics]),
-        "rounds": [s.rounds for s in statistics],
+        "rounds": [s.passes for s in statistics],
         **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
         "latency": [s.latency for s in statistics],
         "batch": [batch] * len(requests),

@@ -82,4 +82,4 @@ def _measure(draw: Draw, requests: Sequence[Request], device: torch.device) -> d
     seconds, results = time_draw(draw, requests, device)
     statistics = [result.statistics for result in results]
     prefill = sum(image.seconds["prefill"] for image in statistics)
-    return {"seconds": seconds, "prefill": prefill, "passes": max(image.rounds for image in statistics)}
+    return {"seconds": seconds, "prefill": prefill, "passes": max(image.passes for image in statistics)}

@@ -76,7 +76,7 @@ def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
             request.caption,
             request.sample,
         )
-        assert (row["seed"], row["batch"], row["rounds"]) == (5, 48, statistics.rounds)
+        assert (row["seed"], row["batch"], row["rounds"]) == (5, 48, statistics.passes)
         assert row["emitted"] == statistics.emitted.tolist()
         assert row["depth"] == statistics.depth.tolist()
         assert row["nodes"] == statistics.nodes.tolist()

@@ -84,9 +84,9 @@ def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
             assert result.tokens.min() >= 0
             assert result.tokens.max() < 24
             assert int(stats.emitted.sum()) == 11  # the prefill's token apart, each token once and none past the end
-            assert stats.position.tolist() == [1 + int(stats.emitted[:i].sum()) for i in range(stats.rounds)]
+            assert stats.position.tolist() == [1 + int(stats.emitted[:i].sum()) for i in range(stats.passes)]
             assert (stats.emitted <= stats.depth + 1).all()
-            assert stats.step_compression == pytest.approx(12 / (stats.rounds + 1))
+            assert stats.step_compression == pytest.approx(12 / (stats.passes + 1))
 
 
 ANNEALED: dict[str, object] = {"schedule": "exponential", "budget": 1.5, "nu": 0.2, "resampling": "optimal"}
@@ -217,7 +217,7 @@ def test_drafts_may_extend_far_past_the_image(kind: str) -> None:
     drafter = toy_drafter(kind, target, heads=75)
     results = list(Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(REQUESTS[:2]))
     assert [int(r.statistics.emitted.sum()) for r in results] == [80, 80]
-    assert all(2 <= r.statistics.rounds < 10 for r in results)
+    assert all(2 <= r.statistics.passes < 10 for r in results)
 
 
 def test_latency_leaves_out_the_reading_of_captions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         outcomes = step_outcomes(steps, setting.acceptance, tables, kept=kept, levels=levels)
         predicted = predict(outcomes, image, row, IMAGES).mean_accepted_length
         results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
-        measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
+        measured = sum(int(s.emitted.sum()) for s in results) / sum(s.passes for s in results)
         assert predicted.value == pytest.approx(measured, rel=0.05)
         assert 0 < predicted.error < 0.05 * predicted.value
 
@@ -81,7 +81,7 @@ def test_accepted_lengths_of_windows_are_those_of_a_run(windows: Replayer, lengt
     """The two recorded rules at recorded lengths, and a rule and a length between them. Within 5 %, as above."""
     setting = config(length, acceptance, "jacobi")
     results = [result.statistics for result in windows.run(setting, REQUESTS, IMAGES)]
-    measured = sum(int(s.emitted.sum()) for s in results) / sum(s.rounds for s in results)
+    measured = sum(int(s.emitted.sum()) for s in results) / sum(s.passes for s in results)
     assert windows.predict(setting).mean_accepted_length.value == pytest.approx(measured, rel=0.05)
 
 
