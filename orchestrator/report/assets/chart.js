@@ -3,14 +3,16 @@ import { ANSWER, barValue, kneeTrial, losslessTrial, recommended } from "./choic
 import { DATA, frontOf, isMaximized, isPlotted, metricTitle, trialOf, vanillaOf } from "./data.js";
 import { announce, byId, el, narrow, show, svg } from "./dom.js";
 import { decimals, formatMeasured, formatNumber, plural, shortened } from "./format.js";
-import { placeBandName, placeNames, stairs } from "./labels.js";
+import { writeNames } from "./labels.js";
 import { colourOf, mark } from "./marks.js";
 import { plot } from "./plot.js";
 import { hover, pin } from "./selection.js";
 import { change, follow, kindOf, state } from "./state.js";
 
 const MAX_DIM_BARS = 100; // trials; with more, only the front has error bars
-const MARGIN = { left: 56, right: 20, top: 30, bottom: 46 };
+const MARGIN = { left: 56, top: 30, bottom: 46 };
+// Of the right margin in pixels, and of the names in it in letters.
+const nameSizes = () => (narrow() ? { right: 74, letters: 10 } : { right: 136, letters: 19 });
 
 // The range of a metric over the trials and their errors with a margin; with `near`, over those on the front.
 function span(metric, trials, front) {
@@ -55,21 +57,12 @@ function drawScene(trials, front, width, height) {
     picture = plotFront(trials, front, width, height),
     [sx, sy] = ["x", "y"].map((axis) => picture.scale(axis).apply),
     place = (trial) => [sx(trial.metrics[state.x][0]), sy(trial.metrics[state.y][0])],
-    box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+    box = { left: MARGIN.left, right: width - nameSizes().right, top: MARGIN.top, bottom: height - MARGIN.bottom };
   const isInside = ([x, y]) => x >= box.left - 1 && x <= box.right + 1 && y >= box.top - 1 && y <= box.bottom + 1;
   const shown = trials.filter((trial) => isInside(place(trial))),
     ordered = [...shown].sort((a, b) => on.has(a) - on.has(b)),
     nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial))]));
   state.scene = { trials: shown, front, place, scaleY: sy, nodes, box };
-  const reach = (trial) => {
-    const [[x, ex], [y, ey]] = [trial.metrics[state.x], trial.metrics[state.y]],
-      [px, py] = place(trial);
-    return [
-      { left: sx(x - ex), right: sx(x + ex), top: py - 1, bottom: py + 1 },
-      { left: px - 1, right: px + 1, top: sy(y + ey), bottom: sy(y - ey) },
-    ];
-  };
-  const level = levelBand(sy, box, trials.map(place));
   picture.setAttribute("role", "group");
   picture.setAttribute(
     "aria-label",
@@ -77,39 +70,28 @@ function drawScene(trials, front, width, height) {
       `${front.length} of them on the front`,
   );
   picture.append(
-    svg("g", { "aria-hidden": "true" }, level?.marks),
-    names(on, reach, level),
+    svg("g", { "aria-hidden": "true" }, levelBand(sy, box)),
+    names(on),
     svg("g.choices", { "aria-hidden": "true" }),
     svg("g.points", [...nodes.values()]),
   );
   return picture;
 }
 const hasBars = (trial, on, trials) => state.bars && (on.has(trial) || trials.length <= MAX_DIM_BARS);
-// The names of the labelled trials and of those on the front, which come first.
-function names(on, reach, level) {
-  const { trials, front, place, box } = state.scene,
-    bar = barLine(),
-    ringed = [recommended(), kneeTrial(), losslessTrial()];
+// The names of the choices, of other trials on the front, and of labelled ones, in this order.
+function names(on) {
+  const { trials, place, box } = state.scene,
+    choices = [recommended(), kneeTrial(), losslessTrial()],
+    rank = (trial) => (choices.includes(trial) ? 0 : on.has(trial) ? 1 : 2);
   const named = trials
     .filter((trial) => trial.label || on.has(trial))
-    .sort((a, b) => on.has(b) - on.has(a) || a.number - b.number)
+    .sort((a, b) => rank(a) - rank(b) || a.number - b.number)
     .map((trial) => ({
-      text: trial.label ? shortened(trial.label, 26) : `trial ${trial.number}`,
+      text: trial.label ? shortened(trial.label, nameSizes().letters) : `trial ${trial.number}`,
       at: place(trial),
-      start: ringed.includes(trial) ? 17 : 9, // beyond the ring of a choice
-      most: on.has(trial) ? 60 : 24,
       style: on.has(trial) ? "member-name" : "other-name",
     }));
-  return placeNames(named, {
-    box,
-    dots: trials.map((trial) => [...place(trial), ringed.includes(trial) ? 15 : on.has(trial) ? 8 : 5]),
-    steps: [
-      ...stairs(front.map(place)),
-      ...trials.filter((trial) => hasBars(trial, on, trials)).flatMap(reach),
-      ...(bar ? [bar.line] : []),
-    ],
-    taken: [bar?.name, level?.name].filter(Boolean),
-  });
+  return writeNames(named, box);
 }
 
 // Vanilla's own value of a metric that compares images with vanilla's says nothing. The least that a setting can be
@@ -131,20 +113,19 @@ export function levelNote(metric) {
   const own = `${metricTitle(metric)} compares with vanilla's own images, so vanilla's is ${formatMeasured(vanilla)}`;
   return el("p.quiet.level-note", `${own}; ${level.text}, what other random numbers alone give.`);
 }
-// The level as a band across the chart with its name, and where that name is; null where it is not in the range.
-function levelBand(sy, box, points) {
+// The level as a band across the chart with its name; null where it is not in the range.
+function levelBand(sy, box) {
   const level = losslessLevel(state.y);
   if (!level) return null;
   const [top, bottom] = [sy(level.low), sy(level.high)].sort((a, b) => a - b);
   if (top > box.bottom || bottom < box.top) return null;
   const [start, end] = [Math.max(top - 1, box.top), Math.min(bottom + 1, box.bottom)],
     text = narrow() ? "lossless trials" : level.text,
-    name = placeBandName(text, { start, end }, box, points);
-  const marks = [
+    isHigh = start < box.top + 18; // its name is below it
+  return [
     svg("rect.level", { x: box.left, width: box.right - box.left, y: start, height: end - start }),
-    svg("text.level-name", { x: name.left + 3, y: name.bottom - 5 }, text),
+    svg("text.level-name", { x: box.right - 3, y: isHigh ? end + 13 : start - 5 }, text),
   ];
-  return { name, marks };
 }
 
 function plotFront(trials, front, width, height) {
@@ -167,7 +148,7 @@ function plotFront(trials, front, width, height) {
     width,
     height,
     marginLeft: MARGIN.left,
-    marginRight: MARGIN.right,
+    marginRight: nameSizes().right,
     marginTop: MARGIN.top,
     marginBottom: MARGIN.bottom,
     x: {
@@ -276,7 +257,7 @@ export function followPointer() {
   });
 }
 
-// Where the line of the bar and its name are in the chart; null where it is not on these axes.
+// The line of the bar and its name; null where it is not on these axes.
 function barLine() {
   const value = state.y === ANSWER.metric ? barValue() : null,
     { scaleY, box } = state.scene;
@@ -284,21 +265,21 @@ function barLine() {
   const at = scaleY(value),
     { left, right, top, bottom } = box;
   if (at < top || at > bottom) return null;
-  const line = { left, right, top: at - 1, bottom: at + 1 };
-  return { at, line, name: { left, right: left + 76, top: at - 18, bottom: at } };
+  return [
+    svg("line.bar-line", { x1: left, x2: right, y1: at, y2: at }),
+    svg("text.bar-name", { x: left + 4, y: at - 5 }, "quality bar"),
+  ];
 }
 // Rings in the chart around the recommended setting, the knee and the lossless one, and the line of the bar.
 function markChoices() {
   const layer = byId("chart").querySelector(".choices"),
-    { trials, place } = state.scene,
-    bar = barLine();
+    { trials, place } = state.scene;
   if (!layer) return;
   const ring = (trial, kind, r) =>
     trials.includes(trial) && svg(`circle.ring.${kind}`, { r, transform: `translate(${place(trial).join(" ")})` });
   show(
     layer,
-    bar && svg("line.bar-line", { x1: bar.line.left, x2: bar.line.right, y1: bar.at, y2: bar.at }),
-    bar && svg("text.bar-name", { x: bar.line.left + 4, y: bar.at - 5 }, "quality bar"),
+    barLine(),
     ring(losslessTrial(), "lossless", 9.5),
     ring(kneeTrial(), "knee", 11.5),
     ring(recommended(), "fast", 15),
