@@ -34,10 +34,9 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.acceptance import EXACT
 from search_spaces.drafters import Eagle
-from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
 from search_spaces.trees import Chain, Dynamic
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Sampling, parse_assignments
 from workers.data.captions import read_captions
 from workers.decoding.state import Request
 from workers.loading.models import Capabilities

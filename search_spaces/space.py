@@ -19,9 +19,8 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
-from search_spaces.domains import Domain, Interval, Scalar, TrialLike
 from search_spaces.params import ConfigError, as_tuples
-from search_spaces.space_tree import Block, Choice, Leaf, read_tree, walk
+from search_spaces.space_tree import Block, Choice, Domain, Interval, Leaf, Scalar, TrialLike, read_tree, walk
 from search_spaces.trial import DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000

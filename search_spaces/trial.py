@@ -1,4 +1,5 @@
-"""The configuration of a trial: drafter x tree policy x acceptance rule x sampling, as one frozen value with a digest.
+"""The configuration of a trial: drafter x tree policy x acceptance rule x sampling, as one frozen value with a digest;
+and `KEY=VALUE` assignments of command lines, which change one.
 
     DecodingConfig.from_mapping({
         "drafter": "eagle",
@@ -15,18 +16,29 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
+from search_spaces.documents import read_document
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
-from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping
+from search_spaces.params import (
+    ConfigError,
+    ParamField,
+    Params,
+    Range,
+    Symbol,
+    at,
+    expect_mapping,
+    unknown_choice,
+    unknown_key,
+)
 from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
-from search_spaces.sections import Section
 from search_spaces.trees import POLICIES, NoTree, TreePolicy
 
 
@@ -41,6 +53,92 @@ class Sampling(Params):
     top_k: Annotated[int, "number of most likely tokens kept; 0 keeps all", Range(0)] = 0
     top_p: Annotated[float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """tags: the kinds to choose from under each tag; the first is the default. common: fields of any kind.
+
+    rules: whole sections by name.
+    """
+
+    tags: Mapping[str, Mapping[str, type[Params]]]
+    common: Mapping[str, ParamField] = field(default_factory=dict)
+    rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def expand(self, value: object) -> dict[str, Any]:
+        """The mapping that a value of the section stands for: nothing, the name of a rule or kind, or a mapping."""
+        if value is None:
+            return {}
+        if not isinstance(value, str) or not self.tags:
+            return expect_mapping(value)
+        tag = next(iter(self.tags))
+        names: Collection[str] = self.rules or self.tags[tag]
+        if value not in names:
+            raise ConfigError((), unknown_choice(value, names))
+        return dict(self.rules.get(value, {tag: value}))
+
+    def read(self, value: object) -> dict[str, Any]:
+        """The parameters by tag, and the values of common fields by key.
+
+        Raises:
+            ConfigError: an unknown kind or key, a missing or a wrong value.
+        """
+        mapping = self.expand(value)
+        kinds = self.kinds(mapping)
+        self.check_keys(mapping, kinds)
+        classes = {tag: self.tags[tag][kind] for tag, (kind,) in kinds.items()}
+        parts = {
+            tag: made.from_mapping({key: mapping[key] for key in made.fields() if key in mapping})
+            for tag, made in classes.items()
+        }
+        return parts | {key: mapping[key] for key in self.common if key in mapping}
+
+    def kinds(self, mapping: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The kind under each tag, by default the first, as a list of one. ConfigError for an unknown kind."""
+        found = {tag: mapping.get(tag, next(iter(options))) for tag, options in self.tags.items()}
+        for tag, kind in found.items():
+            if not isinstance(kind, str) or kind not in self.tags[tag]:
+                raise ConfigError((tag,), unknown_choice(kind, self.tags[tag]))
+        return {tag: [kind] for tag, kind in found.items()}
+
+    def check_keys(self, keys: Iterable[str], kinds: Mapping[str, Sequence[str]]) -> None:
+        """ConfigError for a key that none of `kinds`, by tag, has."""
+        allowed = self.known_keys(kinds)
+        for key in keys:
+            if key in allowed:
+                continue
+            known = self.known_keys({tag: found[:1] for tag, found in kinds.items()})
+            for tag, options in self.tags.items():
+                owners = [repr(kind) for kind in options if key in options[kind].fields()]
+                if owners:
+                    raise ConfigError((key,), f"not a key of {tag} {kinds[tag][0]!r} but of {', '.join(owners)}; "
+                                              f"known keys: {', '.join(known)}")  # fmt: skip
+            raise ConfigError((key,), unknown_key(key, known))
+
+    def known_keys(self, kinds: Mapping[str, Iterable[str]]) -> list[str]:
+        """The tags, the common keys, and the keys of these kinds by tag."""
+        return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
+
+    def types(self) -> dict[str, type]:
+        """The type of each key's value in tables: int, float or str (see `ParamField.column_type`).
+
+        Raises:
+            ConfigError: kinds disagree on a key's type.
+        """
+        found: dict[str, tuple[type, str]] = dict.fromkeys(self.tags, (str, "the name of a kind"))
+        kinds = ((repr(kind), entry.fields()) for options in self.tags.values() for kind, entry in options.items())
+        for owner, fields in (("every kind", self.common), *kinds):
+            for key, entry in fields.items():
+                kind, first = found.setdefault(key, (entry.column_type, owner))
+                if kind is not entry.column_type:
+                    clash = f"{kind.__name__} in {first}, {entry.column_type.__name__} in {owner}"
+                    raise ConfigError((key,), f"has one type in every kind: {clash}; rename the plugin's key")
+        return {key: kind for key, (kind, _) in found.items()}
+
+    def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
+        """The keys of the fields of these kinds."""
+        return [key for kind in kinds for key in self.tags[tag][kind].fields()]
 
 
 SECTIONS: Mapping[str, Section] = {
@@ -231,3 +329,54 @@ def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
         problem = f"give {missing} as well, or leave the section out to sample by the target's own defaults"
         raise ConfigError((), problem)
     return Sampling.from_mapping((defaults.to_mapping() if defaults is not None else {}) | dict(given))
+
+
+def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
+    """Keys and values of `KEY=VALUE` texts, the values read as YAML.
+
+    Raises:
+        ConfigError: no `=`, or the value is not valid YAML.
+    """
+    assignments = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError((f"--set {text}",), "write KEY=VALUE, such as --set acceptance.delta=0.2")
+        assignments[key.strip()] = read_document(value, f"--set {key}").data if value.strip() else None
+    return assignments
+
+
+def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
+    """`mapping` (as `DecodingConfig.to_mapping` writes it) with `section` and `section.key` assignments applied.
+
+    Whole sections are assigned first, as in YAML (`drafter=eagle`, `acceptance=lantern`), then kinds. A section whose
+    kind changes keeps the values of keys that the new kind has. The result is not validated.
+
+    Raises:
+        ConfigError: an unknown section, or a word that is not a kind or rule of its section.
+    """
+    sections = {name: dict(mapping.get(name) or {}) for name in SECTIONS}
+    for path in sorted(assignments, key=lambda path: (path not in SECTIONS, not _names_kind(path))):
+        section, _, key = path.partition(".")
+        if path in SECTIONS:
+            with at(path):
+                sections[path] = SECTIONS[path].expand(assignments[path])
+            continue
+        if section not in sections or not key:
+            raise ConfigError((path,), unknown_key(path, config_keys()))
+        sections[section][key] = assignments[path]
+        if _names_kind(path):
+            with suppress(ConfigError):  # an unknown kind is found when the result is validated
+                known = SECTIONS[section].known_keys(SECTIONS[section].kinds(sections[section]))
+                sections[section] = {key: value for key, value in sections[section].items() if key in known}
+    return {name: section for name, section in sections.items() if section}
+
+
+def config_keys() -> list[str]:
+    """Every key that a decoding config can have, as `section.key`."""
+    return list(flat_types())
+
+
+def _names_kind(path: str) -> bool:
+    name, _, key = path.partition(".")
+    return name in SECTIONS and key in SECTIONS[name].tags

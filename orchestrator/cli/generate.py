@@ -196,8 +196,7 @@ def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[s
     Raises:
         CommandError: wrong usage.
     """
-    from search_spaces.overrides import override, parse_assignments
-    from search_spaces.trial import DecodingConfig, Sampling
+    from search_spaces.trial import DecodingConfig, Sampling, override, parse_assignments
 
     with ends_with(WRONG_USAGE):
         mapping = override(dict(base), parse_assignments(assignments))

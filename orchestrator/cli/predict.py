@@ -60,8 +60,8 @@ def predict(
     predicted approximately; temperature 0 cannot be predicted.
     """
     from orchestrator.results.sweep import Sweep
-    from search_spaces.overrides import parse_assignments
     from search_spaces.sweep import SweepConfig
+    from search_spaces.trial import parse_assignments
     from workers.loading.models_yaml import split_entry
 
     file, entry = (None, None) if models is None else split_entry(models)

@@ -64,7 +64,7 @@ class LaunchOptions:
         Raises:
             ConfigError: --set is not of the form KEY=VALUE.
         """
-        from search_spaces.overrides import parse_assignments
+        from search_spaces.trial import parse_assignments
 
         keys = {key: getattr(self, entry.name) for entry in fields(self) if (key := entry.metadata.get("key"))}
         given = {key: value for key, value in keys.items() if value is not None}

@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from orchestrator.cli.app import app
-from search_spaces.overrides import parse_assignments
 from search_spaces.sweep import SweepConfig
+from search_spaces.trial import parse_assignments
 from tests.fakes.wheel import package_files, wheel_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's command line

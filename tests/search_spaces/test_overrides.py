@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from search_spaces.overrides import config_keys, override, parse_assignments
 from search_spaces.presets import PRESETS
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Sampling, config_keys, override, parse_assignments
 
 DEFAULTS = Sampling(temperature=0.9, top_k=50, top_p=0.95, cfg=3.0)
 

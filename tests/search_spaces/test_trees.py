@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from search_spaces.params import ConfigError
-from search_spaces.static_trees import NAMED_TREES, StaticTree
-from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
+from search_spaces.trees import NAMED_TREES, Adjacency, Chain, Dynamic, NoTree, Static, StaticTree
 
 COUNTS = {
     "eagle1_26": ([4, 8, 8, 3, 2], 4, 15),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from search_spaces.static_trees import StaticTree
+from search_spaces.trees import StaticTree
 from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting

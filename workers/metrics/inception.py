@@ -8,6 +8,12 @@ average; class logits omit the bias, as in the Inception score's own code (Salim
 Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and identity:
     inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022), as in the papers
     inception_tf    TensorFlow 1's bilinear without antialiasing, as in the original FID and torch-fidelity
+
+The Inception score asks whether objects are clear and diverse: exp of the mean divergence KL(p(y | image) || p(y))
+(Salimans et al. 2016). With Inception, y is one of 1008 classes; with the scenes' extractor, it is the shape and the
+colour of the first object, 48 classes. One split over all images; biased in n, so compare at equal n. It ranges from 1
+to the number of classes. The tests compare it with torchmetrics, which is not used here: it shuffles images with the
+global random generator and has no jackknife over captions.
 """
 
 from __future__ import annotations
@@ -22,6 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.metrics.definition import CLASSIFIER, FEATURES
+from workers.metrics.estimate import Estimate, block_sizes, with_left_out
+from workers.metrics.metric import MetricInputs, register_metric
 from workers.metrics.networks import Extractor, load_frozen, register_extractor
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
 from workers.models.weights import KeyMapping
@@ -240,3 +249,26 @@ register_extractor(
     architecture="inception-tf256",
     load=partial(load_inception, resize="tensorflow"),
 )
+
+
+def inception_score(logits: Tensor, blocks: Tensor) -> Estimate:
+    """The score of class logits [n, classes], with the jackknife over blocks [n] of captions.
+
+    Raises:
+        MetricUnavailable: there are fewer than two blocks.
+    """
+    sizes = block_sizes(blocks)
+    log_p = logits.double().log_softmax(1)
+    p = log_p.exp()
+    sums = torch.zeros(sizes.numel(), p.shape[1], dtype=torch.float64).index_add_(0, blocks, p)
+    negentropy = torch.zeros(sizes.numel(), dtype=torch.float64).index_add_(0, blocks, torch.special.xlogy(p, p).sum(1))
+    count = with_left_out(sizes.double())
+    mean = with_left_out(sums) / count[:, None]
+    scores = (with_left_out(negentropy) / count - torch.special.xlogy(mean, mean).sum(1)).exp()
+    return Estimate.from_replicates(scores, logits.shape[0])
+
+
+@register_metric("inception_score", direction="maximize", unit="classes", needs=(FEATURES, CLASSIFIER))
+def _inception_score(inputs: MetricInputs) -> Estimate:
+    """Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour (48)."""
+    return inception_score(inputs.class_logits(), inputs.blocks)

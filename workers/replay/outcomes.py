@@ -6,8 +6,7 @@ product of the probabilities along its path. The only noise left is that of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from workers.decoding.accept import remove_and_renormalise
-from workers.replay.recording import RecordedSteps
+from workers.replay.recording import RecordedSteps, StepColumns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepOutcomes:
+class StepOutcomes(StepColumns):
     """Expectations of a rule at S steps.
 
     at_least [S, D]: probability that so many drafts are accepted; 1 for none. The others are sums over the emitted
@@ -41,15 +40,6 @@ class StepOutcomes:
     def emitted(self) -> Tensor:
         """Tokens emitted [S]: accepted drafts and one more."""
         return self.at_least.sum(1)
-
-    def select(self, rows: Tensor) -> StepOutcomes:
-        """The outcomes at indices [n]."""
-        return StepOutcomes(*(getattr(self, field.name)[rows] for field in fields(self)))
-
-    @classmethod
-    def concat(cls, parts: Sequence[StepOutcomes]) -> StepOutcomes:
-        """All outcomes, of steps of one recording."""
-        return cls(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(cls)))
 
 
 def step_outcomes(

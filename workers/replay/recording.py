@@ -24,8 +24,25 @@ from workers.decoding.tree import DraftTree
 _EMPTY = {"children": -1}  # fills a smaller tree; 0 in all other columns
 
 
+class StepColumns:
+    """Base of dataclasses whose fields are tensors with a row per step, or None."""
+
+    __slots__ = ()
+
+    def select(self, rows: Tensor) -> Self:
+        """The steps at indices [n]."""
+        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return type(self)(**{name: None if column is None else column[rows] for name, column in columns.items()})
+
+    @classmethod
+    def concat(cls, parts: Sequence[Self]) -> Self:
+        """All steps of recordings of one tree policy; smaller trees are padded."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0)) for name in names})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class RecordedSteps:
+class RecordedSteps(StepColumns):
     """S steps whose trees have at most N nodes, C children of a slot, and I slots with children.
 
     image [S]: key of the image's random numbers. position [S]: index of the first token that the step emits. remaining
@@ -60,24 +77,9 @@ class RecordedSteps:
     def __len__(self) -> int:
         return self.image.numel()
 
-    def select(self, rows: Tensor) -> Self:
-        """The steps at indices [n]."""
-        columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        columns = {name: None if column is None else column[rows] for name, column in columns.items()}
-        return type(self)(**columns)
-
     def ranked(self) -> Self:
         """The steps with their ranking."""
         return replace(self, ranking=self.target.sort(dim=2, stable=True).indices.int())
-
-    @classmethod
-    def concat(cls, parts: Sequence[Self]) -> Self:
-        """All steps of recordings of one tree policy; smaller trees are padded."""
-        names = [field.name for field in fields(cls)]
-        columns: dict[str, Any] = {
-            name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0)) for name in names
-        }
-        return cls(**columns)
 
 
 def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:

@@ -17,9 +17,9 @@ from search_spaces.trees import TreePolicy
 from workers.decoding import rng
 from workers.decoding.adjacency import SizeMap
 from workers.models.target import Grid
-from workers.replay.nested_trees import NestedTrees
 from workers.replay.outcomes import StepOutcomes
 from workers.replay.recording import RecordedSteps
+from workers.replay.subtrees import NestedTrees
 
 _REPLICAS = 4  # simulated images of each recorded one
 

@@ -1,16 +1,59 @@
-"""One recording for many trees: the tree to record, and each policy's own tree inside it."""
+"""One recording for many trees: the tree to record, and each policy's own tree inside it.
+
+For policies with `sizes` the recorded tree contains the trees of several sizes, each whole. A wide tree alone would not
+do: with flat distributions, the children of its many shallow nodes leave no place for the deep nodes of a narrow tree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from search_spaces.params import ConfigError
-from search_spaces.trees import Static, TreePolicy, TreeSize
-from workers.replay.nested_trees import NestedTrees, surest
+from search_spaces.params import ConfigError, Range
+from search_spaces.trees import Static, TreeBounds, TreePolicy, TreeSize
+from search_spaces.trial import DecodingConfig
+from workers.decoding.drafter import Drafter
+from workers.decoding.dynamic_tree import DynamicTree
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree
+from workers.models.target import Target
 from workers.replay.recording import RecordedSteps
+
+_MAX_NODES = 256  # nodes of a recorded tree; it lacks the least likely beyond them
+
+
+@dataclass(frozen=True, slots=True)
+class NestedTrees(TreePolicy):
+    """All nodes of dynamic trees of several sizes. Only replay records it; no sweep can ask for it."""
+
+    kind: ClassVar[str] = "nested"
+    implementation: ClassVar[str] = "workers.replay.subtrees:NestedDrafting"
+    trees: Annotated[tuple[tuple[int, int, int], ...], "depth, width and nodes of each dynamic tree", Range(1)]
+
+    @classmethod
+    def of(cls, policies: Iterable[TreePolicy]) -> Self:
+        """The trees of all sizes that these policies draft."""
+        nodes: dict[tuple[int, int], int] = {}
+        for depth, width, count in (size for policy in policies for size in policy.sizes):
+            nodes[depth, width] = max(nodes.get((depth, width), 0), count)
+        return cls(tuple((*size, nodes[size]) for size in sorted(nodes)))
+
+    def contains(self, tree: TreeSize) -> bool:
+        """Whether a tree is, or is a part of, one of these."""
+        return any(tree[:2] == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.trees)
+
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        return tuple(TreeSize(*tree) for tree in self.trees)
+
+    @property
+    def bounds(self) -> TreeBounds:
+        depth, width, _ = (max(column) for column in zip(*self.trees, strict=True))
+        return TreeBounds(depth, min(_MAX_NODES, sum(nodes for _, _, nodes in self.trees)), width)
 
 
 def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
@@ -74,3 +117,95 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
         order = (~best).int().sort(dim=1, stable=True).indices[:, : size.width]
         expanded = torch.where(best.gather(1, order), order + 1, no_slot)
     return surest(steps.scores, candidates, size.nodes)
+
+
+class _Level(NamedTuple):
+    """Candidates of one level: tokens, scores (log confidences) and parents (candidates of all levels, -1 for the root)
+    [B, C], and which of them the trees of each width have [B, W, C].
+    """
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+    members: Tensor
+
+
+class NestedDrafting(DynamicTree):
+    """Grows the trees of all widths together: a node that one of them expands is expanded once."""
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        assert isinstance(config.policy, NestedTrees)
+        self.sizes = config.policy.sizes
+        self.depths: dict[int, int] = {}  # depth of the deepest tree of each width
+        for depth, width, _ in self.sizes:
+            self.depths[width] = max(depth, self.depths.get(width, 0))
+        self.expanded = sum(width * (depth - 1) for width, depth in self.depths.items())
+        self._widths = torch.tensor(list(self.depths), device=target.device)
+
+    def draft(self, batch: Batch) -> DraftTree:
+        scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], self.width)
+        narrow = torch.arange(self.width, device=tokens.device) < self._widths[:, None]  # [W, width]
+        levels = [
+            _Level(tokens[:, 0], scores[:, 0], torch.full_like(tokens[:, 0], -1), narrow.expand(batch.size, -1, -1))
+        ]
+        start = 0  # first id of the level above
+        for depth in range(2, self.max_levels + 1):
+            above = levels[-1]
+            expanded = self._expanded(above, depth)
+            index, exists = _first(expanded.any(1))
+            step, tokens = self.top_children(
+                self.drafter.expand(batch, above.tokens.gather(1, index), index // self.width if depth > 2 else None),
+                self.width,
+            )
+            scores = above.scores.gather(1, index).masked_fill(~exists, -torch.inf)[..., None] + step
+            own = expanded.gather(2, index[:, None].expand(-1, len(self._widths), -1)) & exists[:, None]
+            levels.append(
+                _Level(
+                    tokens.flatten(1),
+                    scores.flatten(1),
+                    (start + index).repeat_interleave(self.width, dim=1),
+                    (own[..., None] & narrow[:, None]).flatten(2),
+                )
+            )
+            start += above.tokens.shape[1]
+        return self._choose(levels)
+
+    def _expanded(self, level: _Level, depth: int) -> Tensor:
+        """The nodes [B, W, C] that the trees of each width expand into a level of this depth."""
+        expanded = torch.zeros_like(level.members)
+        for tree, (width, deepest) in enumerate(self.depths.items()):
+            if depth <= deepest:
+                expanded[:, tree] = surest(level.scores, level.members[:, tree], width)
+        return expanded
+
+    def _choose(self, levels: list[_Level]) -> DraftTree:
+        """The nodes that a tree of some size keeps."""
+        tokens, scores, parents = (torch.cat(column, 1) for column in list(zip(*levels, strict=True))[:3])
+        members = torch.cat([level.members for level in levels], 2)
+        sizes = torch.tensor([level.tokens.shape[1] for level in levels], device=tokens.device)
+        depth = torch.arange(1, len(levels) + 1, device=tokens.device).repeat_interleave(sizes)
+        trees, kept = list(self.depths), torch.zeros_like(tokens, dtype=torch.bool)
+        for deepest, width, nodes in self.sizes:
+            kept |= surest(scores, members[:, trees.index(width)] & (depth <= deepest), nodes)
+        order, _ = _first(surest(scores, kept, self.max_nodes))
+        parents, root = parents.gather(1, order), tokens.shape[1]
+        candidates = tokens, scores.masked_fill(~kept, -torch.inf)
+        drafted = torch.full_like(order[:, 0], len(levels))
+        parents = torch.where(parents < 0, root, parents)
+        return self._assemble(candidates, order, parents, depth[order], drafted, len(levels), self.width)
+
+
+def surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
+    """Which nodes [B, C] are the `count` of the highest scores [B, C]; the earlier one on a tie."""
+    masked = scores.masked_fill(~among, -torch.inf)
+    best = masked.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    return torch.zeros_like(among).scatter(1, best, True) & (masked > -torch.inf)
+
+
+def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices [B, E] of each row's true entries in order, padded with others, and which of them are true. Reads
+    their largest number from the device: a recording need not be quick.
+    """
+    index = (~mask).int().sort(dim=1, stable=True).indices[:, : int(mask.sum(1).max())]
+    return index, mask.gather(1, index)

@@ -8,7 +8,7 @@ from torchmetrics.image.inception import InceptionScore
 
 from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.features import load_features
-from workers.metrics.inception_score import inception_score
+from workers.metrics.inception import inception_score
 from workers.scenes.images import render, sample_attributes
 
 

@@ -15,8 +15,8 @@ from tests.fakes import metric_inputs
 from workers.metrics.definition import FEATURES, MANIFOLD
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.pixels import squares
+from workers.metrics.precision_recall import VggFeatures, load_vgg
 from workers.metrics.registry import compute_metrics
-from workers.metrics.vgg import VggFeatures, load_vgg
 from workers.models.checkpoint_files import WeightsError
 from workers.scenes.images import render, sample_attributes
 

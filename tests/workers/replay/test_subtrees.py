@@ -114,7 +114,7 @@ def test_the_least_likely_nodes_are_missing_from_a_union_that_is_too_large(monke
     """None is added or put elsewhere."""
     own = Dynamic(4, 2, 9)
     expected = first_round(own)
-    monkeypatch.setattr("workers.replay.nested_trees._MAX_NODES", 8)
+    monkeypatch.setattr("workers.replay.subtrees._MAX_NODES", 8)
     union = union_policy((Dynamic(4, 3, 8), own))
     steps = recorded_round(union)
     kept, _ = subtree(steps, union, own)
