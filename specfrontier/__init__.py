@@ -20,17 +20,18 @@ from workers.runtime.threads import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError
+    from orchestrator.results.front import Trial
     from orchestrator.results.query import QueryError
     from orchestrator.results.store import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
     from search_spaces.trial import DecodingConfig
     from specfrontier.images import DrawnImage, ImageEngine, load_engine
-    from specfrontier.sweep import Sweep, Trial
+    from specfrontier.sweep import Sweep
 
 _HOMES = {
     "Sweep": "specfrontier.sweep",
-    "Trial": "specfrontier.sweep",
+    "Trial": "orchestrator.results.front",
     "load_engine": "specfrontier.images",
     "ImageEngine": "specfrontier.images",
     "DrawnImage": "specfrontier.images",

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.results.front import Trial
 from orchestrator.results.names import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig, Sampling
-from specfrontier.sweep import Trial
 from workers.data.pictures import to_pictures
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
@@ -110,7 +110,7 @@ def load_engine(
     config.check_model(loaded.target.vocab_size, drafters=loaded.drafter_levels)
     drafter = loaded.drafters.get(config.drafter.kind)
     engine = Engine(loaded.target, config, drafter, seed=seed, batch_size=batch)
-    return ImageEngine(engine, "" if trial is None else trial.setting)
+    return ImageEngine(engine, "" if trial is None else trial.title)
 
 
 def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling) -> DecodingConfig:

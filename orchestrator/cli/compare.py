@@ -15,12 +15,14 @@ from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
-from orchestrator.results.text import clean, counted, measured
+from orchestrator.results.text import clean, counted
+from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
     from orchestrator.results.compare import Comparison
+    from orchestrator.results.front import Front
     from orchestrator.results.papers import Replication, TableRow
-    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.sweep import Sweep
     from search_spaces.trial import DecodingConfig
 
 EPILOG = """\b
@@ -95,19 +97,19 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
             x, y, z = (*shared, None)[:3]
             query = replace(query, x=x, y=y, z=z)
         front = query.front(opened)
-        corner = o.read_point(output.reference_point, len(front.axes))
-        found = compare_fronts(front.joint_errors(), _group(front, by), front.axes, corner)
+        corner = o.read_point(output.reference_point, len(front.metrics))
+        found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
         warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
     if output.as_json:
-        axes = [{"metric": axis.name, "direction": axis.direction} for axis in front.axes]
-        typer.echo(json.dumps({"objectives": axes, **asdict(found), "warnings": warnings}, indent=2))
+        objectives = [{"metric": m.name, "direction": m.direction} for m in front.metrics]
+        typer.echo(json.dumps({"objectives": objectives, **asdict(found), "warnings": warnings}, indent=2))
         return
     for warning in warnings:
         typer.echo(clean(f"Note: {warning}."), err=True)
-    typer.echo(safe_text(_describe(found, [axis.name for axis in front.axes])))
+    typer.echo(safe_text(_describe(found, [metric.name for metric in front.metrics])))
 
 
 def _write_page(
@@ -117,8 +119,8 @@ def _write_page(
     from orchestrator.report.page import page_data, render
 
     with ends_with(FAILED):
-        axes, note = [axis.name for axis in front.axes], partial(typer.echo, err=True)
-        page = render(page_data(sweeps, note, axes, comparison=found, warnings=[f"{text}." for text in warnings]))
+        metrics, note = [metric.name for metric in front.metrics], partial(typer.echo, err=True)
+        page = render(page_data(sweeps, note, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
         return write_output(out or "compare.html", page.encode())
 
 
@@ -128,7 +130,7 @@ def _cautions(front: Front, limits: Sequence[str]) -> list[str]:
     from orchestrator.results.status import time_notes
 
     identities = [sweep.identity for sweep in front.sweeps.values()]
-    return [*cautions(identities, front.axes), *time_notes(identities, [*(a.name for a in front.axes), *limits])]
+    return [*cautions(identities, front.metrics), *time_notes(identities, [*(m.name for m in front.metrics), *limits])]
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:
@@ -144,11 +146,11 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
         column = [] if by is None or by in _PARTS else column_of(front.trials, by).to_pylist()
     except ValueError as error:
         raise QueryError(f"--by {by}{error}") from None
-    for index, candidate in enumerate(front.candidates):
-        name = candidate.sweep
+    for index, trial in enumerate(front.candidates):
+        name = trial.origin
         if by is not None:
-            value = _part_kinds(by, candidate.config) if by in _PARTS else column[candidate.row]
-            name = _group_name(front, candidate.sweep, value)
+            value = _part_kinds(by, trial.config) if by in _PARTS else column[trial.row]
+            name = _group_name(front, trial.origin, value)
         groups.setdefault(name, []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
@@ -177,10 +179,10 @@ def _group_name(front: Front, sweep: str, value: Any) -> str:
     return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
-def _describe(found: Comparison, axes: list[str]) -> list[str]:
+def _describe(found: Comparison, metrics: list[str]) -> list[str]:
     """The comparison as lines of text."""
-    corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.reference, strict=True))
-    scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(axes, found.scale, strict=True))
+    corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.reference, strict=True))
+    scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.scale, strict=True))
     best = max(found.hypervolumes.values())
     volumes = [
         [
@@ -257,7 +259,7 @@ def _row_lines(row: TableRow) -> list[list[str]]:
     trial = "none" if row.trial is None else str(row.trial)
     lines = []
     for figure in row.figures:
-        value = "-" if figure.measured is None else measured(figure.measured.value, figure.measured.error)
+        value = "-" if figure.measured is None else str(figure.measured)
         is_same_unit = float(figure.printed) == figure.published
         printed = figure.printed if is_same_unit else f"{figure.published:g} ({figure.printed})"
         z = "-" if figure.z is None else f"{figure.z:.1f}"

@@ -9,30 +9,29 @@ from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.tables import heading, shown_table, table_fits
-from orchestrator.results.text import counted, measured, percent, signed_percent
+from orchestrator.results.text import counted, percent, signed_percent
+from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
-    from orchestrator.results.choices import Choice
-    from orchestrator.results.fronts import Candidate
-    from orchestrator.results.sweep import Front
+    from orchestrator.results.front import Front, Trial
     from orchestrator.results.trials import TrialRecord
 
 
 def describe_front(
     front: Front,
-    rows: list[Candidate],
+    rows: list[Trial],
     facts: dict[str, Any],
-    choices: Iterable[Choice],
+    choices: Iterable[Trial],
     *,
     long: bool = False,
 ) -> list[str]:
     """The front as lines of text. facts: of `pareto`, those that it was asked for. long: settings in words."""
-    axes = " against ".join(
-        f"{axis.name} ({'higher' if axis.direction == 'maximize' else 'lower'} is better)" for axis in front.axes
+    metrics = " against ".join(
+        f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)" for m in front.metrics
     )
     left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     lines = [
-        f"{', '.join(front.sweeps)}: {axes}",
+        f"{', '.join(front.sweeps)}: {metrics}",
         f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
         f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
@@ -54,49 +53,45 @@ def describe_front(
     return lines if lines[-1] else lines[:-1]
 
 
-def choice_lines(front: Front, choices: Iterable[Choice]) -> list[str]:
+def choice_lines(front: Front, choices: Iterable[Trial]) -> list[str]:
     """What a front recommends; a trial that is recommended twice is described once."""
     lines, described = list[str](), set[str]()
     for choice in choices:
-        lines += _choice_lines(front, choice, described)
-        described.add(choice.trial.name)
+        lines += _choice_lines(choice, described)
+        described.add(choice.name)
     return lines
 
 
-def _choice_lines(front: Front, choice: Choice, known: Container[str]) -> list[str]:
+def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
     """A choice: its trial, with each objective against vanilla's. known: trials that are described above it."""
-    sure = "" if choice.confidence is None else f" (holds in {percent(choice.confidence)} of draws)"
-    trial = choice.trial
-    if trial.name in known or front.is_vanilla(trial):
-        what = "vanilla itself" if front.is_vanilla(trial) else "see above"
-        return [heading(f"{choice.heading}{sure}: trial {trial.name}, {what}")]
-    lines = [heading(f"{choice.heading}{sure}"), f"  trial {trial.name}, {trial.title}"]
-    for axis in (axis for axis in front.axes if axis.name in trial.record.metrics):
-        entry = trial.record.metrics[axis.name]
-        line = f"  {axis.name} {measured(entry.value, entry.error)}"
-        if axis is front.axes[0] and choice.gain_confidence is not None:
-            line += f", {axis.better} than vanilla in {percent(choice.gain_confidence)} of draws"
-        elif axis is not front.axes[0] and axis.name in choice.changes:
-            line += f", {signed_percent(*choice.changes[axis.name])} against vanilla"
-        lines.append(line + (" by chance" if axis.name in choice.by_chance else ""))
+    sure = "" if trial.probability is None else f" (holds in {percent(trial.probability)} of draws)"
+    if trial.name in known or trial.is_vanilla:
+        what = "vanilla itself" if trial.is_vanilla else "see above"
+        return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}")]
+    lines, first = [heading(f"{trial.choice}{sure}"), f"  trial {trial.name}, {trial.title}"], trial.front.metrics[0]
+    for name in trial.objectives:
+        line = f"  {name} {trial.metrics[name]}"
+        if name == first.name and trial.gain_probability is not None:
+            line += f", {first.better} than vanilla in {percent(trial.gain_probability)} of draws"
+        elif name != first.name and name in trial.changes:
+            line += f", {signed_percent(*trial.changes[name])} against vanilla"
+        lines.append(line + (" by chance" if name in trial.by_chance else ""))
     return lines
 
 
 def _describe_values(front: Front, record: TrialRecord) -> str:
     """A trial's objectives, with their errors."""
-    entries = [(axis.name, record.metrics[axis.name]) for axis in front.axes if axis.name in record.metrics]
-    return ", ".join(f"{name} {measured(entry.value, entry.error)}" for name, entry in entries)
+    return ", ".join(f"{m.name} {record.metrics[m.name]}" for m in front.metrics if m.name in record.metrics)
 
 
-def front_table(front: Front, rows: Sequence[Candidate], *, long: bool = False) -> list[str]:
+def front_table(front: Front, rows: Sequence[Trial], *, long: bool = False) -> list[str]:
     """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are columns if there is
     room, else lines below. long: settings in words.
     """
-    head, cells = ["trial", "setting", *(axis.name for axis in front.axes), "front"], []
+    head, cells = ["trial", "setting", *(metric.name for metric in front.metrics), "front"], []
     for row in rows:
         share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
-        entries = [row.record.metrics[axis.name] for axis in front.axes]
-        values = [measured(entry.value, entry.error) for entry in entries]
+        values = [str(row.metrics[name]) for name in row.objectives]
         cells.append([row.name, row.description if long else row.setting, *values, share])
     lines = []
     labels = [row.record.label for row in rows]
@@ -110,10 +105,10 @@ def front_table(front: Front, rows: Sequence[Candidate], *, long: bool = False) 
             head, cells = [*head, name], wider
         else:
             lines.append(_footnote(name, rows, column))
-    return [shown_table(head, cells, right=range(2, 3 + len(front.axes))), *lines]
+    return [shown_table(head, cells, right=range(2, 3 + len(front.metrics))), *lines]
 
 
-def _footnote(name: str, rows: Sequence[Candidate], column: Sequence[str]) -> str:
+def _footnote(name: str, rows: Sequence[Trial], column: Sequence[str]) -> str:
     """A column in one line."""
     if name == "label":
         return "labels: " + "; ".join(f"{row.name} {text}" for row, text in zip(rows, column, strict=True) if text)

@@ -176,9 +176,8 @@ def _read_trial(source: str, selection: Selection) -> Setting:
     """
     (sweep,) = q.open_sweeps([source])
     from orchestrator.results.choices import default_limit, select
-    from orchestrator.results.config_file import Setting
+    from orchestrator.results.front import front_of
     from orchestrator.results.selection import Selection
-    from orchestrator.results.sweep import front_of
 
     with q.query_errors():
         front = front_of([sweep])
@@ -187,7 +186,7 @@ def _read_trial(source: str, selection: Selection) -> Setting:
                 problem = f"--from {source}: this sweep has no default quality bar"
                 raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
             selection = Selection(limits=(limit,))
-        return Setting.of(front, select(front, selection))
+        return select(front, selection).to_setting()
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from orchestrator.results.config_file import Setting
 from orchestrator.results.names import VANILLA, SettingNames, format_number
 from orchestrator.results.status import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
-from orchestrator.results.text import measured as number_text
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.pictures import (
     INK,
@@ -43,6 +42,7 @@ from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import VANILLA as SIDE
+from workers.metrics.estimate import measured as number_text
 from workers.metrics.estimate import ratio_estimate
 from workers.models.target import Grid
 from workers.runtime.device import device_name, versions

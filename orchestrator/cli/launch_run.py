@@ -150,18 +150,17 @@ def _resume_command() -> str:
 def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> str:
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.cli.front_text import describe_front
-    from orchestrator.results.choices import choose, default_limit, example_limit
+    from orchestrator.results.choices import default_choices, example_limit
+    from orchestrator.results.front import front_of
     from orchestrator.results.status import sweep_notes, time_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
-    from orchestrator.results.sweep import Sweep, front_of
+    from orchestrator.results.sweep import Sweep
     from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    limit, notes = default_limit(found), sweep_notes(sweep)
-    notes += time_notes([sweep.identity], [axis.name for axis in found.axes])
-    choices = choose(found, [limit] if limit else [])
-    front = describe_front(found, found.members, {"warnings": notes}, choices.values())
+    notes = sweep_notes(sweep) + time_notes([sweep.identity], [metric.name for metric in found.metrics])
+    front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:

@@ -18,9 +18,7 @@ from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:
-    from orchestrator.results.choices import Choice
-    from orchestrator.results.fronts import Candidate
-    from orchestrator.results.sweep import Front
+    from orchestrator.results.front import Front, Trial
 
 EPILOG = """\b
 Examples:
@@ -80,7 +78,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
 
     with o.query_errors():
         front = query.front(o.open_sweeps(sweeps))
-        corner = o.read_point(output.reference_point, len(front.axes))
+        corner = o.read_point(output.reference_point, len(front.metrics))
         facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
         facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
         limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
@@ -106,11 +104,8 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
     """The hypervolume, its error and its reference point."""
     point = corner or front.reference_point()
-    return {
-        "hypervolume": front.hypervolume(point),
-        "hypervolume_error": front.hypervolume_error(point),
-        "reference_point": point,
-    }
+    volume, error = front.hypervolume(point)
+    return {"hypervolume": volume, "hypervolume_error": error, "reference_point": point}
 
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
@@ -139,7 +134,7 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     from orchestrator.results.status import sweep_notes, time_notes, waiting_note
 
     sweeps, where = front.sweeps.values(), query.where or ()
-    named = [*(axis.name for axis in front.axes), *(query.subject_to or ()), *best, *where]
+    named = [*(metric.name for metric in front.metrics), *(query.subject_to or ()), *best, *where]
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
@@ -161,24 +156,24 @@ def _unmeasured(front: Front) -> list[str]:
     notes = []
     for name, sweep in front.sweeps.items():
         complete = [record for record in sweep.records if record.state == COMPLETE and record.duplicate_of is None]
-        for axis in front.axes:
-            missing = [str(record.number) for record in complete if axis.name not in record.metrics]
+        for metric in front.metrics:
+            missing = [str(record.number) for record in complete if metric.name not in record.metrics]
             trials = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
             why = (
                 "; timing.direct is how many trials of a shape are timed themselves"
-                if OWN_TIMINGS in axis.needs
+                if OWN_TIMINGS in metric.needs
                 else ""
             )
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
             if missing:
-                notes.append(f"{axis.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{why}")
+                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{why}")
     return notes
 
 
-def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
+def _to_mapping(front: Front, rows: list[Trial]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
-        "objectives": [{"metric": axis.name, "direction": axis.direction} for axis in front.axes],
+        "objectives": [{"metric": metric.name, "direction": metric.direction} for metric in front.metrics],
         "trials": front.trials.num_rows,
         "measured": len(front.candidates),
         "left_out": dict(front.left_out),
@@ -186,7 +181,7 @@ def _to_mapping(front: Front, rows: list[Candidate]) -> dict[str, Any]:
     }
 
 
-def _write_files(front: Front, rows: list[Candidate], chosen: Choice | None, output: Output) -> dict[str, str]:
+def _write_files(front: Front, rows: list[Trial], chosen: Trial | None, output: Output) -> dict[str, str]:
     """The files that were written, by option."""
     written = {}
     if output.plot is not None:
@@ -198,14 +193,12 @@ def _write_files(front: Front, rows: list[Candidate], chosen: Choice | None, out
         table = table_bytes(front.table(rows), ending_of(output.table, TABLES))
         written["table"] = write_output(output.table, table)
     if output.config is not None and chosen is not None:
-        from orchestrator.results.config_file import config_text
-
-        written["config"] = write_output(output.config, config_text(front, chosen).encode())
+        written["config"] = write_output(output.config, chosen.config_text.encode())
     return written
 
 
-def _generate_command(chosen: Choice, file: str) -> str:
+def _generate_command(chosen: Trial, file: str) -> str:
     """The command that generates with the config in a file."""
     from orchestrator.results.store import with_plugins
 
-    return f'{shlex.join(with_plugins("generate", chosen.trial.config.plugins))} "..." --config {shlex.quote(file)}'
+    return f'{shlex.join(with_plugins("generate", chosen.config.plugins))} "..." --config {shlex.quote(file)}'

@@ -14,7 +14,7 @@ from orchestrator.cli.tables import safe_text, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.options import complete_space
 from orchestrator.outputs import output_folder, table_bytes, write_output
-from orchestrator.results.text import counted, measured
+from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +122,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
     rows = []
     for setting in predicted.front:
         estimates = [setting.prediction.values[name] for name in _VALUES]
-        rows.append([predicted.names.name(setting.config), *(measured(e.value, e.error) for e in estimates)])
+        rows.append([predicted.names.name(setting.config), *map(str, estimates)])
     lines: list[str] = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
     lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")

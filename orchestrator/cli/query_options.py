@@ -13,8 +13,9 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
 from orchestrator.options import complete_sweep, flag, option
 
 if TYPE_CHECKING:
+    from orchestrator.results.front import Front
     from orchestrator.results.selection import Selection
-    from orchestrator.results.sweep import Front, Sweep
+    from orchestrator.results.sweep import Sweep
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
@@ -58,7 +59,7 @@ class Query:
         Raises:
             QueryError: an unknown metric or column, or an invalid limit or filter.
         """
-        from orchestrator.results.sweep import front_of
+        from orchestrator.results.front import front_of
 
         where, limits = self.where or (), self.subject_to or ()
         return front_of(sweeps, self.x, self.y, self.z, where, limits, feasible=not self.infeasible)
@@ -119,11 +120,11 @@ def open_sweeps(locations: Sequence[str]) -> list[Sweep]:
         return [Sweep.open(location) for location in locations]
 
 
-def read_point(text: str | None, axes: int) -> list[float] | None:
+def read_point(text: str | None, metrics: int) -> list[float] | None:
     """The coordinates of `1,30`.
 
     Raises:
-        CommandError: not one finite number per axis.
+        CommandError: not one finite number per metric.
     """
     if text is None:
         return None
@@ -131,6 +132,6 @@ def read_point(text: str | None, axes: int) -> list[float] | None:
         point = [float(part) for part in text.split(",")]
     except ValueError:
         point = []
-    if len(point) != axes or any(value != value or abs(value) == float("inf") for value in point):
-        raise CommandError(f"--reference-point {text}: give {axes} numbers separated by commas", WRONG_USAGE)
+    if len(point) != metrics or any(value != value or abs(value) == float("inf") for value in point):
+        raise CommandError(f"--reference-point {text}: give {metrics} numbers separated by commas", WRONG_USAGE)
     return point

@@ -26,13 +26,14 @@ Examples:
 def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> None:
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
     the front so far, the latest events."""
-    from orchestrator.results.choices import Choice, choices_mapping, choose, default_limit
+    from orchestrator.results.choices import choices_mapping, choose, default_limit
+    from orchestrator.results.front import Trial, front_of
     from orchestrator.results.launches import is_launched
     from orchestrator.results.status import sweep_status
     from orchestrator.results.store import IDENTITY, find_sweep
-    from orchestrator.results.sweep import Sweep, front_of
+    from orchestrator.results.sweep import Sweep
 
-    front, limits, choices = None, list[str](), dict[str, Choice]()
+    front, limits, choices = None, list[str](), dict[str, Trial]()
     with o.query_errors():
         storage = find_sweep(sweep)
         is_preparing = not storage.exists(IDENTITY) and is_launched(storage)

@@ -8,11 +8,11 @@ import shlex
 from typing import Any
 
 from orchestrator.report.trials import metric_title
-from orchestrator.results.choices import DEFAULT_FACTORS, default_limit, gain_confidence, has_bar
-from orchestrator.results.fronts import Candidate
+from orchestrator.results.choices import DEFAULT_FACTORS, default_limit
+from orchestrator.results.front import Front, Trial
 from orchestrator.results.status import speed_warnings
 from orchestrator.results.store import location, read_table, with_plugins
-from orchestrator.results.sweep import Front, Sweep
+from orchestrator.results.sweep import Sweep
 from search_spaces.sweep_sections import BUILTIN
 
 _STEPS = 150  # of the slider, about
@@ -29,44 +29,44 @@ def answer(front: Front) -> dict[str, Any]:
     """
     if not front.candidates:
         return {}
-    bar, chosen = _bar(front) if has_bar(front.axes[1]) else (None, {})
+    bar, chosen = (None, {}) if front.metrics[1].is_of_counts else _bar(front)
     knee, lossless = front.knee(), front.best_lossless()
     chosen |= {trial.name: trial for trial in (knee, lossless) if trial is not None}
-    gains = {name: gain_confidence(front, trial) for name, trial in chosen.items()}
+    gains = {name: trial.gain_probability for name, trial in chosen.items()}
     return {
         "warnings": [
             (f"{name}, " if len(front.sweeps) > 1 else "") + text
             for name, sweep in front.sweeps.items()
             for text in speed_warnings(sweep.records, sweep.identity.timing)
         ],
-        "metric": front.axes[1].name,
+        "metric": front.metrics[1].name,
         "bar": bar,
-        "better": metric_title(front.axes[0].better),
-        "best": metric_title(front.axes[0].best),
-        "best_lossless": metric_title(front.axes[0].best_lossless),
+        "better": metric_title(front.metrics[0].better),
+        "best": metric_title(front.metrics[0].best),
+        "best_lossless": metric_title(front.metrics[0].best_lossless),
         "gains": {name: round(share, 4) for name, share in gains.items() if share is not None},
         "lossless": None if lossless is None else lossless.name,
-        "has_speed": front.axes[0].is_of_counts,
-        "knee": None if knee is None else {"id": knee.name, "confidence": front.knee_confidence(knee)},
+        "has_speed": front.metrics[0].is_of_counts,
+        "knee": None if knee is None else {"id": knee.name, "confidence": knee.probability},
         "commands": _commands(front),
     }
 
 
-def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Candidate]]:
+def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
     """The quality bar that a slider moves, and the trials that are the best within it somewhere, by name.
 
     The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric that is maximised.
     `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no trial is within the
     bar) and the share of draws in which it is within the bar (None: unknown).
     """
-    quality, relative = front.axes[1], default_limit(front) is not None
+    quality, relative = front.metrics[1], default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
-    steps, chosen = [], dict[str, Candidate]()
+    steps, chosen = [], dict[str, Trial]()
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         level = slider["low"] + number * slider["step"]
         limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (" * vanilla" if relative else "")
         best = front.best([limit])
-        share = None if best is None else front.limit_confidence(best, [limit])
+        share = None if best is None else best.limit_probability([limit])
         steps.append([None if best is None else best.name, None if share is None else round(share, 4)])
         chosen |= {} if best is None else {best.name: best}
     return slider | {"relation": quality.no_worse, "relative": relative, "steps": steps}, chosen
@@ -75,12 +75,12 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Candidate]]:
 def _ends(front: Front, relative: bool) -> tuple[float, float]:
     """The lowest and the highest bar of use: one that a single trial meets, and one that the best trial in the first
     metric meets. In units of vanilla of each trial's own sweep, or of the metric."""
-    (x, y), points = front.axes[:2], []
-    for candidate in front.candidates:
-        value, vanilla = candidate.record.metrics[y.name].value, front.sweeps[candidate.sweep].baseline
+    (x, y), points = front.metrics[:2], []
+    for trial in front.candidates:
+        vanilla = trial.sweep.baseline
         base = vanilla.metrics[y.name].value if relative and vanilla is not None else 1.0
-        points.append((candidate.record.metrics[x.name].value, value / base))
-    x_sign, y_sign = (-1.0 if axis.direction == "maximize" else 1.0 for axis in (x, y))
+        points.append((trial[x.name], trial[y.name] / base))
+    x_sign, y_sign = (-1.0 if metric.direction == "maximize" else 1.0 for metric in (x, y))
     strictest = min((value for _, value in points), key=lambda value: y_sign * value)
     loosest = min(points, key=lambda point: (x_sign * point[0], y_sign * point[1]))[1]
     return min(strictest, loosest), max(strictest, loosest)
@@ -111,11 +111,11 @@ def _commands(front: Front) -> dict[str, str]:
     """`pareto`, to which the page adds --best or --knee, and `generate`, with the file that both name."""
     sweeps = list(front.sweeps.values())
     words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
-    if sweeps[0].identity.objectives != front.axes:
-        words += ["--x", front.axes[0].name, "--y", front.axes[1].name]
+    if sweeps[0].identity.objectives != front.metrics:
+        words += ["--x", front.metrics[0].name, "--y", front.metrics[1].name]
     prompt = _short_caption(sweeps[0])
     models = sweeps[0].models
-    plugins = {module for candidate in front.candidates for module in candidate.config.plugins}
+    plugins = {module for trial in front.candidates for module in trial.config.plugins}
     plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}  # the target's family may be one's
     draw = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
     draw += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]

@@ -35,11 +35,12 @@ from orchestrator.report.trials import (
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
 from orchestrator.results.config_file import trial_text
+from orchestrator.results.front import front_of
 from orchestrator.results.joint import critical_t
 from orchestrator.results.names import describe_duration
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import REPORT, read_sweep_yaml
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import redact_values
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from orchestrator.views.follower import Ending, View
@@ -142,7 +143,7 @@ def page_data(
             "sweeps": [_sweep_entry(name, sweep, len(named)) for name, sweep in named.items()],
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
-            "metrics": {axis.name: _metric_entry(axis) for axis in map(sweeps[0].axis, names)},
+            "metrics": {axis.name: _metric_entry(axis) for axis in map(sweeps[0].metric, names)},
             "keys": config_keys(named),
             "trials": entries,
             "looks": group_looks(entries, colourings),
@@ -229,11 +230,11 @@ def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, .
     """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
     first, measured = sweeps[0], _metric_names(sweeps)
     try:
-        axes = first.axes(*objectives[:2])[:2]
+        axes = first.objectives(*objectives[:2])[:2]
     except QueryError:
         axes = ()
     if not axes or any(axis.name not in measured for axis in axes):
-        axes = tuple(map(first.axis, measured[:2]))
+        axes = tuple(map(first.metric, measured[:2]))
     names = [axis.name for axis in axes]
     return axes[::-1] if names == list(DEFAULT_OBJECTIVES)[::-1] else axes
 

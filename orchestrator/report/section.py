@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.results.compare import Comparison
-from orchestrator.results.sweep import Front, Sweep
+from orchestrator.results.front import Front
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.plugins import Registry
 from workers.metrics.definition import Metric

@@ -49,7 +49,7 @@ def trial_entries(
     """
     keys, several, entries = config_keys(sweeps), len(sweeps) > 1, []
     for index, (name, sweep) in enumerate(sweeps.items()):
-        axes = [sweep.axis(metric) for metric in names]
+        axes = list(map(sweep.metric, names))
         for record in sweep.records:
             flat = record.config.flat() if record.config else {}
             found, twin = trial_id(name, record, len(sweeps)), record.duplicate_of

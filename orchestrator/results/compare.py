@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestrator.results.fronts import directions
-from orchestrator.results.joint import JointErrors, standard_error
+from orchestrator.results.joint import JointErrors, directions, standard_error
 from orchestrator.results.names import describe
 from orchestrator.results.pareto import Floats, costs, nondominated, possible_front
 from orchestrator.results.query import QueryError
@@ -156,41 +155,41 @@ class Comparison:
 def compare(
     joint: JointErrors,
     groups: Mapping[str, Sequence[int]],
-    axes: Sequence[Metric],
+    metrics: Sequence[Metric],
     reference: Sequence[float] | None = None,
 ) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it. reference: in the axes'
-        units; by default `reference_point` of the points of all groups.
+    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it. reference: by default
+        `reference_point` of the points of all groups.
 
     Raises:
         ValueError: a group has no measured point.
     """
-    axis_directions = directions(axes)
+    toward = directions(metrics)
     points = {name: joint.values[rows] for name, rows in groups.items()}
-    fronts = {name: values[nondominated(values, axis_directions)] for name, values in points.items()}
+    fronts = {name: values[nondominated(values, toward)] for name, values in points.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
-        raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(axis.name for axis in axes)}")
+        raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(metric.name for metric in metrics)}")
     if reference is None:
-        point = reference_point(np.concatenate(list(points.values())), axis_directions)
+        point = reference_point(np.concatenate(list(points.values())), toward)
     else:
         point = np.array(reference, dtype=np.float64)
     front_points = np.concatenate(list(fronts.values()))
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
-    volumes = {name: hypervolume(front, point, axis_directions) for name, front in fronts.items()}
+    volumes = {name: hypervolume(front, point, toward) for name, front in fronts.items()}
     drawn = joint.draws()
-    volumes_drawn = {name: drawn_hypervolumes(drawn[:, rows], point, axis_directions) for name, rows in groups.items()}
+    volumes_drawn = {name: drawn_hypervolumes(drawn[:, rows], point, toward) for name, rows in groups.items()}
     pairs = [
         Pair(
             a,
             b,
             (
-                additive_epsilon(fronts[a], fronts[b], axis_directions, scale),
-                additive_epsilon(fronts[b], fronts[a], axis_directions, scale),
+                additive_epsilon(fronts[a], fronts[b], toward, scale),
+                additive_epsilon(fronts[b], fronts[a], toward, scale),
             ),
-            (coverage(fronts[a], fronts[b], axis_directions), coverage(fronts[b], fronts[a], axis_directions)),
+            (coverage(fronts[a], fronts[b], toward), coverage(fronts[b], fronts[a], toward)),
             (volumes[a] - volumes[b], standard_error(volumes_drawn[a] - volumes_drawn[b])),
         )
         for a, b in combinations(fronts, 2)
@@ -214,10 +213,10 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
     Raises:
         QueryError: fewer than two.
     """
-    first, names = identities[0], dict.fromkeys(axis.name for i in identities for axis in i.objectives)
+    first, names = identities[0], dict.fromkeys(metric.name for i in identities for metric in i.objectives)
     owners = {name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)}
     shared = [name for name, found in owners.items() if len(found) == len(identities)]
-    own = [axis.name for axis in first.objectives if axis.name in shared][:3]
+    own = [metric.name for metric in first.objectives if metric.name in shared][:3]
     for name in (*names, *DEFAULT_OBJECTIVES):
         if len(own) < 2 and name in shared and name not in own:
             own.append(name)
@@ -265,7 +264,7 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     return [f"{fact}: {_against(values)}" for fact, values in facts if _differ(values)]
 
 
-def cautions(identities: Sequence[Identity], axes: Sequence[Metric]) -> list[str]:
+def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[str]:
     """Differences between sweeps that a reader should know of, though they do not forbid the comparison."""
     found = []
     for name, attribute in (
@@ -273,10 +272,10 @@ def cautions(identities: Sequence[Identity], axes: Sequence[Metric]) -> list[str
     ):  # fmt: skip
         if _differ([getattr(identity, attribute) for identity in identities]):
             found.append(f"the sweeps' {name} differ")
-    speed = [axis.name for axis in axes if not obstacles(identities, axis.name)]
+    speed = [metric.name for metric in metrics if not obstacles(identities, metric.name)]
     if speed and _differ([_captions(identity) for identity in identities]):
         found.append(f"{' and '.join(speed)} were measured on different captions")
-    timed = [axis.name for axis in axes if TIMINGS in _needs(identities, axis.name)]
+    timed = [metric.name for metric in metrics if TIMINGS in _needs(identities, metric.name)]
     if ratios := [name for name in timed if not _is_time(identities, name)]:
         for fact, values in _different_timing(identities):
             found.append(f"{' and '.join(ratios)}: timed with different {fact}, {_against(values)}")

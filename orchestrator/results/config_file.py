@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from orchestrator.results.text import clean, measured, signed_percent
-from search_spaces.documents import write_document
+from orchestrator.results.text import clean, signed_percent
 from search_spaces.sweep_sections import BUILTIN
 
 if TYPE_CHECKING:
-    from orchestrator.results.choices import Choice
     from orchestrator.results.store import Identity
-    from orchestrator.results.sweep import Front
     from orchestrator.results.trials import TrialRecord
     from search_spaces.trial import DecodingConfig
 
@@ -50,8 +47,7 @@ class MeasuredSpeed:
         if entry is None:
             return None
         device = identity.timing_device or "an unknown device"
-        speedup, batch = measured(entry.value, entry.error), int(timing.get("batch", 1))
-        return cls(identity.name, record.number, record.digest, speedup, batch, device)
+        return cls(identity.name, record.number, record.digest, str(entry), int(timing.get("batch", 1)), device)
 
     @classmethod
     def read(cls, text: str) -> Self | None:
@@ -97,21 +93,6 @@ class Setting:
     weights: Mapping[str, str] | None = None
     baseline: DecodingConfig | None = None
 
-    @classmethod
-    def of(cls, front: Front, choice: Choice) -> Self:
-        """That of a choice."""
-        sweep, record = front.sweeps[choice.trial.sweep], choice.trial.record
-        return cls(
-            mapping=choice.trial.config.to_mapping(),
-            origin=f"{choice.heading}: trial {record.number} of {sweep.name}",
-            models=sweep.models,
-            batch=int(sweep.identity.timing.get("batch", 1)),
-            speed=MeasuredSpeed.of(sweep.identity, record),
-            comments=choice_header(front, choice),
-            weights=sweep.identity.models,
-            baseline=sweep.identity.baseline,
-        )
-
     def comments_for(self, digest: str) -> str:
         """The comments, if they are about the config with this digest."""
         return self.comments if self.speed is not None and self.speed.digest == digest else ""
@@ -142,28 +123,16 @@ def config_header(
     lines += [f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}"] if speed else []
     for name in metrics:
         if name != SPEEDUP and name in record.metrics:
-            entry = record.metrics[name]
             change = f", {signed_percent(*changes[name])} against vanilla" if changes and name in changes else ""
-            lines.append(f"{name} {measured(entry.value, entry.error)}{change}")
+            lines.append(f"{name} {record.metrics[name]}{change}")
     lines += [f"plugin {module}" for module in record.config.plugins] if record.config else []
     lines.append(f"config {record.digest}")
     return "".join(f"# {clean(line)}\n" for line in lines)
 
 
-def choice_header(front: Front, choice: Choice) -> str:
-    """`config_header` of a choice, with the front's metrics."""
-    identity, metrics = front.sweeps[choice.trial.sweep].identity, [axis.name for axis in front.axes]
-    return config_header(identity, choice.trial.record, choice.heading, metrics, choice.changes)
-
-
-def config_text(front: Front, choice: Choice) -> str:
-    """The config file of a choice."""
-    return choice_header(front, choice) + write_document(choice.trial.config.to_mapping())
-
-
 def trial_text(identity: Identity, record: TrialRecord) -> str:
     """The config file of a sweep's trial, with the sweep's objectives in its comments; the config of a trial with an
     invalid one is empty."""
-    header = config_header(identity, record, metrics=[axis.name for axis in identity.objectives])
+    header = config_header(identity, record, metrics=[metric.name for metric in identity.objectives])
     config = record.config.to_mapping() if record.config else {}
     return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)

@@ -26,11 +26,21 @@ from numpy.typing import NDArray
 from orchestrator.results.pareto import DRAWS, LEVEL, Bools, Floats
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import TrialRecord
-from workers.metrics.definition import Metric
+from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate
 
-_MISSING = Estimate(np.nan, np.inf, 0)
 _ONE_SIGMA = 2 * NormalDist().cdf(1) - 1  # the share of a normal variable within its standard deviation
+
+
+def directions(metrics: Sequence[Metric]) -> list[Direction]:
+    return [metric.direction for metric in metrics]
+
+
+def values_of(records: Sequence[TrialRecord], metrics: Sequence[Metric]) -> Floats:
+    """The trials' values [records, metrics]; NaN where a trial lacks one."""
+    missing = Estimate(np.nan, np.inf, 0)
+    values = [record.metrics.get(metric.name, missing).value for record in records for metric in metrics]
+    return np.array(values, dtype=np.float64).reshape(len(records), len(metrics))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,34 +63,32 @@ class JointErrors:
 
     @classmethod
     def of(
-        cls, records: Sequence[TrialRecord], axes: Sequence[Metric], identities: Sequence[Identity] = ()
+        cls, records: Sequence[TrialRecord], metrics: Sequence[Metric], identities: Sequence[Identity] = ()
     ) -> JointErrors:
         """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
         columns: dict[Hashable, int] = {}
         noise_dof: dict[Hashable, float] = {}
         captions, sweeps = _captions(identities, len(records)), _sweeps(identities, len(records))
-        entries = [[record.metrics.get(axis.name, _MISSING) for axis in axes] for record in records]
-        found = []  # (trial, metric, column, effect)
-        shape = len(records), len(axes)
-        own, dof, own_dof = np.full(shape, np.nan), np.full(shape, np.inf), np.full(shape, np.inf)
-        for i, record in enumerate(records):
-            for j, (axis, entry) in enumerate(zip(axes, entries[i], strict=True)):
-                effects: dict[Hashable, float] = {
-                    (captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
-                }
-                if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
-                    source = sweeps[i], record.shape
-                    effects[source] = -entry.noise if axis.direction == "maximize" else entry.noise
-                    noise_dof.setdefault(source, entry.noise_dof or np.inf)
-                found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
-                if np.isfinite(entry.error):
-                    rest = entry.error**2 - sum(effect**2 for effect in effects.values())
-                    own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
-                if entry.replicates:
-                    dof[i, j] = len(entry.replicates) - 1
-                own_dof[i, j] = entry.error_dof or (0 if record.shape else entry.noise_dof) or np.inf
-        values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64).reshape(shape)
-        dense = np.zeros((*shape, len(columns)))
+        values, found = values_of(records, metrics), []  # of (trial, metric, column, effect)
+        own, dof, own_dof = (np.full(values.shape, start) for start in (np.nan, np.inf, np.inf))
+        measured = [(i, j, r, m) for i, r in enumerate(records) for j, m in enumerate(metrics) if m.name in r.metrics]
+        for i, j, record, metric in measured:
+            entry = record.metrics[metric.name]
+            effects: dict[Hashable, float] = {
+                (captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
+            }
+            if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
+                source = sweeps[i], record.shape
+                effects[source] = -entry.noise if metric.direction == "maximize" else entry.noise
+                noise_dof.setdefault(source, entry.noise_dof or np.inf)
+            found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
+            if np.isfinite(entry.error):
+                rest = entry.error**2 - sum(effect**2 for effect in effects.values())
+                own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
+            if entry.replicates:
+                dof[i, j] = len(entry.replicates) - 1
+            own_dof[i, j] = entry.error_dof or (0 if record.shape else entry.noise_dof) or np.inf
+        dense = np.zeros((*values.shape, len(columns)))
         for i, j, column, effect in found:
             dense[i, j, column] = effect
         source_dof = np.array([noise_dof.get(source, np.nan) for source in columns], dtype=np.float64)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, Choice, choose, default_limit
-from orchestrator.results.fronts import Candidate, values_of
+from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, default_choices, default_limit
+from orchestrator.results.front import Front, Trial
 from orchestrator.results.names import VANILLA, family
-from orchestrator.results.sweep import Front
 from orchestrator.results.text import clean
 from workers.metrics.definition import Metric
 
@@ -68,7 +67,7 @@ def looks(families: Sequence[str]) -> dict[str, Look]:
 
 
 def front_plot(front: Front, title: str = "", ending: str = ".png") -> bytes:
-    """A file of the first two axes with one standard error in each direction (see `draw_front`).
+    """A file of the first two metrics with one standard error in each direction (see `draw_front`).
 
     ending: one of `orchestrator.outputs.PLOTS`.
     """
@@ -125,22 +124,21 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
         plot.legend(frameon=False, fontsize=8, ncols=_LEGEND_COLUMNS, borderaxespad=0, **place)
 
 
-def axis_label(axis: Metric) -> str:
-    """An axis in words: `fid, lower is better`."""
-    unit = f" [{axis.unit}]" if axis.unit else ""
-    return f"{axis.name}{unit}, {'higher' if axis.direction == 'maximize' else 'lower'} is better"
+def axis_label(metric: Metric) -> str:
+    """A metric as the label of an axis: `fid, lower is better`."""
+    unit = f" [{metric.unit}]" if metric.unit else ""
+    return f"{metric.name}{unit}, {'higher' if metric.direction == 'maximize' else 'lower'} is better"
 
 
-def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, Choice] | None = None) -> None:
+def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, Trial] | None = None) -> None:
     """Draw a front on matplotlib axes. Points off the front are pale, except vanilla. Those on it have names, up to a
-    dozen, and rings mark the choices (default: `marked_choices`). With three axes the front has no line.
+    dozen, and rings mark the choices (default: `default_choices`). With three metrics the front has no line.
     """
-    candidates, (x, y, *_) = front.candidates, front.axes
-    values, errors = values_of([candidate.record for candidate in candidates], (x, y))
-    errors = np.nan_to_num(errors)
-    on_front = np.array([candidate.on_front for candidate in candidates], dtype=np.bool_)
-    families = [family(candidate.config) for candidate in candidates]
-    line = _front_line(values[on_front & (len(front.axes) == 2)], x.direction)
+    candidates, (x, y, *_) = front.candidates, front.metrics
+    values, errors = _points_of(candidates, front)
+    on_front = np.array([trial.on_front for trial in candidates], dtype=np.bool_)
+    families = [family(trial.config) for trial in candidates]
+    line = _front_line(values[on_front & (len(front.metrics) == 2)], x.direction)
     plot.plot(*line.T, color=_ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
     for name, look in looks(families).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
@@ -150,25 +148,32 @@ def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
             _points(plot, values[chosen], errors[chosen] if with_errors else None, look, strong=member)
         if rows.any():
             plot.scatter([], [], color=look.rgb, marker=_MARKERS[look.shape], label=name)
-    found = marked_choices(front) if choices is None else choices
-    _mark_choices(plot, front, found, values)
+    found = default_choices(front) if choices is None else choices
+    _mark_choices(plot, front, found)
     _style(plot, axis_label(x), axis_label(y), title)
     if not candidates:
         plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
         return
-    named = named_candidates(front, found)
-    points, _ = values_of([candidate.record for candidate in named], (x, y))
-    _write_names(plot, points, named)
+    named = named_trials(front, found)
+    _write_names(plot, _points_of(named, front)[0], named)
 
 
-def _write_names(plot: Axes, points: Floats, named: Sequence[Candidate]) -> None:
+def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
+    """The trials' values in the front's first two metrics, and their errors, 0 if unknown: each [trials, 2]."""
+    entries = [[trial.metrics[metric.name] for metric in front.metrics[:2]] for trial in trials]
+    values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64)
+    errors = np.array([[entry.known_error or 0.0 for entry in row] for row in entries], dtype=np.float64)
+    return values.reshape(-1, 2), errors.reshape(-1, 2)
+
+
+def _write_names(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
     """Write names in the right margin, each as near to the height of its point as the others allow, with a line to it.
 
-    points: of the candidates [n, 2].
+    points: of the trials [n, 2].
     """
     figure: Any = plot.get_figure(root=True)
     figure.draw_without_rendering()  # sets the limits and the size of the plot
-    texts = [short_title(candidate) for candidate in named]
+    texts = [short_title(trial) for trial in named]
     unit = figure.dpi / 72 / plot.get_window_extent().height  # 1/72 inch in heights of the plot
     heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[:, 1]
     order = np.argsort(heights)
@@ -217,9 +222,9 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
     )  # fmt: skip
 
 
-def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice], values: Floats) -> None:
+def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Trial]) -> None:
     """Draw rings around the choices, and a line at the quality bar of a single sweep."""
-    vanilla, quality = next(iter(front.sweeps.values())).baseline, front.axes[1]
+    vanilla, quality = next(iter(front.sweeps.values())).baseline, front.metrics[1]
     if default_limit(front) and len(front.sweeps) == 1 and vanilla is not None:
         factor = DEFAULT_FACTORS[quality.direction]
         level = factor * vanilla.metrics[quality.name].value
@@ -227,33 +232,26 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice], values:
         if low < level < high:
             name = f"{factor:g} × vanilla's {quality.name}"
             plot.axhline(level, color=_ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
-    for kind, choice in found.items():
-        x, y = values[front.candidates.index(choice.trial)]
+    for kind, trial in found.items():
+        x, y = (trial[metric.name] for metric in front.metrics[:2])
         plot.scatter([x], [y], facecolors="none", zorder=4, **_RINGS[kind])
-        plot.scatter([], [], facecolors="none", label=choice.heading, **(_RINGS[kind] | {"s": 60}))
+        plot.scatter([], [], facecolors="none", label=trial.choice, **(_RINGS[kind] | {"s": 60}))
 
 
-def marked_choices(front: Front) -> dict[str, Choice]:
-    """The choices within the default bar that have rings, by kind."""
-    limit = default_limit(front)
-    return choose(front, [limit] if limit else [])
-
-
-def named_candidates(front: Front, found: Mapping[str, Choice]) -> list[Candidate]:
+def named_trials(front: Front, found: Mapping[str, Trial]) -> list[Trial]:
     """The candidates to name, the most important first: choices, vanilla, others on the front, others with a label."""
-    baselines = [sweep.baseline for sweep in front.sweeps.values()]
-    vanilla = [candidate for candidate in front.candidates if candidate.record in baselines]
-    named = {trial.name: trial for trial in [*(choice.trial for choice in found.values()), *vanilla]}
-    labelled = [candidate for candidate in front.candidates if candidate.record.label.strip()]
+    vanilla = [trial for trial in front.candidates if trial.is_vanilla]
+    named = {trial.name: trial for trial in [*found.values(), *vanilla]}
+    labelled = [trial for trial in front.candidates if trial.record.label.strip()]
     for group in (front.members, labelled):
-        others = [candidate for candidate in group if candidate.name not in named]
+        others = [trial for trial in group if trial.name not in named]
         count = min(_MAX_NAMES - len(named), len(others))
         places = np.linspace(0, len(others) - 1, count).round().astype(int) if count > 0 else ()
         named |= {others[place].name: others[place] for place in places}
     return list(named.values())
 
 
-def short_title(candidate: Candidate) -> str:
+def short_title(trial: Trial) -> str:
     """Its label, else its setting's name, in lines."""
-    name = clean(candidate.record.label)
-    return "\n".join(wrap(name if name.strip(" �") else candidate.setting, _MAX_LINE, break_long_words=False))
+    name = clean(trial.record.label)
+    return "\n".join(wrap(name if name.strip(" �") else trial.setting, _MAX_LINE, break_long_words=False))

@@ -226,10 +226,10 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimat
 
 
 def limit_confidence(
-    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], axes: Mapping[str, Metric]
+    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], metrics: Mapping[str, Metric]
 ) -> float | None:
     """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if one is unknown.
-    axes: by metric.
+    metrics: by name.
 
     Optimistic for the best of many trials near a limit, because luck helped to choose it.
     """
@@ -238,7 +238,7 @@ def limit_confidence(
     entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
     if any(entry.known_error is None for entry in entries):
         return None
-    own, base = limit_draws(record, vanilla, [axes[constraint.metric] for constraint in constraints])
+    own, base = limit_draws(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
     met = [
         [constraint.violation(value, baseline) <= 0 for value, baseline in zip(own[:, j], base[:, j], strict=True)]
         for j, constraint in enumerate(constraints)
@@ -246,10 +246,10 @@ def limit_confidence(
     return float(np.all(met, axis=0).mean())
 
 
-def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, axes: Sequence[Metric]) -> tuple[Floats, Floats]:
+def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
     """Draws [draws, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's own twice."""
     records = [record] if vanilla is None or vanilla is record else [record, vanilla]
-    drawn = JointErrors.of(records, axes).draws()
+    drawn = JointErrors.of(records, metrics).draws()
     return drawn[:, 0], drawn[:, -1]
 
 

@@ -72,19 +72,19 @@ def _drift(records: Sequence[TrialRecord]) -> list[str]:
     ]
 
 
-def _is_ratio(axis: Metric) -> bool:
+def _is_ratio(metric: Metric) -> bool:
     """Whether its values compare each trial with vanilla, timed in turn with it or with a trial of its shape."""
-    return TIMINGS in axis.needs and OWN_TIMINGS not in axis.needs and not axis.is_time
+    return TIMINGS in metric.needs and OWN_TIMINGS not in metric.needs and not metric.is_time
 
 
 def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> list[str]:
     """A clause on the metrics that are times, if there are any, and on those to use instead. expressions: metrics, and
     limits and filters, which start with a metric.
     """
-    axes = {name: axis for identity in identities for name, axis in identity.metrics.items()}
+    metrics = {name: metric for identity in identities for name, metric in identity.metrics.items()}
     names = dict.fromkeys(word for text in expressions for word in re.findall(r"^\s*(\w+)", text))
-    times = [name for name in names if name in axes and axes[name].is_time]
-    ratios = [name for name, axis in axes.items() if _is_ratio(axis)]
+    times = [name for name in names if name in metrics and metrics[name].is_time]
+    ratios = [name for name, metric in metrics.items() if _is_ratio(metric)]
     if not times:
         return []
     note = f"{' and '.join(times)} also depends on how busy the machine was when a trial was timed"
@@ -241,7 +241,7 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
 
 
 def _notes(sweep: Sweep) -> list[str]:
-    return sweep_notes(sweep) + time_notes([sweep.identity], [axis.name for axis in sweep.identity.objectives])
+    return sweep_notes(sweep) + time_notes([sweep.identity], [metric.name for metric in sweep.identity.objectives])
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:

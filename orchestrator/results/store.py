@@ -181,10 +181,10 @@ def with_plugins(name: str, modules: Iterable[str]) -> list[str]:
     return ["specfrontier", *(word for module in sorted(set(modules)) for word in ("--plugin", module)), name]
 
 
-def near_path(storage: Storage, name: str) -> str:
-    """The place of a file, relative to the working directory if it is inside."""
-    place = Path(storage.locate(name))
-    return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else storage.locate(name)
+def near_path(storage: Storage, name: str = "") -> str:
+    """The place of a file, or of the sweep without `name`, relative to the working directory if it is inside."""
+    place = storage.locate(name) if name else storage.display_name
+    return str(Path(place).relative_to(Path.cwd())) if Path(place).is_relative_to(Path.cwd()) else place
 
 
 def read_identity(storage: Storage) -> Identity | None:

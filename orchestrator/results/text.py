@@ -5,23 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from html import escape
 from typing import Any
 
-_ROUNDING = 1e-12  # relative to values above 1
-
-
-def measured(value: float | None, error: float | None = None) -> str:
-    """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits without an error.
-
-    An error at the level of rounding is left out.
-    """
-    if value is None or math.isnan(value):
-        return "-"
-    if error is None or not math.isfinite(error) or error <= _ROUNDING * max(1.0, abs(value)):
-        return f"{value:.4g}"
-    digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:.{digits}f} ± {error:.{digits}f}"
+from workers.metrics.estimate import measured
 
 
 def percent(share: float) -> str:
@@ -43,6 +31,19 @@ def counted(number: int, noun: str) -> str:
 def clean(text: str) -> str:
     """Text without control characters: a name in a file must not control the terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+_LEFT = 'style="text-align: left"'  # notebooks align cells to the right
+
+
+def html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table as a notebook shows it; no heading if `head` is empty."""
+
+    def line(cells: Iterable[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag} {_LEFT}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
+
+    heading = line(head, "th") if (head := list(head)) else ""
+    return f"<table>{heading}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 _SECRET_KEYS = "access_key|secret_key|session_token|password|passwd|token|sig|signature|key|credential[s]?"

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from orchestrator.errors import explain
 from orchestrator.results.checked_text import append_line
 from orchestrator.results.names import SettingNames
-from orchestrator.results.text import clean, counted, measured
+from orchestrator.results.text import clean, counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Event, EventSink, Loss
+from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

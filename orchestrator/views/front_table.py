@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import measured
 from orchestrator.results.trials import TrialRecord
 
 _MAX_ROWS = 40
@@ -24,7 +23,7 @@ def front_table(sweep: Sweep, link: Callable[[TrialRecord], str] | None = None, 
     lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:rows]:
         title = literal(f"{record.number} {record.title(sweep.names.name(record.config))}")
-        cells = [measured(record.metrics[name].value, record.metrics[name].known_error) for name in names]
+        cells = [str(record.metrics[name]) for name in names]
         lines.append(f"| {f'[{title}]({link(record)})' if link else title} | {' | '.join(cells)} |")
     return lines
 

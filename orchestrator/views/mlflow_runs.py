@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
 from orchestrator.results.compare import hypervolume
-from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.joint import directions, values_of
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.store import Identity
@@ -192,7 +192,7 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
     default bar (see `choices.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
     last of its number: what MLflow has it for, it has whole.
     """
-    records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)[0]
+    records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)
     usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(values).all(axis=1)
     found = {}
     for count in range(since + 1, len(records) + 1):
@@ -210,7 +210,7 @@ def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict
     found = {"front": float(len(front))}
     if len(front) and (place := knee(values[front], toward)) is not None:
         found["knee"] = float(sweep.records[rows[front[place]]].number)
-    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], axes)[0][0]).all():
+    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], axes)[0]).all():
         return found
     if len(axes) <= _MAX_OBJECTIVES:
         found["hypervolume"] = hypervolume(values, reference(base, toward), toward)

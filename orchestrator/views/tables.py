@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.results.checked_text import HTML, load_text
+from orchestrator.results.front import front_of
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.views.follower import Ending, View
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
@@ -42,10 +43,12 @@ def write_tables(sweep: Sweep) -> None:
 
     if not sweep.records:
         return
-    for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, sweep.front())):
+    front = front_of([sweep])
+    front_rows = front.table(front.members).drop_columns(["sweep"])
+    for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, front_rows)):
         write_shard(sweep.storage, name, table, {"kind": _KIND})
     title = f"{sweep.name}: {sweep.identity.target}"
-    sweep.storage.write(FRONT_PLOT, front_plot(front_of([sweep]), title))
+    sweep.storage.write(FRONT_PLOT, front_plot(front, title))
 
 
 def replace_damaged(storage: Storage) -> list[str]:

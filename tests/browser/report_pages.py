@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
+from specfrontier import Sweep
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, ViewportSize

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.results.choices import gain_confidence
+from orchestrator.results.front import Front, front_of
 from orchestrator.results.status import speed_warnings
 from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Front, Sweep, front_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import percent
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.command_line import specfrontier
@@ -66,7 +66,7 @@ def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None
     for part in ("#fastest", "#lossless", "#knee"):
         number = page.locator(f"{part} .chosen").get_attribute("data-trial")
         trial = next(candidate for candidate in front.candidates if candidate.name == number)
-        share = gain_confidence(front, trial)
+        share = trial.gain_probability
         assert share is not None
         assert f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
 
@@ -107,12 +107,12 @@ def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
     knee = front.knee()
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
-    assert f"{round(100 * front.knee_confidence(knee))} % of draws" in page.locator("#knee").inner_text()
+    assert f"{round(100 * (knee.probability or 0))} % of draws" in page.locator("#knee").inner_text()
 
 
 def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
-    joint, names = front.joint_errors(), [candidate.name for candidate in front.candidates]
+    joint, names = front.joint_errors, [candidate.name for candidate in front.candidates]
     vanilla = front.sweeps["synthetic"].baseline
     assert vanilla is not None
     value, error, _ = joint.difference(names.index(chosen(page)), names.index(str(vanilla.number)))
@@ -143,7 +143,7 @@ def check_every_step(page: Page, front: Front) -> set[str]:
         best = front.best([limit])
         assert best is not None
         assert (limit, name) == (limit, best.name)
-        assert share == pytest.approx(front.limit_confidence(best, [limit]), abs=6e-4), limit
+        assert share == pytest.approx(best.limit_probability([limit]), abs=6e-4), limit
     assert len({command for command, *_ in rows}) == len(rows)
     return {name for _, name, _ in rows}
 
@@ -163,7 +163,7 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
     assert page.locator("#fastest h3").inner_text() == "Fastest within it"
     if metric == "clip_score":  # vanilla / vanilla is 1 in every draw
         candidate = next(c for c in front.candidates if c.record.number == 0)
-        assert front.limit_confidence(candidate, [f"{metric} >= 1 * vanilla"]) == 1
+        assert candidate.limit_probability([f"{metric} >= 1 * vanilla"]) == 1
 
 
 def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.report.page import write_report
 from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
+from specfrontier import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
+_ROUNDING = 1e-12  # relative to values above 1
 
 
 class MetricUnavailable(ValueError):
@@ -60,6 +61,10 @@ class Estimate:
         """Plain data, for JSON, which has no infinity: an unknown error is None."""
         return asdict(self) | {"error": self.known_error, "replicates": list(self.replicates)}
 
+    def __str__(self) -> str:
+        """The value and its standard error (see `measured`)."""
+        return measured(self.value, self.error)
+
     @property
     def known_error(self) -> float | None:
         """The standard error, as files have it: None where it is unknown."""
@@ -70,6 +75,19 @@ class Estimate:
         """The value without its bias of order 1/n: the mean of the pseudo-values G * value - (G - 1) * replicate."""
         groups = len(self.replicates)
         return groups * self.value - (groups - 1) * math.fsum(self.replicates) / groups
+
+
+def measured(value: float | None, error: float | None = None) -> str:
+    """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits without an error.
+
+    An error at the level of rounding is left out.
+    """
+    if value is None or math.isnan(value):
+        return "-"
+    if error is None or not math.isfinite(error) or error <= _ROUNDING * max(1.0, abs(value)):
+        return f"{value:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(error)))
+    return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def jackknife_error(left_out: Tensor) -> Tensor:

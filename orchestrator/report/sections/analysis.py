@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.results.compare import hypervolume
-from orchestrator.results.fronts import directions, values_of
+from orchestrator.results.front import Front
+from orchestrator.results.joint import directions, values_of
 from orchestrator.results.store import plugins_of, read_sweep_yaml
-from orchestrator.results.sweep import Front, Sweep
+from orchestrator.results.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space
 from workers.metrics.definition import Metric
@@ -96,16 +97,16 @@ def _importance(study: Study, index: int, axis: Metric) -> dict[str, float]:
 def hypervolumes(front: Front) -> list[dict[str, Any]]:
     """The hypervolume of each sweep's front after each of its trials, in the order in which they finished, up to the
     reference point of all: `name`, `images` spent and `volume`."""
-    reference, axes = front.reference_point(), front.axes
+    reference, axes = front.reference_point(), front.metrics
     found = []
     for name, sweep in front.sweeps.items():
         images, rows = 0, []
         curve: dict[str, Any] = {"name": name, "images": [], "volume": []}
-        candidates = {candidate.record.number for candidate in front.candidates if candidate.sweep == name}
+        candidates = {trial.number for trial in front.candidates if trial.origin == name}
         for record in sorted(sweep.records, key=lambda record: (record.finished, record.number)):
             images += record.images if record.duplicate_of is None else 0
             if record.number in candidates:
-                rows.append(values_of([record], axes)[0][0])
+                rows.append(values_of([record], axes)[0])
             curve["images"].append(images)
             curve["volume"].append(float(f"{hypervolume(rows, reference, directions(axes)):.6g}") if rows else 0.0)
         found.append(curve)

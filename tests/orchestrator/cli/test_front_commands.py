@@ -21,14 +21,15 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.tables import shown_table
 from orchestrator.errors import CommandError
-from orchestrator.results.choices import gain_confidence
+from orchestrator.results.front import front_of
 from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep, front_of
-from orchestrator.results.text import clean, measured
+from orchestrator.results.text import clean
 from orchestrator.run.driver_lock import driver_lock
 from search_spaces.trial import DecodingConfig
+from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import measured
 
 
 @dataclass
@@ -148,7 +149,7 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     sweep = Sweep.open(one)
     within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
-    assert found["hypervolume"] == pytest.approx(front_of([sweep]).hypervolume(found["reference_point"]))
+    assert found["hypervolume"] == pytest.approx(front_of([sweep]).hypervolume(found["reference_point"])[0])
     assert 0 < found["hypervolume_error"] < 0.2 * found["hypervolume"]
     assert 0 < found["knee_confidence"] <= 1
     assert 0.5 < found["best_confidence"] <= 1, "two limits, met by measured values"
@@ -160,7 +161,7 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     front = front_of([sweep])
     for mark in ("best", "knee"):
         trial = next(c for c in front.candidates if c.record.number == found[mark]["number"])
-        assert found[f"{mark}_gain_confidence"] == gain_confidence(front, trial)
+        assert found[f"{mark}_gain_confidence"] == trial.gain_probability
     assert words.count(", faster than vanilla in ") == 3, "best, lossless and knee"
     by_fid = data(pareto, one, "--x", "fid", "--best", "speedup>=0.1")
     assert ", better fid than vanilla in " in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
@@ -329,7 +330,7 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     for folder in (one, two):
         sweep = Sweep.open(folder)
-        assert found["hypervolumes"][sweep.name] == pytest.approx(front_of([sweep]).hypervolume(corner))
+        assert found["hypervolumes"][sweep.name] == pytest.approx(front_of([sweep]).hypervolume(corner)[0])
         assert 0 < found["hypervolume_errors"][sweep.name] < found["hypervolumes"][sweep.name]
     (pair,) = found["pairs"]
     assert pair["difference"][0] == pytest.approx(-(found["hypervolumes"]["two"] - found["hypervolumes"]["one"]))

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from orchestrator.outputs import CONFIGS, PAGES, PLOTS, TABLES, ending_of, table_bytes
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier

@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.report.answer import _slider, answer
 from orchestrator.results.choices import default_limit
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 
@@ -66,7 +67,7 @@ def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> No
         for given in (sweeps[:1], sweeps):
             front = front_of(given, x, y)
             bar, limit = answer(front)["bar"], default_limit(front)
-            assert (bar is None) == front.axes[1].is_of_counts
+            assert (bar is None) == front.metrics[1].is_of_counts
             assert (bar is not None and bar["relative"]) == (limit is not None)
             if limit is not None:
                 assert limit == f"{y} {bar['relation']} {bar['start']} * vanilla"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.report.trials import image_key
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.orchestrator.report.test_page import Elements

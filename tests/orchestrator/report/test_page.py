@@ -37,10 +37,10 @@ from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
 from orchestrator.report.trials import groups
 from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
+from specfrontier import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.synthetic_sweeps import BASELINE, write_sweep
 from workers.data.checked_json import load_checked

@@ -13,16 +13,16 @@ from orchestrator.results.choices import (
     BEST,
     KNEE,
     LOSSLESS,
-    change,
     choices_mapping,
     choose,
     default_limit,
     example_limit,
-    gain_confidence,
 )
-from orchestrator.results.joint import JointErrors
+from orchestrator.results.front import Front, front_of
+from orchestrator.results.joint import JointErrors, directions
+from orchestrator.results.pareto import knee_confidence
 from orchestrator.results.query import QueryError
-from orchestrator.results.sweep import Front, Sweep, front_of
+from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import Estimate
 
@@ -38,16 +38,17 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     limit = default_limit(front)
     assert limit == "fid <= 1.2 * vanilla"
     found = choose(front, [limit])
-    assert {kind: choice.trial for kind, choice in found.items()} == {
-        BEST: front.best([limit]), LOSSLESS: front.best_lossless(), KNEE: front.knee()
-    }  # fmt: skip
-    assert found[BEST].heading == f"fastest within {limit}"
-    assert found[BEST].confidence == front.limit_confidence(found[BEST].trial, [limit])
-    assert found[LOSSLESS].confidence is None, "by its setting, whatever the errors"
-    assert found[KNEE].confidence == front.knee_confidence(found[KNEE].trial)
+    expected = {BEST: front.best([limit]), LOSSLESS: front.best_lossless(), KNEE: front.knee()}
+    assert {kind: trial.name for kind, trial in found.items()} == {k: t.name for k, t in expected.items() if t}
+    assert found[BEST].choice == f"fastest within {limit}"
+    assert found[BEST].probability == found[BEST].limit_probability([limit]) is not None
+    assert found[LOSSLESS].probability is None, "by its setting, whatever the errors"
+    place = [trial.name for trial in front.candidates].index(found[KNEE].name)
+    share = knee_confidence(front.joint_errors.draws(), directions(front.metrics), place)
+    assert found[KNEE].probability == share
     assert BEST not in choose(front), "without a limit"
     assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
-    assert choose(front, ["fid<=1000"], lossless=True)[BEST].trial == found[LOSSLESS].trial
+    assert choose(front, ["fid<=1000"], lossless=True)[BEST].record is found[LOSSLESS].record
 
 
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
@@ -57,27 +58,25 @@ def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
         for record in sweep.records
     )
     found = choose(front_of([replace(sweep, records=records)]), ["fid <= 1.2 * vanilla"])
-    assert found[BEST].confidence is None
-    assert found[BEST].gain_confidence is None
+    assert found[BEST].probability is None
+    assert found[BEST].gain_probability is None
 
 
 def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) -> None:
-    trial, fid = next(c for c in front.candidates if c.on_front and c.record.number), front.axes[1]
-    vanilla = front.sweeps[trial.sweep].baseline
+    trial, fid = next(t for t in front.members if t.number), front.metrics[1]
+    vanilla = trial.sweep.baseline
     assert vanilla is not None
-    found = change(front, trial, fid)
-    assert found is not None
+    found = trial.changes["fid"]
     own, base = trial.record.metrics["fid"], vanilla.metrics["fid"]
     assert found[0] == pytest.approx(100 * (own.value / base.value - 1))
     draws = JointErrors.of([trial.record, vanilla], [fid]).covariance()
     paired = np.sqrt(draws[0, 0] + draws[1, 1] - 2 * draws[0, 1])
     assert found[1] == pytest.approx(100 * paired / base.value)
-    itself = next(c for c in front.candidates if c.record.number == vanilla.number)
-    assert change(front, itself, fid) is None
+    assert not front.trial(vanilla.number).changes
     (sweep,) = front.sweeps.values()
     almost = replace(vanilla, metrics={**vanilla.metrics, "fid": replace(base, value=1e-320)})
     near_zero = front_of([replace(sweep, records=(almost, *sweep.records[1:]))])
-    assert change(near_zero, trial, fid) is None, "it would be infinite"
+    assert near_zero.trial(trial.number).changes.keys() == {"speedup"}, "it would be infinite"
 
 
 def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(front: Front) -> None:
@@ -94,9 +93,9 @@ def test_as_plain_data(front: Front) -> None:
     limits = ["fid <= 1.2 * vanilla"]
     found = choices_mapping(choose(front, limits), limits)
     assert found["limits"] == limits
-    assert found["best"]["digest"] == choose(front, ["fid <= 1.2 * vanilla"])[BEST].trial.record.digest
+    assert found["best"]["digest"] == choose(front, ["fid <= 1.2 * vanilla"])[BEST].record.digest
     assert found["best_change"].keys() == {"speedup", "fid"}
-    assert found["knee_confidence"] == front.knee_confidence(choose(front)[KNEE].trial)
+    assert found["knee_confidence"] == choose(front)[KNEE].probability
     assert found["best_lossless_confidence"] is None
     assert choices_mapping({}, []) == {"limits": [], "best": None, "best_lossless": None, "knee": None}
 
@@ -107,10 +106,10 @@ def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
     assert sweep.baseline is not None
     alone = front_of([sweep], where=["label=vanilla"])
     limit = f"fid <= {sweep.baseline.metrics['fid'].value}"
-    share = choose(alone, [limit])[BEST].confidence
+    share = choose(alone, [limit])[BEST].probability
     assert share == pytest.approx(0.5, abs=0.1)
-    assert choose(alone, [limit, "fid <= vanilla"])[BEST].confidence == share
-    assert choose(alone, ["fid <= 1.2 * vanilla"])[BEST].confidence is None
+    assert choose(alone, [limit, "fid <= vanilla"])[BEST].probability == share
+    assert choose(alone, ["fid <= 1.2 * vanilla"])[BEST].probability is None
 
 
 def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
@@ -118,7 +117,7 @@ def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
     one = Estimate(1.0, 0.0, 192)
     records = [replace(r, metrics={**r.metrics, "speedup": one} if r.metrics else {}) for r in sweep.records]
     equal = front_of([replace(sweep, records=tuple(records))])
-    assert {gain_confidence(equal, trial) for trial in equal.candidates} == {None, 0.0}
+    assert {trial.gain_probability for trial in equal.candidates} == {None, 0.0}
 
 
 def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, tmp_path: Path) -> None:
@@ -129,8 +128,8 @@ def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, 
     limit = default_limit(both)
     assert limit is not None
     assert limit == default_limit(front)
-    assert [choice.trial.record for choice in choose(both, [limit]).values()] == [
-        choice.trial.record for choice in choose(front, [limit]).values()
+    assert [choice.record for choice in choose(both, [limit]).values()] == [
+        choice.record for choice in choose(front, [limit]).values()
     ]
     with pytest.raises(QueryError, match="unknown"):
         front_of([Sweep.open(tmp_path)]).best(["nonsense <= 3"])

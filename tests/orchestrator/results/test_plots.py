@@ -15,10 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from orchestrator.results.choices import BEST, KNEE, LOSSLESS
-from orchestrator.results.plots import draw_front, front_plot, marked_choices, short_title
+from orchestrator.results.choices import BEST, KNEE, LOSSLESS, default_choices
+from orchestrator.results.front import Front, front_of
+from orchestrator.results.plots import draw_front, front_plot, short_title
 from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Front, Sweep, front_of
+from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -42,7 +43,7 @@ def drawn(*fronts: Front) -> Axes:
 
 def values(front: Front, *, members: bool = False) -> np.ndarray:
     trials = front.members if members else front.candidates
-    return np.array([[trial.record.metrics[axis.name].value for axis in front.axes] for trial in trials])
+    return np.array([[trial[metric.name] for metric in front.metrics] for trial in trials])
 
 
 def lines(plot: Axes, label: str) -> list[np.ndarray]:
@@ -59,13 +60,13 @@ def front_with_labels(folder: Path, labels: Iterable[str]) -> Front:
 def test_a_large_front_names_its_choices_and_at_most_a_dozen(front: Front) -> None:
     plot = drawn(front)
     texts = [note.get_text() for note in plot.texts]
-    found = marked_choices(front)
+    found = default_choices(front)
     assert set(found) == {BEST, KNEE, LOSSLESS}
-    assert {short_title(choice.trial) for choice in found.values()} <= set(texts)
+    assert {short_title(choice) for choice in found.values()} <= set(texts)
     assert "vanilla" in texts
     assert len(texts) <= 12
     names = plot.get_legend_handles_labels()[1]
-    assert {choice.heading for choice in found.values()} <= set(names)
+    assert {choice.choice for choice in found.values()} <= set(names)
 
 
 def test_names_lie_beside_the_plot_apart_and_in_the_order_of_their_points(front: Front, tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: 
     write_sweep(tmp_path, trials=20, seed=1, name="other")
     both = front_of([sweep, Sweep.open(tmp_path)])
     names = drawn(both).get_legend_handles_labels()[1]
-    assert marked_choices(both)[BEST].heading in names
+    assert default_choices(both)[BEST].choice in names
     assert not [name for name in names if "×" in name], "each sweep has its own bar"
 
 
@@ -118,7 +119,7 @@ def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: 
 )
 def test_the_stairs_are_the_edge_of_what_the_front_dominates(front: Front, axes: tuple[str, str]) -> None:
     front = front_of(list(front.sweeps.values()), *axes)
-    signs = np.array([-1 if axis.direction == "maximize" else 1 for axis in front.axes])
+    signs = np.array([-1 if metric.direction == "maximize" else 1 for metric in front.metrics])
     plot = drawn(front)
     (stairs,) = lines(plot, "front")
     members, corners = values(front, members=True) * signs, stairs * signs
@@ -127,8 +128,8 @@ def test_the_stairs_are_the_edge_of_what_the_front_dominates(front: Front, axes:
     for corner in corners:
         assert (members <= corner).all(axis=1).any(), "a setting reaches it"
         assert not (members < corner).all(axis=1).any()
-    for axis, label in zip(front.axes, (plot.get_xlabel(), plot.get_ylabel()), strict=True):
-        assert ("higher is better" in label) == (axis.direction == "maximize")
+    for metric, label in zip(front.metrics, (plot.get_xlabel(), plot.get_ylabel()), strict=True):
+        assert ("higher is better" in label) == (metric.direction == "maximize")
 
 
 def test_an_empty_front_says_so(front: Front) -> None:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.choices import gain_confidence
+from orchestrator.results.front import front_of
 from orchestrator.results.plots import front_plot
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import NoSweepError, command, find_sweep, location, write_trial
-from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import TrialRecord
+from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
@@ -128,11 +128,11 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
         ],
     )
     sweep = Sweep.open(tmp_path)
-    assert [axis.name for axis in sweep.axes()] == ["step_compression", "drift"]
-    assert [axis.name for axis in sweep.axes(z="fid")] == ["step_compression", "drift", "fid"]
-    assert [axis.direction for axis in sweep.axes("latency", "clip_score")] == ["minimize", "maximize"]
+    assert [axis.name for axis in sweep.objectives()] == ["step_compression", "drift"]
+    assert [axis.name for axis in sweep.objectives(z="fid")] == ["step_compression", "drift", "fid"]
+    assert [axis.direction for axis in sweep.objectives("latency", "clip_score")] == ["minimize", "maximize"]
     given = [("drift", None), ("latency", None), (None, "step_compression"), (None, "fid")]
-    chosen = [tuple(axis.name for axis in sweep.axes(x, y)) for x, y in given]
+    chosen = [tuple(axis.name for axis in sweep.objectives(x, y)) for x, y in given]
     assert chosen == [
         ("drift", "step_compression"),
         ("latency", "drift"),
@@ -140,7 +140,7 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
         ("step_compression", "fid"),
     ]
     with pytest.raises(QueryError, match="each must be a different metric"):
-        sweep.axes("fid", "fid")
+        sweep.objectives("fid", "fid")
     with pytest.raises(QueryError, match="'fud': unknown metric; did you mean 'fid'"):
         sweep.front("speedup", "fud")
 
@@ -214,7 +214,7 @@ def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, valu
         for record, own in zip(sweep.records, (vanilla, entry), strict=False):
             records.append(dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own}))
         front = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid")
-        shares = {candidate.record.number: gain_confidence(front, candidate) for candidate in front.candidates}
+        shares = {candidate.number: candidate.gain_probability for candidate in front.candidates}
         assert shares.get(0) is None, "vanilla itself"
         return shares[1]
 
@@ -248,8 +248,8 @@ def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
     trees = ("chain", "dynamic", "none", "static")
     fronts = [front_of([sweep], where=[f"tree.policy={tree}"]) for tree in trees]
     assert all(front.reference_point() == reference for front in fronts), "the default depends on no filter"
-    parts = [front.hypervolume(reference) for front in fronts]
-    assert max(parts) < front_of([sweep]).hypervolume(reference) <= sum(parts)
+    parts = [front.hypervolume(reference)[0] for front in fronts]
+    assert max(parts) < front_of([sweep]).hypervolume(reference)[0] <= sum(parts)
 
 
 def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:

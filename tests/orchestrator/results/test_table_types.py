@@ -14,9 +14,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.results.front import front_of
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
-from orchestrator.results.sweep import Sweep, front_of
 from orchestrator.results.trials import COLUMNS, TrialRecord
 from orchestrator.views.tables import write_tables
 from search_spaces.params import ConfigError
@@ -24,6 +24,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.schedules import SCHEDULES, Constant
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, flat_types
+from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import SAMPLING, identity, write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate

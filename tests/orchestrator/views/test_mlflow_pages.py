@@ -8,7 +8,6 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import measured
 from orchestrator.views.mlflow_pages import (
     compare_link,
     describe_run,
@@ -20,6 +19,7 @@ from orchestrator.views.mlflow_pages import (
 )
 from orchestrator.views.mlflow_runs import sweep_id
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.metrics.estimate import measured
 
 SHOWN = ("speedup", "fid", "error/speedup", "error/fid")
 

@@ -10,7 +10,8 @@ import pytest
 from optuna.trial import create_trial
 from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.run.study import Search
 from orchestrator.views.front_table import literal
 from orchestrator.views.study import describe_sweep, short_names

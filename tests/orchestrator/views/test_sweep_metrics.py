@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.results.choices import default_limit
-from orchestrator.results.sweep import Sweep, front_of
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow_runs import sweep_metrics
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
@@ -34,7 +35,7 @@ def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
     assert best is not None
     assert last["best/speedup"] == best.record.metrics["speedup"].value
     vanilla = [sweep.records[0].metrics[name].value for name in ("speedup", "fid")]
-    assert last["hypervolume"] == pytest.approx(front.hypervolume([vanilla[0] / 2, 2 * vanilla[1]]))
+    assert last["hypervolume"] == pytest.approx(front.hypervolume([vanilla[0] / 2, 2 * vanilla[1]])[0])
 
 
 def test_a_front_never_shrinks_with_more_trials(sweep: Sweep) -> None:

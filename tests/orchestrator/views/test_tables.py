@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
-from orchestrator.results.sweep import Sweep
 from orchestrator.views.tables import write_tables
+from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
