@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1296,
     "orchestrator.results": 4221,
-    "orchestrator.run": 4300,
+    "orchestrator.run": 4255,
     "orchestrator.views": 2037,
     "search_spaces": 3849,
     "specfrontier": 378,

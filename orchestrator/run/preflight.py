@@ -1,6 +1,6 @@
 """Checks of a sweep before any worker starts: the machine, the store, model files, captions, reference, metrics and
 search, the addresses of Ray, Optuna and MLflow, and that all that will be written to is the sweep's own. Workers repeat
-the checks that need loaded weights.
+the checks that need loaded weights. A check of the sweep's sections is a function in `_CHECKS`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 import torch
 
@@ -25,29 +26,56 @@ from orchestrator.run.study import Search
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
 from orchestrator.views.study_storage import check_study, check_url, damaged_line, default_journal
 from search_spaces.params import ConfigError, at, unknown_choice
+from search_spaces.params import Path as ConfigPath
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
-from workers.data import reference as reference_images
 from workers.data.captions import Caption, captions_hash, read_captions
+from workers.data.reference import check_reference
 from workers.data.shards import FORMAT, plan_timing
 from workers.data.storage import Storage
 from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics import fid
-from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Direction
+from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import registered_metrics, uses_timings, weight_keys
 from workers.models.checkpoint_files import WeightsError
-from workers.models.target import Target
 from workers.runtime.threads import cores
 
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or scheme+driver
 _MAX_WORKERS_PER_CORE = 16  # on this machine, where workers may share cores
+
+Problems: TypeAlias = Iterator[tuple[ConfigPath, str]]  # the key of the sweep's file, and the problem with its fix
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a sweep is checked against: its models, as far as the headers of their files tell, and its captions.
+
+    extractors: the feature extractors by role, without their weights; all distances use "features".
+    """
+
+    sweep: SweepConfig
+    entry: Entry
+    capabilities: Capabilities
+    extractors: Mapping[str, Extractor]
+    captions: Sequence[Caption]
+
+    @property
+    def width(self) -> int:
+        """The number of features of an image."""
+        return self.extractors["features"].width
+
+    @property
+    def decisive(self) -> Iterator[tuple[ConfigPath, Metric]]:
+        """The metrics of objectives and constraints, by their keys. A trial without one of them fails."""
+        metrics = registered_metrics()
+        return ((path, metrics[name]) for path, name in self.sweep.named_metrics if path[0] != "metrics")
 
 
 def preflight(
@@ -61,8 +89,15 @@ def preflight(
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    _check_names(sweep)
-    is_client = _check_cluster(address)
+    registered = registered_metrics()
+    for path, name in sweep.named_metrics:
+        if name not in registered:
+            raise ConfigError(path, unknown_choice(name, registered))
+    cluster = None if address is None else resolve_address(address)
+    if cluster is None:
+        check_root()
+    else:
+        requires_token(cluster)
     if (file := storage.path(SWEEP)) is not None:
         check_writable(file.parent)
     storage.check_bucket()
@@ -74,42 +109,23 @@ def preflight(
             f"specfrontier draws format {FORMAT}; its front can still be queried, but launch under another --name"
         )
     _check_tracking_uri(mlflow, storage)
-    directions = [o.direction or registered_metrics()[o.metric].direction for o in sweep.objectives]
+    directions = [o.direction or registered[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
-    if not is_client:  # else the cluster's machines have the files, and its workers check them
-        model = read_models(sweep)
-        captions = read_sweep_captions(sweep, model)
-        if identity is not None and identity.captions["hash"] != captions_hash(captions):
-            raise ConfigError(
-                ("captions",),
-                f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
-                "restore the original, or launch under another --name",
-            )
-        check_reference(sweep, model)
-        _check_available(sweep, model, captions)
-        if identity is None:  # an older version let such a sweep start
-            _check_constraints(sweep)
-        _check_image_count(sweep, model, len(captions))
-        resolved = sweep.resolve(model.capabilities.sampling)
-        check_configs(resolved, model.capabilities)
-        _check_timing(resolved, len(captions))
-        _check_racing(sweep)
-        check_pool(resolved, model.capabilities)
-        Search(resolved, directions)
-
-
-def _check_cluster(address: str | None) -> bool:
-    """Check that the cluster responds, or that Ray can start here; returns whether the driver is a Ray client.
-
-    Raises:
-        ValueError, PoolError: see `resolve_address`, `requires_token` and `check_root`.
-    """
-    if address is None:
-        check_root()
-        return False
-    cluster = resolve_address(address)
-    requires_token(cluster)
-    return cluster.is_client
+    if cluster is not None and cluster.is_client:
+        return  # the cluster's machines have the files, and its workers check them
+    inputs = _read_inputs(sweep)
+    if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
+        raise ConfigError(
+            ("captions",),
+            f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
+            "restore the original, or launch under another --name",
+        )
+    for check in _CHECKS if identity else (*_CHECKS, _constraint_problems):  # an older version let such a sweep start
+        for path, problem in check(inputs):
+            raise ConfigError(path, problem)
+    check_configs(inputs.sweep, inputs.capabilities)
+    check_pool(inputs.sweep, inputs.capabilities)
+    Search(inputs.sweep, directions)
 
 
 def _check_tracking_uri(uri: str, storage: Storage) -> None:
@@ -130,151 +146,6 @@ def _check_tracking_uri(uri: str, storage: Storage) -> None:
         check_lasting("--tracking-uri", uri)
 
 
-def _check_names(sweep: SweepConfig) -> None:
-    """Check that all metrics that the sweep names exist.
-
-    Raises:
-        ConfigError: names the section and the nearest metric.
-    """
-    registered = registered_metrics()
-    for path, name in sweep.named_metrics:
-        if name not in registered:
-            raise ConfigError(path, unknown_choice(name, registered))
-
-
-def _check_timing(sweep: SweepConfig, captions: int) -> None:
-    """Check that there are enough captions for timing, and enough batches for the uncertainty of objectives.
-
-    Raises:
-        ConfigError: names the numbers.
-    """
-    if not uses_timings(sweep.requested_metrics):
-        return
-    assert sweep.sampling is not None
-    vanilla, timing = DecodingConfig(sampling=sweep.sampling), sweep.timing
-    with in_section("timing"):
-        plan_timing(
-            vanilla, vanilla, captions, images=timing.images, batch=timing.batch, repetitions=timing.repetitions
-        )
-    for path, name in sweep.named_metrics:
-        needs = registered_metrics()[name].needs
-        if path[0] == "metrics" or TIMINGS not in needs:
-            continue
-        if timing.images <= timing.batch and (timing.repetitions == 1 or OWN_TIMINGS in needs):
-            problem = f"{name} has no uncertainty if a single batch of captions is timed"
-            raise ConfigError(("timing",), f"{problem}; raise timing.images above timing.batch")
-        if OWN_TIMINGS in needs and timing.direct < sweep.budget.trials:
-            problem = f"{name} is measured for timing.direct trials of a shape only"
-            raise ConfigError(path, f"{problem}; set timing.direct to budget.trials, {sweep.budget.trials}")
-
-
-def _check_available(sweep: SweepConfig, model: CheckedModels, captions: list[Caption]) -> None:
-    """Check that every metric that the sweep names can be computed with its models and captions.
-
-    Raises:
-        ConfigError: names the section, the metric and what is missing.
-    """
-    reasons = unavailable_metrics(
-        [name for _, name in sweep.named_metrics],
-        model.entry.folder,
-        image_size=model.capabilities.image_size,
-        captions=[caption.text for caption in captions],
-        weights=model.entry.metrics,
-        reference=sweep.reference.source != NO_REFERENCE,
-    )
-    for path, name in sweep.named_metrics:
-        if name in reasons:
-            fix = "add what is missing, or remove the metric"
-            raise ConfigError(path, f"{name} is not available: {reasons[name]}; {fix}")
-
-
-def _check_constraints(sweep: SweepConfig) -> None:
-    """Check that no constraint multiplies a value of vanilla that is 0 by definition.
-
-    Raises:
-        ConfigError: names the constraint and the fix.
-    """
-    metrics = registered_metrics()
-    for index, constraint in enumerate(sweep.constraints):
-        vanilla = metrics[constraint.metric].vanilla
-        if vanilla is not None:
-            with at("constraints", f"[{index}]"):
-                constraint.check_vanilla(vanilla)
-
-
-def _check_image_count(sweep: SweepConfig, model: CheckedModels, captions: int) -> None:
-    """Check that Fréchet distances as objectives or constraints have enough images for their covariance.
-
-    Raises:
-        ConfigError: names the number of images that remain in a jackknife replicate.
-    """
-    samples, width = sweep.quality.samples, model.features.width
-    for path, name in sweep.named_metrics:
-        if path[0] == "metrics" or name not in fid.FRECHET_METRICS:
-            continue
-        if (remaining := _remaining(captions) * samples) <= width:
-            raise ConfigError(
-                path,
-                f"{name} needs more images: {captions} captions x {samples} leave {remaining} in a jackknife "
-                f"replicate, too few for a covariance of {width} features; raise captions.count",
-            )
-        racing = sweep.racing
-        # without a test, few images order trials well enough, but have no bias of order 1 / n to take off
-        # the test and fid_debiased take off a bias of order 1 / n; too few images have other orders
-        is_debiased = name == "fid_debiased"
-        is_checked = racing is not None and (racing.error_rate is not None or is_debiased)
-        for index, rung in enumerate(racing.rungs if racing and is_checked else ()):
-            if (remaining := _remaining(rung) * samples) <= width:
-                least = next(n for n in range(BLOCKS, captions + BLOCKS, BLOCKS) if _remaining(n) * samples > width)
-                fix = "use rungs of at least" if least < captions else "raise captions.count above"
-                other = "" if is_debiased else ", or use `stop: dominated`, which is not a test"
-                raise ConfigError(
-                    ("racing", "rungs", f"[{index}]"),
-                    f"{name} cannot be measured on {rung} captions x {samples}: {remaining} images in a jackknife "
-                    f"replicate are too few for a covariance of {width} features; {fix} {least}{other}",
-                )
-
-
-def _check_racing(sweep: SweepConfig) -> None:
-    """Check that rungs divide into equal blocks, and that the objectives are measured on the captions of every trial.
-
-    Raises:
-        ConfigError: names the rung or the objective.
-    """
-    for index, rung in enumerate(sweep.racing.rungs if sweep.racing else ()):
-        if rung % min(BLOCKS, sweep.captions.count):
-            problem = f"{rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
-            raise ConfigError(("racing", "rungs", f"[{index}]"), problem)
-    for objective in sweep.objectives if sweep.racing else ():
-        if OWN_TIMINGS in registered_metrics()[objective.metric].needs:
-            problem = f"{objective.metric} is not measured on the captions of a rung"
-            fix = "choose other objectives, such as speedup, or leave out `racing`"
-            raise ConfigError(("racing",), f"{problem}; {fix}")
-
-
-def _remaining(captions: int) -> int:
-    """The captions of a jackknife replicate, which leaves out the largest block."""
-    return captions - -(-captions // min(BLOCKS, captions))
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedModels:
-    """A sweep's models as far as the headers of their files determine them.
-
-    extractors: the feature extractors by role, without their weights; all distances use "features".
-    """
-
-    entry: Entry
-    target: Target
-    capabilities: Capabilities
-    extractors: Mapping[str, Extractor]
-
-    @property
-    def features(self) -> Extractor:
-        """The network for distances."""
-        return self.extractors["features"]
-
-
 def models_entry(sweep: SweepConfig) -> Entry:
     """The entry of a models.yaml, or of a folder, that the sweep names.
 
@@ -289,55 +160,139 @@ def models_entry(sweep: SweepConfig) -> Entry:
         return find_entry(models.file, models.name)
 
 
-def read_models(sweep: SweepConfig) -> CheckedModels:
-    """The headers of the models' files, checked against the architecture.
+def _read_inputs(sweep: SweepConfig) -> _Inputs:
+    """Read the headers of the models' files, the captions, and the reference if the extractor takes the images.
 
     Raises:
-        ConfigError: files are missing, truncated or of another family, or their sizes do not match.
+        ConfigError: files are missing, truncated or of another family, or their sizes do not match; captions that the
+            target cannot encode; a reference that does not suit the extractor.
     """
     entry = models_entry(sweep)
     with in_section("models"):
         entry.check_files(weight_keys(sweep.requested_metrics))
         models = load_on_meta(entry)
-        problems = check_weights(entry.folder, entry.metrics, sweep.requested_metrics)
-        if problems:
+        if problems := check_weights(entry.folder, entry.metrics, sweep.requested_metrics):
             texts = [f"{entry.name}.metrics.{key}: {problem}" for key, problem in problems.items()]
             raise WeightsError(f"{entry.where}: {'; '.join(texts)}")
         extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
-    return CheckedModels(entry, models.target, Capabilities.of(models), extractors)
-
-
-def read_sweep_captions(sweep: SweepConfig, model: CheckedModels) -> list[Caption]:
-    """The captions, checked against the target's vocabulary.
-
-    Raises:
-        ConfigError: see `read_captions`; or the first caption that the target cannot encode, and the number of others.
-    """
+    capabilities = Capabilities.of(models)
     with in_section("captions"):
         captions = read_captions(**sweep.captions.to_mapping())
-    problems = unreadable_captions(model.target, [caption.text for caption in captions])
-    if problems:
-        index, problem = min(problems, key=lambda entry: captions[entry[0]].id)
-        more = and_more(len(problems) - 1, "caption")
-        raise ConfigError(("captions",), f"{captions[index].location}: {problem}{more}")
-    return captions
+        if unreadable := unreadable_captions(models.target, [caption.text for caption in captions]):
+            index, problem = min(unreadable, key=lambda entry: captions[entry[0]].id)
+            raise ValueError(f"{captions[index].location}: {problem}{and_more(len(unreadable) - 1, 'caption')}")
+    takes_images = extractors["features"].image_size in (None, capabilities.image_size)
+    if takes_images and sweep.reference.source != NO_REFERENCE:
+        with in_section("reference"):
+            check_reference(
+                **sweep.reference.to_mapping(), extractors=tuple(extractors.values()), size=capabilities.image_size
+            )
+    return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions)
 
 
-def check_reference(sweep: SweepConfig, model: CheckedModels) -> None:
-    """Check that the reference suits the feature extractor, if the extractor takes the model's images at all.
+def _unavailable_metrics(inputs: _Inputs) -> Problems:
+    """Metrics that cannot be computed with the sweep's models and captions."""
+    sweep = inputs.sweep
+    reasons = unavailable_metrics(
+        [name for _, name in sweep.named_metrics],
+        inputs.entry.folder,
+        image_size=inputs.capabilities.image_size,
+        captions=[caption.text for caption in inputs.captions],
+        weights=inputs.entry.metrics,
+        reference=sweep.reference.source != NO_REFERENCE,
+    )
+    for path, name in sweep.named_metrics:
+        if name in reasons:
+            yield path, f"{name} is not available: {reasons[name]}; add what is missing, or remove the metric"
 
-    Raises:
-        ConfigError: see `workers.data.reference.check_reference`.
-    """
-    takes_images = model.features.image_size in (None, model.capabilities.image_size)
-    if not takes_images or sweep.reference.source == NO_REFERENCE:
+
+def _constraint_problems(inputs: _Inputs) -> Problems:
+    """Constraints that multiply a value of vanilla that is 0 by definition."""
+    for index, constraint in enumerate(inputs.sweep.constraints):
+        vanilla = registered_metrics()[constraint.metric].vanilla
+        try:
+            if vanilla is not None:
+                constraint.check_vanilla(vanilla)
+        except ConfigError as error:
+            yield ("constraints", f"[{index}]", *error.path), error.problem
+
+
+def _timing_problems(inputs: _Inputs) -> Problems:
+    """Too few captions for timing, and objectives without an uncertainty or without a value for most trials."""
+    sweep, timing = inputs.sweep, inputs.sweep.timing
+    if not uses_timings(sweep.requested_metrics):
         return
-    with in_section("reference"):
-        reference_images.check_reference(
-            **sweep.reference.to_mapping(),
-            extractors=tuple(model.extractors.values()),
-            size=model.capabilities.image_size,
-        )
+    assert sweep.sampling is not None
+    vanilla, count = DecodingConfig(sampling=sweep.sampling), len(inputs.captions)
+    try:
+        plan_timing(vanilla, vanilla, count, images=timing.images, batch=timing.batch, repetitions=timing.repetitions)
+    except ValueError as error:
+        yield ("timing",), str(error)
+    for path, metric in inputs.decisive:
+        if TIMINGS not in metric.needs:
+            continue
+        is_own = OWN_TIMINGS in metric.needs
+        if timing.images <= timing.batch and (timing.repetitions == 1 or is_own):
+            problem = f"{metric.name} has no uncertainty if a single batch of captions is timed"
+            yield ("timing",), f"{problem}; raise timing.images above timing.batch"
+        if is_own and timing.direct < sweep.budget.trials:
+            problem = f"{metric.name} is measured for timing.direct trials of a shape only"
+            yield path, f"{problem}; set timing.direct to budget.trials, {sweep.budget.trials}"
+
+
+def _image_count_problems(inputs: _Inputs) -> Problems:
+    """Fréchet distances with too few images for their covariance, on all captions or at a rung.
+
+    The test of racing, and fid_debiased, take off a bias of order 1 / n; too few images have other orders. Without a
+    test, few images order trials well enough.
+    """
+    sweep, count, width = inputs.sweep, len(inputs.captions), inputs.width
+    samples = sweep.quality.samples
+
+    def is_enough(captions: int) -> bool:
+        return _replicate(captions) * samples > width
+
+    for path, metric in inputs.decisive:
+        name, racing = metric.name, sweep.racing
+        if name not in fid.FRECHET_METRICS:
+            continue
+        too_few = f"in a jackknife replicate, too few for a covariance of {width} features"
+        if not is_enough(count):
+            left = f"{count} captions x {samples} leave {_replicate(count) * samples} {too_few}"
+            yield path, f"{name} needs more images: {left}; raise captions.count"
+        is_debiased = name == "fid_debiased"
+        is_checked = racing is not None and (racing.error_rate is not None or is_debiased)
+        for index, rung in enumerate(racing.rungs if racing and is_checked else ()):
+            if not is_enough(rung):
+                least = next(n for n in range(BLOCKS, count + BLOCKS, BLOCKS) if is_enough(n))
+                fix = "use rungs of at least" if least < count else "raise captions.count above"
+                fix += f" {least}" if is_debiased else f" {least}, or use `stop: dominated`, which is not a test"
+                left = f"{rung} captions x {samples} leave {_replicate(rung) * samples} {too_few}"
+                yield ("racing", "rungs", f"[{index}]"), f"{name} cannot be measured: {left}; {fix}"
+
+
+def _replicate(captions: int) -> int:
+    """The captions of a jackknife replicate, which leaves out the largest block."""
+    return captions - -(-captions // min(BLOCKS, captions))
+
+
+def _racing_problems(inputs: _Inputs) -> Problems:
+    """Rungs that do not divide into equal blocks, and objectives that are not measured on the captions of a rung."""
+    sweep = inputs.sweep
+    if sweep.racing is None:
+        return
+    for index, rung in enumerate(sweep.racing.rungs):
+        if rung % min(BLOCKS, sweep.captions.count):
+            problem = f"{rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
+            yield ("racing", "rungs", f"[{index}]"), problem
+    for path, metric in inputs.decisive:
+        if path[0] == "objectives" and OWN_TIMINGS in metric.needs:
+            problem = f"{metric.name} is not measured on the captions of a rung"
+            yield ("racing",), f"{problem}; choose other objectives, such as speedup, or leave out `racing`"
+
+
+#: Checks of a sweep's sections, in their order
+_CHECKS = (_unavailable_metrics, _image_count_problems, _timing_problems, _racing_problems)
 
 
 def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
