@@ -27,7 +27,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.cli": 3026,
     "orchestrator.doctor": 759,
     "orchestrator.replay": 810,
-    "orchestrator.report": 1296,
+    "orchestrator.report": 1240,
     "orchestrator.results": 4221,
     "orchestrator.run": 4255,
     "orchestrator.views": 2037,

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from importlib.abc import Traversable
@@ -21,17 +21,9 @@ import numpy as np
 
 from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
-from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject, ignore
+from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.sections.images import embed_grids
-from orchestrator.report.trials import (
-    COLOURINGS,
-    config_keys,
-    group_looks,
-    image_key,
-    metric_title,
-    trial_entries,
-    trial_id,
-)
+from orchestrator.report.trials import OTHERS, config_keys, group_looks, metric_title, page_trials
 from orchestrator.results.checked_text import HTML, dump_text
 from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
 from orchestrator.results.config_file import trial_text
@@ -41,7 +33,7 @@ from orchestrator.results.names import describe_duration
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import redact_values
+from orchestrator.results.text import counted, redact_values
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage
@@ -49,7 +41,6 @@ from workers.metrics.definition import Metric
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
 _LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js": "vendor/plot.LICENSE"}
-_OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
@@ -127,11 +118,13 @@ def page_data(
     front = front_of(sweeps, *(axis.name for axis in axes)) if len(axes) > 1 else None
     candidates = [] if front is None else front.candidates
     named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
-    ordered = by_importance(named, {candidate.name for candidate in candidates if candidate.on_front})
-    shown = [trial for rank, trial in ordered if rank < _OTHERS and trial.record.state == COMPLETE]
+    trials, members = page_trials(named), {candidate.name for candidate in candidates if candidate.on_front}
+    ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
+    shown = [trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.state == COMPLETE]
     subject = Subject(named, axes, names, front, shown, note, draw, comparison, warnings)
-    entries = trial_entries(named, names, {c.name: c.confidence for c in candidates})
-    colourings = [*(["sweep"] if len(named) > 1 else []), *COLOURINGS]
+    keys, confidence = config_keys(named), {candidate.name: candidate.confidence for candidate in candidates}
+    entries = [trial.entry(names, keys, confidence.get(trial.id)) for trial in trials]
+    vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
     now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(
         {
@@ -140,19 +133,19 @@ def page_data(
             "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweeps),
-            "sweeps": [_sweep_entry(name, sweep, len(named)) for name, sweep in named.items()],
+            "sweeps": [_sweep_entry(name, named[name], vanilla.get(index)) for index, name in enumerate(named)],
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
             "metrics": {axis.name: _metric_entry(axis) for axis in map(sweeps[0].metric, names)},
-            "keys": config_keys(named),
+            "keys": keys,
             "trials": entries,
-            "looks": group_looks(entries, colourings),
+            "looks": group_looks(entries),
             "answer": {} if front is None else answer(front),
             "configs": {r.digest: trial_text(sweep.identity, r) for sweep in sweeps for r in sweep.records if r.config},
         }
     )
     return texts | {
-        "thumbnails": embed_grids([trial for _, trial in ordered], note),
+        "thumbnails": embed_grids(ordered, note),
         "sections": redact_values(_section_entries(subject)),
     }
 
@@ -173,9 +166,8 @@ def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:
     return {name: entry for name, entry in entries.items() if entry["data"] is not None}
 
 
-def _sweep_entry(name: str, sweep: Sweep, sweeps: int) -> dict[str, Any]:
+def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]:
     """captions: trials of sweeps that share it were measured on the same captions. vanilla: a trial's id."""
-    vanilla = None if sweep.baseline is None else trial_id(name, sweep.baseline, sweeps)
     captions = sweep.identity.captions
     return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
 
@@ -206,19 +198,6 @@ def _script(section: Section, name: str) -> Traversable:
 
 def _asset(name: str) -> str:
     return (ASSETS / name).read_text("utf-8")
-
-
-def by_importance(sweeps: Mapping[str, Sweep], front: Collection[str]) -> list[tuple[int, OwnedTrial]]:
-    """The trials in the order in which images are embedded: vanilla (rank 0), trials on the front (1), then labelled
-    ones (2), then others (`_OTHERS`). front: ids."""
-    ranked = []
-    for index, (name, sweep) in enumerate(sweeps.items()):
-        vanilla = sweep.baseline
-        for record in sweep.records:
-            member = trial_id(name, record, len(sweeps)) in front
-            rank = 0 if record is vanilla else 1 if member else 2 if record.label else _OTHERS
-            ranked.append((rank, OwnedTrial(image_key(index, record), sweep, record)))
-    return sorted(ranked, key=lambda entry: (entry[0], entry[1].record.number))
 
 
 def _critical_values() -> list[float]:
@@ -264,8 +243,7 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     targets = dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target)
     return [
         *([f"target {' and '.join(targets)}"] if targets else []),
-        f"{len(records)} trial{'' if len(records) == 1 else 's'}"
-        + "".join(f", {count} of them {word}" for count, word in others if count),
+        counted(len(records), "trial") + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",
     ]

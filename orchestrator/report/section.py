@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.report.trials import PageTrial
 from orchestrator.results.compare import Comparison
 from orchestrator.results.front import Front
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from search_spaces.plugins import Registry
 from workers.metrics.definition import Metric
 
@@ -18,15 +18,6 @@ Note = Callable[[str], object]
 
 def ignore(text: str) -> None:
     """A note that nobody reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class OwnedTrial:
-    """A trial of one of the page's sweeps. key: names its images in the page; trials of one config share it."""
-
-    key: str
-    sweep: Sweep
-    record: TrialRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +34,7 @@ class Subject:
     axes: tuple[Metric, ...]
     metrics: Sequence[str]
     front: Front | None
-    trials: Sequence[OwnedTrial] = ()
+    trials: Sequence[PageTrial] = ()
     note: Note = ignore
     draw: bool = True
     comparison: Comparison | None = None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,69 @@ from workers.metrics.definition import Metric
 
 _SHARED = ("number", "label", "state", "cause", "feasible", "digest", "images", "seconds", "shape")
 COLOURINGS = ("acceptance", "tree", "drafter")
+OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 
 
-def trial_id(name: str, record: TrialRecord, sweeps: int) -> str:
-    """A trial's name in the page: its number, after the sweep's name if there are several."""
-    return f"{name}#{record.number}" if sweeps > 1 else str(record.number)
+@dataclass(frozen=True, slots=True)
+class PageTrial:
+    """A trial of one of the page's sweeps. index: of the sweep. owner: its name in the page; "" if there is only one.
+    is_vanilla: the trial is its baseline.
+    """
+
+    sweep: Sweep
+    record: TrialRecord
+    index: int = 0
+    owner: str = ""
+    is_vanilla: bool = False
+
+    @property
+    def id(self) -> str:
+        """Its number, after the sweep's name if there are several; as `Trial.name` of a front."""
+        return self.of(self.record.number)
+
+    def of(self, number: int) -> str:
+        """The id of a trial of the same sweep."""
+        return f"{self.owner}#{number}" if self.owner else str(number)
+
+    @property
+    def key(self) -> str:
+        """Names its images in the page; trials of one config share them."""
+        return f"{self.index}/{self.record.digest}" if self.index else self.record.digest
+
+    def rank(self, front: Collection[str]) -> int:
+        """Its place in the order in which images are embedded: vanilla (0), trials on the front (1), then labelled ones
+        (2), then others (`OTHERS`). front: ids."""
+        if self.is_vanilla:
+            return 0
+        return 1 if self.id in front else 2 if self.record.label else OTHERS
+
+    def entry(self, metrics: Sequence[str], keys: Sequence[str], confidence: float | None) -> dict[str, Any]:
+        """Plain data. keys: of `flat`, its config's values. confidence: None if it is on no front."""
+        record, twin = self.record, self.record.duplicate_of
+        flat = record.config.flat() if record.config else {}
+        return {shared: getattr(record, shared) for shared in _SHARED} | {
+            "id": self.id,
+            "sweep": self.index,
+            "title": (f"{self.owner}: " if self.owner else "") + (record.label or f"trial {record.number}"),
+            "groups": ({"sweep": self.owner} if self.owner else {}) | groups(record.config),
+            "images_of": self.key,
+            "duplicate_of": None if twin is None else self.of(twin),
+            "confidence": confidence,
+            "flat": [flat.get(key) for key in keys],
+            "description": self.sweep.names.name(record.config),
+            "lossless": record.is_lossless(self.sweep.identity.sampling),
+            "violated": [text for text, excess in record.constraints.items() if excess > 0],
+            "metrics": {name: _measured(self.sweep.metric(name), record) for name in metrics if name in record.metrics},
+        }
 
 
-def image_key(index: int, record: TrialRecord) -> str:
-    """Names a trial's images in the page; index: of its sweep. Trials with the same config share them."""
-    return f"{index}/{record.digest}" if index else record.digest
+def page_trials(sweeps: Mapping[str, Sweep]) -> list[PageTrial]:
+    """All trials of the page's sweeps, which are given by name."""
+    found = []
+    for index, (name, sweep) in enumerate(sweeps.items()):
+        owner, vanilla = name if len(sweeps) > 1 else "", sweep.baseline
+        found += [PageTrial(sweep, record, index, owner, record is vanilla) for record in sweep.records]
+    return found
 
 
 def metric_title(name: str) -> str:
@@ -40,43 +94,11 @@ def config_keys(sweeps: Mapping[str, Sweep]) -> list[str]:
     return list(dict.fromkeys(key for record in records if record.config for key in record.config.flat()))
 
 
-def trial_entries(
-    sweeps: Mapping[str, Sweep], names: Sequence[str], confidence: Mapping[str, float]
-) -> list[dict[str, Any]]:
-    """One entry per trial; `flat` has its values in the order of `config_keys`.
-
-    names: the metrics. confidence: by the trial's id, of those that may be on the front.
-    """
-    keys, several, entries = config_keys(sweeps), len(sweeps) > 1, []
-    for index, (name, sweep) in enumerate(sweeps.items()):
-        axes = list(map(sweep.metric, names))
-        for record in sweep.records:
-            flat = record.config.flat() if record.config else {}
-            found, twin = trial_id(name, record, len(sweeps)), record.duplicate_of
-            entry = {shared: getattr(record, shared) for shared in _SHARED} | {
-                "id": found,
-                "sweep": index,
-                "title": (f"{name}: " if several else "") + (record.label or f"trial {record.number}"),
-                "groups": ({"sweep": name} if several else {}) | groups(record.config),
-                "images_of": image_key(index, record),
-                "duplicate_of": None if twin is None else f"{name}#{twin}" if several else str(twin),
-                "confidence": confidence.get(found),
-                "flat": [flat.get(key) for key in keys],
-                "description": sweep.names.name(record.config),
-                "lossless": record.is_lossless(sweep.identity.sampling),
-                "violated": [text for text, excess in record.constraints.items() if excess > 0],
-                "metrics": {axis.name: _measured(axis, record) for axis in axes if axis.name in record.metrics},
-            }
-            entries.append(entry)
-    return entries
-
-
-def group_looks(entries: Sequence[Mapping[str, Any]], colourings: Sequence[str]) -> dict[str, Any]:
+def group_looks(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The look of each group in the chart, by way of colouring; vanilla comes first."""
-    names = {colouring: [entry["groups"][colouring] for entry in entries] for colouring in colourings}
-    return {
-        colouring: {name: look._asdict() for name, look in looks(found).items()} for colouring, found in names.items()
-    }
+    colourings = entries[0]["groups"] if entries else COLOURINGS
+    found = {colouring: looks([entry["groups"][colouring] for entry in entries]) for colouring in colourings}
+    return {colouring: {name: look._asdict() for name, look in own.items()} for colouring, own in found.items()}
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:

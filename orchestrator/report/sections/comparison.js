@@ -8,20 +8,20 @@ const TERMS =
   "Epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range; " +
   "0 or less: it already does. Covers: the share of the second front that the first equals or dominates.";
 
-export function draw(host, { reference, fronts, pairs, notes }) {
-  const corner = reference.map(([name, value]) => `${metricTitle(name)} ${formatTick(value)}`).join(", ");
-  const frontRow = ({ name, trials, members, volume, error }) => [
-    name,
-    trials,
-    members,
-    formatMeasured([volume, error]),
-  ];
-  const pairRow = ({ first, second, more, error, epsilon, covers }) => [
+export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolume_errors: errors, pairs, notes }) {
+  const corner = metrics.map((name, i) => `${metricTitle(name)} ${formatTick(reference[i])}`).join(", "),
+    names = Object.keys(sizes).sort((a, b) => hypervolumes[b] - hypervolumes[a]),
+    fronts = names.map((name) => [name, ...sizes[name], formatMeasured([hypervolumes[name], errors[name]])]);
+  const row = (first, second, [more, error], epsilon, covers) => [
     first,
     second,
     formatMeasured([more, error]),
     formatNumber(epsilon, 3),
     `${Math.round(100 * covers)} %`,
+  ];
+  const bothWays = ({ first, second, difference: [more, error], epsilon, coverage }) => [
+    row(first, second, [more, error], epsilon[0], coverage[0]),
+    row(second, first, [-more, error], epsilon[1], coverage[1]),
   ];
   const isNumber = (i) => i > 0,
     panel = (table) => el("div.panel.scroll", table);
@@ -32,8 +32,8 @@ export function draw(host, { reference, fronts, pairs, notes }) {
         "ul.note",
         notes.map((note) => el("li", note)),
       ),
-    panel(grid(["front", "trials", "on its front", "hypervolume"], fronts.map(frontRow), isNumber)),
+    panel(grid(["front", "trials", "on its front", "hypervolume"], fronts, isNumber)),
     el("p.lead", `Up to the reference point ${corner}. `, TERMS),
-    panel(grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.map(pairRow), isNumber)),
+    panel(grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.flatMap(bothWays), isNumber)),
   );
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from orchestrator.report.section import SECTIONS, Note, OwnedTrial, Section, Subject, ignore
+from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
+from orchestrator.report.trials import PageTrial
 from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
 from workers.data.pictures import is_intact_png
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from workers.models.target import Target
 
 Key = tuple[int, int]  # caption and sample
+Rows = dict[Key, tuple[str, list[int]]]  # caption and tokens of images
 Sheet = tuple[tuple[int, int], int, str]  # size of a tile in pixels, number of tiles, data URI
-Draw = Callable[[Sequence[Sequence[int]]], list[Image.Image]]
 
 CAPTIONS, COLUMNS = 60, 10
 _MAX_SIDE = 128  # pixels of a tile
@@ -32,14 +32,6 @@ _MAX_PIXELS = 1 << 18  # of the images that are drawn at once
 _GRID_GAP = 2
 GRID_SIDE = 288  # pixels of the longer side of an image grid in the page
 _MAX_GRID_CHARACTERS = 500_000  # of all image grids together
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Tokens and caption of the first images of a trial."""
-
-    tokens: Mapping[Key, list[int]]
-    captions: Mapping[Key, str]
 
 
 def images(subject: Subject) -> dict[str, Any]:
@@ -56,52 +48,70 @@ def images(subject: Subject) -> dict[str, Any]:
     trials, note = subject.trials, subject.note
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
-    if not found:
-        return {"sheets": {}}
-    first = found[0][1]
-    keys = sorted(first.captions)[:CAPTIONS]
+    count = min((len(rows) for _, rows in found), default=0)
     from_tokens = subject.draw and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
     if from_tokens:
         try:
-            sheets = _drawn_sheets(found, keys)
+            sheets = _drawn_sheets(found)
         except Exception as error:  # of any kind: the report is worth more than these images
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ValueError, OSError)) else str(error)
             note(f"the report shows the first images of each trial only: {reason}")
             from_tokens = False
     if not from_tokens:
-        sheets = _sheets((trial.key, _stored_tiles(trial)[: len(keys)]) for trial, _ in found)
+        sheets = _sheets((trial.key, _stored_tiles(trial)[:count]) for trial, _ in found)
     if not sheets:
         return {"sheets": {}}
-    size = next(iter(sheets.values()))[0]
-    captions = [first.captions[key] for key in keys[: min(count for _, count, _ in sheets.values())]]
-    shape = {"captions": captions, "width": size[0], "height": size[1], "columns": COLUMNS}
+    (width, height), *_ = next(iter(sheets.values()))
+    captions = [caption for caption, _ in found[0][1].values()][: min(count for _, count, _ in sheets.values())]
+    shape = {"captions": captions, "width": width, "height": height, "columns": COLUMNS}
     return shape | {"sheets": {name: uri for name, (_, _, uri) in sheets.items()}, "from_tokens": from_tokens}
 
 
-def _comparable(trials: Sequence[OwnedTrial], note: Note) -> list[tuple[OwnedTrial, Rows]]:
+def _captions(trial: PageTrial) -> tuple[Any, Any]:
+    captions = trial.sweep.identity.captions
+    return captions.get("hash"), captions.get("count")
+
+
+def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial, Rows]]:
     """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per key; notes others."""
-    found: dict[str, tuple[OwnedTrial, Rows]] = {}
-    captions: dict[Key, str] = {}
+    found: dict[str, tuple[PageTrial, Rows]] = {}
+    first: Rows = {}
     for trial in trials:
-        rows = None if trial.key in found else _rows(trial, captions.keys(), note)
-        if rows is None:
+        rows = {} if trial.key in found else _rows(trial, first.keys(), note)
+        if not rows:
             continue
-        captions = captions or {key: rows.captions[key] for key in sorted(rows.captions)[:CAPTIONS]}
-        if any(rows.captions.get(key) != text for key, text in captions.items()):
+        first = first or dict(sorted(rows.items())[:CAPTIONS])
+        if all(key in rows and rows[key][0] == caption for key, (caption, _) in first.items()):
+            found[trial.key] = trial, {key: rows[key] for key in first}
+        else:
             note(
                 f"{trial.sweep.storage.display_name}: trial {trial.record.number} has other captions than the first; "
                 "the report does not compare its images"
             )
-        else:
-            found[trial.key] = trial, rows
     return list(found.values())
 
 
-def _drawn_sheets(found: Sequence[tuple[OwnedTrial, Rows]], keys: Sequence[Key]) -> dict[str, Sheet]:
+def _rows(trial: PageTrial, wanted: Set[Key], note: Note) -> Rows:
+    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; none if one is damaged."""
+    rows: Rows = {}
+    for shard in trial.record.image_shards:
+        try:
+            columns = ["caption_id", "sample", "caption", "tokens"]
+            table = read_table(trial.sweep.storage, shard, columns, fix="the report lacks its images")
+        except ValueError as error:
+            note(str(error))
+            return {}
+        rows |= {(r["caption_id"], r["sample"]): (str(r["caption"]), r["tokens"]) for r in table.to_pylist()}
+        if rows.keys() >= wanted if wanted else len(rows) >= CAPTIONS:
+            break
+    return rows
+
+
+def _drawn_sheets(found: Sequence[tuple[PageTrial, Rows]]) -> dict[str, Sheet]:
     """Sheets of the images that the sweeps' targets draw. Raises what loading and drawing raise."""
-    sweeps = {id(trial.sweep): trial.sweep for trial, _ in found}
-    drawers = {name: _drawer(sweep) for name, sweep in sweeps.items()}
-    return _sheets((t.key, drawers[id(t.sweep)]([rows.tokens[key] for key in keys])) for t, rows in found)
+    sweeps = {trial.index: trial.sweep for trial, _ in found}
+    targets = {index: _load_target(sweep) for index, sweep in sweeps.items()}
+    return _sheets((trial.key, _draw(targets[trial.index], trial.sweep, rows)) for trial, rows in found)
 
 
 def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
@@ -119,51 +129,18 @@ def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
     return sheets
 
 
-def _captions(trial: OwnedTrial) -> tuple[Any, Any]:
-    captions = trial.sweep.identity.captions
-    return captions.get("hash"), captions.get("count")
+def _draw(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
+    import torch
 
+    from workers.data.pictures import to_pictures
 
-def _rows(trial: OwnedTrial, wanted: Set[Key], note: Note) -> Rows | None:
-    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; None if it has none to read."""
-    tokens: dict[Key, list[int]] = {}
-    captions: dict[Key, str] = {}
-    for shard in trial.record.image_shards:
-        try:
-            columns = ["caption_id", "sample", "caption", "tokens"]
-            table = read_table(trial.sweep.storage, shard, columns, fix="the report lacks its images")
-        except ValueError as error:
-            note(str(error))
-            return None
-        for row in table.to_pylist():
-            key = row["caption_id"], row["sample"]
-            tokens[key], captions[key] = row["tokens"], str(row["caption"])
-        if tokens.keys() >= wanted if wanted else len(tokens) >= CAPTIONS:
-            break
-    return Rows(tokens, captions) if tokens else None
-
-
-def _drawer(sweep: Sweep) -> Draw:
-    """Draws rows of tokens with the sweep's target. Raises ValueError or OSError as `_load_target`."""
-    models = read_sweep_yaml(sweep.storage).get("models")
-    given = models if isinstance(models, Mapping) else {"file": models}
-    with plugins_of(sweep.storage):  # the target's family may be a plugin's
-        target = _load_target(str(given.get("file") or "builtin"), given.get("name"), sweep.identity.models)
     batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
-
-    def draw(rows: Sequence[Sequence[int]]) -> list[Image.Image]:
-        import torch
-
-        from workers.data.pictures import to_pictures
-
-        tokens = torch.tensor([list(row) for row in rows], device=target.device)
-        starts = range(0, len(tokens), batch)
-        return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + batch]))]
-
-    return draw
+    tokens = torch.tensor([list(own) for _, own in rows.values()], device=target.device)
+    starts = range(0, len(tokens), batch)
+    return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + batch]))]
 
 
-def _load_target(file: str, name: str | None, hashes: Mapping[str, str]) -> Target:
+def _load_target(sweep: Sweep) -> Target:
     """The target that drew the sweep's images.
 
     Raises:
@@ -173,18 +150,21 @@ def _load_target(file: str, name: str | None, hashes: Mapping[str, str]) -> Targ
 
     from workers.loading.models_yaml import find_entry
 
-    entry = find_entry(file, name)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    files = [Path(path) for path in entry.family.target_files.values()]
-    size = sum(part.stat().st_size for path in files for part in (path, *path.rglob("*")) if part.is_file())
-    if device.type == "cpu" and size > _MAX_BYTES_ON_CPU:
-        raise ValueError(f"{file}: the target's files have {size / 2**30:.0f} GiB; write the report on a GPU machine")
-    if any(hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key):
-        raise ValueError(f"{file}: the model's files have changed since the sweep; restore them")
-    return entry.family.load(device, entry.dtype_on(device))
+    with plugins_of(sweep.storage):  # the target's family may be a plugin's
+        entry = find_entry(sweep.models)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        files = [Path(path) for path in entry.family.target_files.values()]
+        size = sum(part.stat().st_size for path in files for part in (path, *path.rglob("*")) if part.is_file())
+        if device.type == "cpu" and size > _MAX_BYTES_ON_CPU:
+            gib = f"{size / 2**30:.0f} GiB"
+            raise ValueError(f"{sweep.models}: the target's files have {gib}; write the report on a GPU machine")
+        hashes = sweep.identity.models
+        if any(hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key):
+            raise ValueError(f"{sweep.models}: the model's files have changed since the sweep; restore them")
+        return entry.family.load(device, entry.dtype_on(device))
 
 
-def _stored_tiles(trial: OwnedTrial) -> list[Image.Image]:
+def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
     side, grid = trial.sweep.identity.image_size, _stored_grid(trial)
     if side is None or grid is None:
@@ -197,7 +177,7 @@ def _stored_tiles(trial: OwnedTrial) -> list[Image.Image]:
     return [grid.crop((left, top, left + side, top + side)) for left, top in corners]
 
 
-def _stored_grid(trial: OwnedTrial, note: Note = ignore) -> Image.Image | None:
+def _stored_grid(trial: PageTrial, note: Note = ignore) -> Image.Image | None:
     """The image grid that a trial wrote; None if it is missing, or damaged, which is noted."""
     name, storage = f"{IMAGE_GRIDS}/{trial.record.digest}.png", trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
@@ -220,7 +200,7 @@ def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
     return (width, height), _data_uri(sheet, "webp", quality=86, method=5)
 
 
-def embed_grids(trials: Iterable[OwnedTrial], note: Note = ignore) -> dict[str, Any]:
+def embed_grids(trials: Iterable[PageTrial], note: Note = ignore) -> dict[str, Any]:
     """{key: "uri", "width", "height"} of the grids of trials in the order of their importance, as far as they fit.
 
     Skips a missing or damaged grid. note: called with a sentence about each damaged file.

@@ -16,10 +16,11 @@ import yaml
 from PIL import Image
 
 from orchestrator.report.page import page_data, write_report
-from orchestrator.report.section import Note, OwnedTrial, Subject, ignore
+from orchestrator.report.section import Note, Subject, ignore
 from orchestrator.report.sections import images
 from orchestrator.report.sections.heat import heat
 from orchestrator.report.sections.images import CAPTIONS, COLUMNS
+from orchestrator.report.trials import PageTrial, page_trials
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -28,13 +29,13 @@ from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
 
 
-def about(trials: Sequence[OwnedTrial], note: Note = ignore) -> Subject:
+def about(trials: Sequence[PageTrial], note: Note = ignore) -> Subject:
     """The subject of a page that shows these trials."""
     return Subject({}, (), (), None, trials, note)
 
 
-def complete(sweep: Sweep) -> list[OwnedTrial]:
-    return [OwnedTrial(record.digest, sweep, record) for record in sweep.records if record.state == "complete"]
+def complete(sweep: Sweep) -> list[PageTrial]:
+    return [trial for trial in page_trials({sweep.name: sweep}) if trial.record.state == "complete"]
 
 
 def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
@@ -174,14 +175,13 @@ def test_a_mean_accepted_length_counts_each_round_once(tmp_path: Path) -> None:
 
 
 def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
-    sweeps = []
+    sweeps = {}
     for name, count, digest in (("a", 5, "4b"), ("b", 7, "4b"), ("c", 5, "5c")):
         given = {"hash": digest, "count": count if name == "c" else 5}
         write_drawn_sweep(tmp_path / name, captions(count), trials=2, name=name, captions=given)
-        sweeps.append(Sweep.open(tmp_path / name))
-    trials = [OwnedTrial(f"{sweep.name}{r.number}", sweep, r) for sweep in sweeps for r in sweep.records]
-    data = images.images(about(trials))
-    assert set(data["sheets"]) == {"a0", "a1", "b0", "b1"}
+        sweeps[name] = Sweep.open(tmp_path / name)
+    data = images.images(about(page_trials(sweeps)))
+    assert set(data["sheets"]) == {trial.key for trial in page_trials(sweeps) if trial.owner != "c"}
     assert len(set(data["sheets"].values())) == 4, "each sweep has its own images of one config"
     assert data["captions"] == captions(5)
 

@@ -31,11 +31,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
 from orchestrator.report.page import as_script_data, page_data, report_page, write_report
-from orchestrator.report.section import OwnedTrial
 from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
-from orchestrator.report.trials import groups
+from orchestrator.report.trials import PageTrial, groups
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
@@ -271,7 +270,7 @@ def picture_of(uri: str) -> Image.Image:
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
     Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
-    found = embed_grids([OwnedTrial("key", Sweep.open(tmp_path), record)])["key"]
+    found = embed_grids([PageTrial(Sweep.open(tmp_path), record)])[record.digest]
     assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
     assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
 
