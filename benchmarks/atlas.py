@@ -44,7 +44,7 @@ from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
 from workers.replay.prediction import QUANTITIES
 from workers.replay.prediction_table import predict_settings, why_unpredictable
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 SPACE = Path(__file__).with_suffix(".yaml")
 

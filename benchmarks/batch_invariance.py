@@ -24,7 +24,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 BATCHES = (1, 5, 16)
 CHUNK = 80  # images of one setting at a time

@@ -17,7 +17,7 @@ from benchmarks import random_models
 from benchmarks.common import draw, engine_for
 from search_spaces.presets import PRESETS
 from workers.decoding.state import Request
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "cols": 6}
 

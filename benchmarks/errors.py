@@ -35,8 +35,8 @@ from workers.metrics.definition import FEATURES, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.metric import POSITION, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics
+from workers.runtime.process import use_threads
 from workers.runtime.shard_tables import ShardReader
-from workers.runtime.threads import use_threads
 
 METRICS = ("fid", "drift", "mean_accepted_length")
 SCORES = ("clip_score", "caption_accuracy")  # further regressors of control variates

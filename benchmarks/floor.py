@@ -7,7 +7,7 @@ import time
 import torch
 
 from workers.drafters.eagle import EagleDrafter
-from workers.loading.meter import size_of
+from workers.loading.dry_run import size_of
 from workers.loading.models import Models
 from workers.models.transformer import Body
 from workers.runtime.timing import synchronize

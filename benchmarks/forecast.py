@@ -21,7 +21,7 @@ from orchestrator.results.checked_text import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.progress import Progress, TimeLeft
 from search_spaces.sweep import SweepConfig
-from workers.runtime.threads import cores
+from workers.runtime.process import cores
 
 MOMENTS = (0.25, 0.5, 0.75)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from workers.decoding import neighbours
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 _SORT_CHUNK_ENTRIES = 1 << 24
 

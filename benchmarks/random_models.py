@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from search_spaces.trial import DecodingConfig
 from workers.drafters.eagle import EagleDrafter
 from workers.loading.models import Models
-from workers.loading.models_yaml import published_entries
-from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models
+from workers.loading.models_yaml import ShapeOnlyModels, add_drafter, published_entries, published_models
 from workers.models.families import chameleon
-from workers.models.families.llamagen_prompts import CAPTION_DIM, CaptionConditioner, ClassConditioner
+from workers.models.families.llamagen import CAPTION_DIM, CaptionConditioner, ClassConditioner
 from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS

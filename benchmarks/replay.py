@@ -46,7 +46,7 @@ from workers.replay.correction import Correction, Observation
 from workers.replay.prediction import MEASURES, Prediction
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 CHAIN = {"policy": "chain", "length": {"low": 2, "high": 5}}
 DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}

@@ -31,7 +31,7 @@ import numpy as np
 from benchmarks.atlas_table import Atlas, Floats
 from benchmarks.search_problem import BudgetSpent, Problem, Purchases, Strategy
 from benchmarks.strategies import MODELLED, STRATEGIES
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 TARGETS = (0.90, 0.95)
 RESULTS = Path(__file__).parent / "results" / "search.md"

@@ -16,7 +16,7 @@ import typer
 
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     import torch

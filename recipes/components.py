@@ -25,9 +25,9 @@ from recipes.scene_nets import train_clip, train_features
 from recipes.scene_set import scene_set
 from recipes.target import load_model, train_target
 from recipes.tokenizer import scene_images, tokenize_scenes, train_tokenizer
-from workers.data import local_files
 from workers.data.captions import scene_captions
-from workers.data.folder import load_images
+from workers.data.real_images import load_images
+from workers.data.storage import Storage
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
     ClassConditioner,
@@ -36,11 +36,11 @@ from workers.models.families.conditioners import (
     build_conditioner,
     split_words,
 )
-from workers.models.families.scenes import BUILTIN
+from workers.models.families.scenes import BUILTIN, ARModel
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
-from workers.training.ar_model import ARModel, build_model
+from workers.training.drafters import build_model
 from workers.training.examples import Examples
 from workers.training.job import new_drafter, train_drafter
 from workers.training.loop import TrainConfig
@@ -227,7 +227,7 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
             job.log(f"encoding {_SCENES + _HELD_OUT} scenes as tokens (once, kept in {cache.name})")
             parts = [tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES]
             torch.save(torch.cat(parts), buffer := io.BytesIO())
-            local_files.write(cache, buffer.getvalue())
+            Storage(job.out).write(cache.name, buffer.getvalue())
         captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
         examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
         return {"kind": SceneConditioner.kind}, examples, held_out

@@ -20,8 +20,7 @@ from workers.models.target import Target
 from workers.models.transformer import Layer
 from workers.training.drafters import Drafter, Level, LevelsOf, Slots, combine, draft_levels, head_logits, slots
 from workers.training.examples import Examples
-from workers.training.loop import LossFunction
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import LossFunction, ProcessGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

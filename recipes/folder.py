@@ -18,7 +18,7 @@ from typing import Literal
 
 from search_spaces.documents import parse_json
 from workers.data.captions import caption_in_one_line
-from workers.data.folder import ENDINGS
+from workers.data.real_images import ENDINGS
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
 _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
@@ -90,12 +90,15 @@ def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, object]], form: 
 
 
 def _from_csv(path: Path) -> list[_Row]:
-    table = read_table(path)
-    if not {"file", "caption"} <= set(table.header):
-        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {table.header}")
-    files, captions = (table.column(table.header.index(name)) for name in ("file", "caption"))
-    rows = zip(files, captions, strict=True)
-    return [(location, str(name), caption) for (location, name), (_, caption) in rows if name or caption]
+    header, table = read_table(path)
+    if not {"file", "caption"} <= set(header):
+        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {header}")
+    file, caption = header.index("file"), header.index("caption")
+    rows: list[_Row] = [
+        (location, str(row), row) if isinstance(row, ValueError) else (location, row[file], row[caption])
+        for location, row in table
+    ]
+    return [row for row in rows if row[1] or row[2]]
 
 
 def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:

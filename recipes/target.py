@@ -9,11 +9,9 @@ import torch
 
 from recipes.evaluate import evaluate_target
 from recipes.forward import features
-from workers.models.families.conditioners import CodedConditioner
-from workers.models.families.scenes import build_ar_model
+from workers.models.families.scenes import ARModel, build_ar_model
 from workers.models.own_files import read_module, save
-from workers.models.transformer import Transformer
-from workers.training.ar_model import ARModel, ar_loss
+from workers.training.drafters import ar_loss
 from workers.training.examples import Examples
 from workers.training.loop import Figures, TrainConfig, train
 
@@ -24,11 +22,7 @@ def load_model(path: Path) -> ARModel:
     Raises:
         WeightsError: the file is missing, damaged or of another kind.
     """
-    parts, _ = read_module(path, "an AR model", build_ar_model)
-    transformer, conditioner = parts["transformer"], parts["conditioner"]
-    assert isinstance(transformer, Transformer)
-    assert isinstance(conditioner, CodedConditioner)
-    return ARModel(transformer, conditioner)
+    return read_module(path, "an AR model", build_ar_model)[0]
 
 
 def train_target(

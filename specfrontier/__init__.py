@@ -16,7 +16,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from filelock import FileLock
 
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from search_spaces.trial import DecodingConfig

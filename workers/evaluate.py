@@ -1,18 +1,80 @@
 """The evaluator: turns a sweep's tasks into files. It does not know Ray or the search.
 
-The name of a result's file follows from its task: a file that exists is not computed again.
+The name of a result's file follows from its task: a file that exists is not computed again. Each kind of task has one
+function, and a function registered here is a new kind:
+
+    @makes(QualityShard)
+    def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]: ...
+
+A function returns what the driver needs to know of its file, as plain data: its name, `ran` (False: the file existed
+and was not made again), the seconds that it took, and the worker that made it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from workers.data.records import ShardError
-from workers.data.shards import ReferenceTask, Serializable
+import pyarrow as pa
+import torch
+from PIL import Image
+from torch import Tensor
+
+from search_spaces.plugins import Registry
+from workers.data.checked_json import dump_checked, load_checked
+from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, to_pictures
+from workers.data.records import ShardError, read_shard, tokens_of, write_shard
+from workers.data.reference import FILE
+from workers.data.shards import (
+    PREDICTIONS,
+    MeasureTask,
+    PredictTask,
+    QualityShard,
+    ReferenceTask,
+    Serializable,
+    TimingShard,
+)
+from workers.decoding.state import Request
+from workers.metrics.definition import OWN_TIMINGS, REFERENCE
+from workers.metrics.estimate import Estimate
+from workers.metrics.metric import Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.registry import compute_metrics, registered_metrics, select_metrics
+from workers.models.target import Target
+from workers.runtime.device import compute_facts, versions
 from workers.runtime.loaded import LoadedSweep
+from workers.runtime.memory import guard_memory, in_chunks
+from workers.runtime.shard_tables import ShardReader, quality_table, timing_table
 from workers.runtime.specification import WorkerSpec
-from workers.runtime.targets import TASK_KINDS, parse_task
+from workers.runtime.timing import time_pairs
+
+_GRID_IMAGES, _GRID_COLUMNS = 16, 4
+
+_Task = TypeVar("_Task", bound=Serializable)
+_Make = Callable[[LoadedSweep, _Task], dict[str, Any]]
+
+
+class TaskKind(NamedTuple):
+    """A kind of task: the class of its plain data, and the function that makes its file."""
+
+    task: type[Serializable]
+    make: _Make[Any]
+
+
+TASK_KINDS: Registry[TaskKind] = Registry("kind of task")
+
+
+def makes(task: type[_Task]) -> Callable[[_Make[_Task]], _Make[_Task]]:
+    """Decorator: the function makes the file of tasks of this class, unless the file exists."""
+
+    def register(make: _Make[_Task]) -> _Make[_Task]:
+        TASK_KINDS.add(task.kind, TaskKind(task, make), make.__module__)
+        return make
+
+    return register
 
 
 class Evaluator(LoadedSweep):
@@ -32,7 +94,7 @@ class Evaluator(LoadedSweep):
             self._cancelled.set()
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the file of a task in plain data, unless it exists; see `workers.runtime.targets` for what is returned.
+        """Make the file of a task in plain data, unless it exists; see the module for what is returned.
 
         If shards are damaged or missing, the result is {"unusable": the reason by the shard's name} instead.
 
@@ -43,7 +105,7 @@ class Evaluator(LoadedSweep):
         self._cancelled.clear()
         self._running = dict(task)
         try:
-            return self.make(parse_task(task))
+            return self.make(TASK_KINDS.lookup(task.get("kind")).task.from_mapping(task))
         except ShardError as error:
             if task["kind"] == ReferenceTask.kind:  # no task's result: only the user can replace it
                 raise
@@ -52,3 +114,237 @@ class Evaluator(LoadedSweep):
     def make(self, task: Serializable) -> dict[str, Any]:
         """As `run`, but shards that are damaged or missing raise ShardError."""
         return TASK_KINDS[task.kind].make(self, task)
+
+
+@makes(ReferenceTask)
+def make_reference(worker: LoadedSweep, _: ReferenceTask) -> dict[str, Any]:
+    """Compute the features of the real images; returns the reference's facts too.
+
+    Raises:
+        ValueError: an image cannot be read, there are too few, or the store's are those of another reference.
+    """
+    start, facts = time.perf_counter(), worker.reference
+    if facts is None:
+        return {"name": FILE, "count": 0, "seconds": 0.0, "ran": False, "worker": worker.spec.worker}
+    ran = worker.sweep_reference.prepare()
+    return {"name": FILE, **facts, **_timed(worker, start), "ran": ran}
+
+
+@makes(PredictTask)
+def make_predictions(worker: LoadedSweep, task: PredictTask) -> dict[str, Any]:
+    """Predict settings by replay, a row for each.
+
+    Raises:
+        ConfigError: the model does not support a config, or replay cannot describe it.
+        OutOfMemory, DecodingError: as in `Engines.generate`.
+    """
+    from workers.replay.prediction_table import predict_settings  # only some sweeps predict
+
+    start, ran = time.perf_counter(), not worker.storage.exists(PREDICTIONS)
+    if ran:
+        make = partial(predict_settings, worker.models, worker.captions, task, seed=worker.spec.seed)
+        table = guard_memory(make, f"batch {task.batch}")
+        captions = min(task.captions, len(worker.captions))
+        metadata = {"kind": task.kind, "experiment": worker.experiment.digest(), "captions": captions}
+        write_shard(worker.storage, PREDICTIONS, table, metadata | {"versions": versions()})
+    return {"name": PREDICTIONS, **_timed(worker, start), "ran": ran}
+
+
+@makes(QualityShard)
+def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
+    """Generate a shard's images and score them, a row for each.
+
+    Raises:
+        ConfigError: the model does not support the config.
+        OutOfMemory, Cancelled, DecodingError: see `Engines.generate`.
+    """
+
+    def compute() -> pa.Table:
+        requests = _requests(worker, shard, shard.samples)
+        results, batch = worker.engines.generate(shard.config, requests, shard.batch)
+        scores = worker.score(results)
+        return quality_table(
+            results, seed=worker.spec.seed, batch=batch, features=scores.features, scores=scores.scores
+        )
+
+    return _make_shard(worker, shard, compute)
+
+
+@makes(TimingShard)
+def make_timings(worker: LoadedSweep, shard: TimingShard) -> dict[str, Any]:
+    """Time a shard's captions with the baseline and with the config in turn.
+
+    Raises:
+        ConfigError: the model does not support the config.
+        OutOfMemory: the stated batch does not fit; timings at another batch would not be comparable.
+        Cancelled, DecodingError: see `Engines.generate`.
+    """
+
+    def compute() -> pa.Table:
+        requests = _requests(worker, shard)
+        batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
+        baseline, candidate = (
+            partial(worker.engines.generate_once, config, batch=shard.batch, alternating=(shard.baseline, shard.config))
+            for config in (shard.baseline, shard.config)
+        )
+        rows = time_pairs(
+            baseline,
+            None if shard.config == shard.baseline else candidate,
+            batches,
+            shard.repetitions,
+            worker.device,
+            precision=shard.precision,
+            encode=worker.encode,
+        )
+        return timing_table(rows)
+
+    return _make_shard(worker, shard, compute)
+
+
+@makes(MeasureTask)
+def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
+    """Compute a config's metrics from its stored shards, and plot its pictures; returns the file's content too.
+
+    Raises:
+        ShardError: shards are missing or damaged.
+        ValueError: a metric is unknown.
+    """
+    name, start = task.name(), time.perf_counter()
+    with suppress(FileNotFoundError, ValueError):  # a damaged one is computed again
+        stored = load_checked(worker.storage.read(name))
+        if stored.get("name") == name:
+            return stored | {"ran": False}
+    metrics, unavailable = select_metrics(task.metrics, worker.available)
+    positions = {caption.id: position for position, caption in enumerate(worker.captions)}
+    extractors = worker.extractors
+    shards = ShardReader(worker.storage, extractors.columns, tuple(extractors.scorers), positions)
+    needs_reference = any(REFERENCE in metric.needs for metric in metrics)
+    references = worker.sweep_reference.load() if needs_reference else {}
+    names = [metric.name for metric in metrics]
+    result = _trial_metrics(shards, task, names, references, extractors.classifier)
+    result["skipped"] |= unavailable
+    result["pictures"] = _plot_pictures(shards, task, worker.models.target, task.config.digest())
+    result = {"name": name, **result, **_timed(worker, start)}
+    worker.storage.write(name, dump_checked(result, indent=1))
+    return result | {"ran": True}
+
+
+def _trial_metrics(
+    shards: ShardReader,
+    task: MeasureTask,
+    names: Sequence[str],
+    references: Mapping[str, ReferenceFeatures],
+    classifier: Classifier | None,
+) -> dict[str, Any]:
+    """The named metrics of a task, their history (see `MeasureTask`), and why others are skipped.
+
+    references: the real images by the column of their features.
+
+    Raises:
+        ShardError: shards are missing or damaged.
+    """
+    parts, baseline_parts = shards.images(task.quality), shards.images(task.baseline_quality)
+    timings, own_timings = shards.timings(task.timing), shards.timings(task.own_timing)
+    shards.check()
+    baseline = Rows.merge(baseline_parts) if task.baseline_quality else None
+
+    def inputs(count: int) -> MetricInputs:
+        """Those of the first `count` quality shards."""
+        images = Rows.merge(parts[:count])
+        return MetricInputs(
+            images=images,
+            timings=timings,
+            own_timings=own_timings,
+            baseline=baseline,
+            references=references,
+            classifier=classifier,
+        )
+
+    full = inputs(len(parts))
+    estimates, skipped = compute_metrics(full, names)
+    for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
+        skipped[name] = f"its value is {estimates.pop(name).value}"
+    history: list[tuple[int, dict[str, dict[str, Any]]]] = []
+    if task.halfway and len(parts) > 1:
+        half = inputs((len(parts) + 1) // 2)
+        image_metrics = [name for name in estimates if OWN_TIMINGS not in registered_metrics()[name].needs]
+        history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
+    metrics = _plain(estimates)
+    return {"metrics": metrics, "history": [*history, (full.images.count, metrics)], "skipped": skipped}
+
+
+def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
+    """The estimates with finite values as plain data; of one whose error is unknown, value and number of images."""
+    plain = {}
+    for name, estimate in estimates.items():
+        if math.isfinite(estimate.value):
+            known = estimate if math.isfinite(estimate.error) else Estimate(estimate.value, math.inf, estimate.n)
+            plain[name] = known.to_mapping()
+    return plain
+
+
+def _plot_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest: str) -> list[str]:
+    """Write the grid of the first images and the heat map of accepted lengths; returns their names."""
+    if not task.quality:
+        return []
+    table = shards.tokens_and_rounds(task.quality)
+
+    def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
+        return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
+
+    parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
+    pictures = [picture for part in parts for picture in part]
+    lengths = table.column("emitted").to_pylist()
+    rounds, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
+    title = f"accepted length of each cell's round, {len(lengths)} images (mean over rounds {emitted / rounds:.2f})"
+    cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
+    files = {
+        f"pictures/{digest}.png": image_grid(pictures, _GRID_COLUMNS),
+        f"heatmaps/{digest}.png": heat_map(cells, title),
+    }
+    for name, picture in files.items():
+        shards.storage.write(name, png(picture))
+    return list(files)
+
+
+def _timed(worker: LoadedSweep, start: float) -> dict[str, Any]:
+    return {"seconds": time.perf_counter() - start, "worker": worker.spec.worker}
+
+
+def _requests(worker: LoadedSweep, shard: QualityShard | TimingShard, samples: int = 1) -> list[Request]:
+    if shard.stop > len(worker.captions):
+        raise ValueError(f"captions {shard.start}..{shard.stop}: the sweep has {len(worker.captions)}")
+    captions = worker.captions[shard.start : shard.stop]
+    return [Request(caption.id, caption.text, sample) for caption in captions for sample in range(samples)]
+
+
+def _make_shard(
+    worker: LoadedSweep, shard: QualityShard | TimingShard, compute: Callable[[], pa.Table]
+) -> dict[str, Any]:
+    """Write a shard's table with its metadata, unless the file exists."""
+    name, start = shard.name(worker.experiment), time.perf_counter()
+    ran, facts = False, {}
+    if not worker.storage.exists(name):
+        table = compute()
+        facts = {"images": shard.images, **_timed(worker, start)}
+        # a second worker may have been quicker: trials may have read its file
+        if ran := not worker.storage.exists(name):
+            write_shard(worker.storage, name, table, _shard_metadata(worker, shard, name) | facts)
+    if not ran:
+        _, metadata = read_shard(worker.storage, name, [], fix="")
+        facts = {key: metadata[key] for key in ("images", "seconds", "worker")}
+    return {"name": name, **facts, "ran": ran}
+
+
+def _shard_metadata(worker: LoadedSweep, shard: QualityShard | TimingShard, name: str) -> dict[str, Any]:
+    return {
+        "kind": shard.kind,
+        "name": name,
+        "setting": shard.config.digest(),
+        "captions": [caption.id for caption in worker.captions[shard.start : shard.stop]],
+        "config": shard.config.to_mapping(),
+        "experiment": worker.experiment.digest(),
+        "extractors": dict(worker.experiment.extractors),
+        "cuda_graphs": worker.engines.get(shard.config).uses_graphs,
+        **compute_facts(worker.device),
+    }

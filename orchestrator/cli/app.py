@@ -29,8 +29,7 @@ from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins
-from workers.runtime.allocator import keep_freed_memory
-from workers.runtime.threads import use_threads
+from workers.runtime.process import keep_freed_memory, use_threads
 
 app = typer.Typer(
     name="specfrontier",

@@ -110,7 +110,7 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     from orchestrator.doctor.machine import memory
     from orchestrator.doctor.plan import LENGTHS, forecast, this_core
     from orchestrator.results.names import describe_range
-    from workers.runtime.threads import cores
+    from workers.runtime.process import cores
 
     try:
         found = forecast(config, this_core(memory()[0] or 0), cores())

@@ -64,7 +64,7 @@ def _run(
     from orchestrator.run.launch import launch as launch_sweep
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
-    from workers.runtime.threads import cores
+    from workers.runtime.process import cores
 
     budget, events = config.budget, storage.path(EVENTS)
     state = progress.Progress(budget.trials, budget.images)

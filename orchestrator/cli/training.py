@@ -23,7 +23,7 @@ from workers.loading.models import unreadable_captions
 from workers.loading.models_yaml import find_entry, load_on_meta
 from workers.runtime.device import AUTO, pick_device
 from workers.training.job import DrafterJob, DrafterRecipe
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import ProcessGroup
 
 _RAY_FOLDER = "ray"  # Ray's own files
 _MAX_RESTARTS = 2

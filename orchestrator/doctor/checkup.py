@@ -14,8 +14,7 @@ from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
-from workers.loading.models_yaml import Entry, find_entry, load_on_meta, read_models_yaml
-from workers.loading.shape_only import metric_bytes
+from workers.loading.models_yaml import Entry, find_entry, load_on_meta, metric_bytes, read_models_yaml
 from workers.metrics.extractors import check_weights
 from workers.models.checkpoint_files import WeightsError, content_hash, read_part
 from workers.runtime.device import AUTO, pick_device

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from workers.runtime.threads import cores
+from workers.runtime.process import cores
 
 LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
 _WITHOUT_GPU = " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."

@@ -22,10 +22,15 @@ from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.loading.dry_run import Footprint, footprint, largest_batch
-from workers.loading.meter import Work
-from workers.loading.models_yaml import BUILTIN_NAME, find_entry
-from workers.loading.shape_only import ShapeOnlyModels, add_drafter, published_models, shape_only_models
+from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
+from workers.loading.models_yaml import (
+    BUILTIN_NAME,
+    ShapeOnlyModels,
+    add_drafter,
+    find_entry,
+    published_models,
+    shape_only_models,
+)
 from workers.metrics.registry import uses_timings, weight_keys
 from workers.runtime.loaded import IMAGES_PER_DECODE
 from workers.runtime.memory import RESERVED_BYTES, format_bytes

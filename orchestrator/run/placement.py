@@ -15,9 +15,8 @@ from typing import Any, Self
 from orchestrator.run.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 from workers.metrics.registry import uses_timings
-from workers.runtime.allocator import allocator_environment
 from workers.runtime.numerics import max_difference
-from workers.runtime.threads import thread_environment
+from workers.runtime.process import process_environment
 
 Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
@@ -40,7 +39,7 @@ class Slots:
     def environment(self, threads: int | None) -> dict[str, str]:
         """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
         threads = threads or max(1, int(self.cpus))
-        return thread_environment(threads) | allocator_environment() | {"HF_HUB_OFFLINE": "1"}
+        return process_environment(threads) | {"HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ from orchestrator.run.placement import (
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
-from workers.data.local_files import StorageError
 from workers.data.shards import TimingShard
+from workers.data.storage import StorageError
 from workers.runtime.logs import describe_task
 
 MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store

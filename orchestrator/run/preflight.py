@@ -45,7 +45,7 @@ from workers.metrics.extractors import check_weights, load_extractors, unavailab
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import registered_metrics, uses_timings, weight_keys
 from workers.models.checkpoint_files import WeightsError
-from workers.runtime.threads import cores
+from workers.runtime.process import cores
 
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "databricks")  # or scheme+driver
 _MAX_WORKERS_PER_CORE = 16  # on this machine, where workers may share cores

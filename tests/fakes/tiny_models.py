@@ -12,7 +12,7 @@ from workers.drafters.eagle import EagleLayer
 from workers.models.own_files import save
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
-from workers.training.ar_model import build_model
+from workers.training.drafters import build_model
 
 CODEC = VQConfig(
     codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,

@@ -38,7 +38,7 @@ from workers.data.shards import (
 from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
-from workers.evaluate import Evaluator
+from workers.evaluate import TASK_KINDS, Evaluator, makes
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
 from workers.models.checkpoint_files import WeightsError
@@ -47,7 +47,6 @@ from workers.runtime.loaded import LoadedSweep
 from workers.runtime.memory import OutOfMemory
 from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec
-from workers.runtime.targets import TASK_KINDS, makes
 
 SAMPLING = Sampling(temperature=1.0, cfg=1.0)
 VANILLA = DecodingConfig(sampling=SAMPLING)

@@ -143,23 +143,20 @@ def _from_lines(path: Path, column: str | None) -> Iterable[_Row]:
 
 
 def _from_table(path: Path, column: str | None) -> Iterable[_Row]:
-    table = read_table(path)
-    return table.column(table.header.index(_column(path, table.header, column)))
+    header, rows = read_table(path)
+    index = header.index(_column(path, header, column))
+    return [(location, row if isinstance(row, ValueError) else row[index]) for location, row in rows]
 
 
 def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
-    return [(location, _entry(line, location, column)) for location, line in read_lines(path)]
-
-
-def _entry(line: str, location: str, column: str | None) -> object:
-    """The caption in a line of JSON, or the error of that line."""
-    try:
-        entry = _json(line, location)
-        if not isinstance(entry, dict):
-            return ValueError(f'{location}: not an object such as {{"caption": "a red ball"}}')
-        return entry[_column(location, list(entry), column)]
-    except ValueError as error:
-        return error
+    for location, line in read_lines(path):
+        try:
+            entry = _json(line, location)
+            if not isinstance(entry, dict):
+                raise ValueError(f'{location}: not an object such as {{"caption": "a red ball"}}')
+            yield location, entry[_column(location, list(entry), column)]
+        except ValueError as error:
+            yield location, error
 
 
 def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
@@ -212,12 +209,10 @@ def _is_id(value: object) -> bool:
 
 def _column(location: Path | str, columns: Sequence[str], column: str | None) -> str:
     """The column with the captions. ValueError if there is none, or if two columns have its name."""
-    names = [name for name in columns if name == column] if column is not None else []
+    wanted = [[name for name in columns if name == column]]
     if column is None:
-        by_word: Mapping[str, list[str]] = {
-            word: [n for n in columns if n.strip().lower() == word] for word in _COLUMNS
-        }
-        names = next((found for found in by_word.values() if found), [])
+        wanted = [[name for name in columns if name.strip().lower() == word] for word in _COLUMNS]
+    names = next(filter(None, wanted), [])
     if len(names) == 1:
         return names[0]
     expected = repr(column) if column is not None else " or ".join(_COLUMNS)

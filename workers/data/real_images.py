@@ -1,34 +1,56 @@
-"""Real images: procedural scenes or a folder, rendered or read batch by batch at the model's image size."""
+"""Real images: procedural scenes or the image files of a folder, rendered or read batch by batch."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from workers.data.captions import SCENES
-from workers.data.folder import ENDINGS, load_images
+from workers.data.pictures import centre_square
 from workers.data.shards import digest
+from workers.data.text_files import collect_errors
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _BATCH = 256  # images in memory
 
 
 @dataclass(frozen=True, slots=True)
 class RealImages:
-    """Real images, rendered or read batch by batch. source, resize: as in `Reference`."""
+    """Real images at the model's size. resize: the rule by which they were resized. paths: their files, if any.
 
-    source: str
+    describe: their name and content hash, for which all files are read. batch: positions to images [n, 3, size, size]
+    in [0, 1].
+    """
+
     resize: str
     count: int
-    batch: Callable[[range], Tensor]  # positions -> [n, 3, size, size] in [0, 1]
+    describe: Callable[[], str]
+    batch: Callable[[range], Tensor]
+    paths: Sequence[Path] = ()
 
     def batches(self) -> Iterator[Tensor]:
         for start in range(0, self.count, _BATCH):
             yield self.batch(range(start, min(start + _BATCH, self.count)))
+
+    def check(self) -> None:
+        """Check the headers of the files without reading their pixels.
+
+        Raises:
+            ValueError: a file that is not an image or has more than 8 bits per channel, and how many more are wrong.
+        """
+        with collect_errors("image") as collect:
+            for path in self.paths:
+                with collect(), _open_image(path):
+                    pass
 
 
 def real_images(source: str | Path, *, size: int, count: int | None = None, seed: int = 0) -> RealImages:
@@ -50,25 +72,14 @@ def real_images(source: str | Path, *, size: int, count: int | None = None, seed
     if size != IMAGE_SIZE:
         raise ValueError(f"reference: scenes are {IMAGE_SIZE} pixels wide, the model's images {size}; give a folder")
     return RealImages(
-        source=f"scenes (seed {seed})",
         resize="none",
         count=count,
+        describe=lambda: f"scenes (seed {seed})",
         batch=lambda indices: render(sample_attributes(seed, indices), seed, indices),
     )
 
 
 def _folder_images(folder: Path, size: int, count: int | None, seed: int) -> RealImages:
-    paths = select_files(folder, count, seed)
-    return RealImages(
-        source=f"{folder.resolve().name}@{_content_hash(paths)}",
-        resize=f"centre square, Pillow Lanczos to {size} x {size}",
-        count=len(paths),
-        batch=lambda indices: load_images([paths[i] for i in indices], size).float() / 255,
-    )
-
-
-def select_files(folder: Path, count: int | None, seed: int) -> list[Path]:
-    """At most `count` images of a folder and its subfolders, sorted by name."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder")
     files = {
@@ -79,7 +90,14 @@ def select_files(folder: Path, count: int | None, seed: int) -> list[Path]:
     if not files:
         raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in this folder or its subfolders")
     names = sorted(files, key=lambda name: digest([seed, name], 64))[:count]
-    return [files[name] for name in sorted(names)]
+    paths = [files[name] for name in sorted(names)]
+    return RealImages(
+        resize=f"centre square, Pillow Lanczos to {size} x {size}",
+        count=len(paths),
+        describe=lambda: f"{folder.resolve().name}@{_content_hash(paths)}",
+        batch=lambda indices: load_images([paths[i] for i in indices], size).float() / 255,
+        paths=paths,
+    )
 
 
 def _content_hash(paths: Sequence[Path]) -> str:
@@ -88,3 +106,33 @@ def _content_hash(paths: Sequence[Path]) -> str:
     for path in paths:
         total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()[:16]
+
+
+def load_images(paths: Sequence[Path], size: int) -> Tensor:
+    """The centre squares of images, resized: uint8 [n, 3, size, size].
+
+    Grey and palette images become RGB. The alpha channel is removed without blending, as in clean-fid.
+
+    Raises:
+        ValueError: a file that is not a readable image, or has more than 8 bits per channel.
+    """
+    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
+    for i, path in enumerate(paths):
+        with _open_image(path) as opened:
+            picture = centre_square(opened.convert("RGB"), size)
+        images[i] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    return images
+
+
+@contextmanager
+def _open_image(path: Path) -> Iterator[Image.Image]:
+    """An image whose header is read. ValueError for more than 8 bits per channel, which Pillow would clip at 255."""
+    try:
+        with Image.open(path) as opened:
+            if opened.mode.startswith(("I", "F")):
+                raise ValueError(
+                    f"{path}: its pixels have more than 8 bits (mode {opened.mode}); save it with 8 bits per channel"
+                )
+            yield opened
+    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+        raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error

@@ -15,9 +15,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from workers.data.captions import SCENES
-from workers.data.folder import check_images
-from workers.data.real_images import RealImages, real_images, select_files
+from workers.data.real_images import RealImages, real_images
 from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
 from workers.data.storage import Storage
 
@@ -100,15 +98,12 @@ def check_reference(
     Raises:
         ValueError: see `build_reference`.
     """
-    width = extractors[0].width
     if is_reference_file(source):
         _validated(read_reference(source, extractors=extractors, count=count))
-    elif source == SCENES:
-        _check_count(real_images(source, size=size, count=count, seed=seed).count, width, SCENES)
-    else:
-        paths = select_files(Path(source).expanduser(), count, seed)
-        _check_count(len(paths), width, str(source))
-        check_images(paths)
+        return
+    images = real_images(source, size=size, count=count, seed=seed)
+    _check_count(images.count, extractors[0].width, str(source))
+    images.check()
 
 
 def is_reference_file(source: str | Path) -> bool:
@@ -143,7 +138,8 @@ def read_reference(
         ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
     """
     storage, name = (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
-    where = storage.locate(name)
+    where, also = storage.locate(name), {extractor.name: extractor.identity for extractor in extractors[1:]}
+    columns = ["features", *(FEATURES + other for other in also)]
     try:
         _, meta = read_shard(storage, name, [], kind=_KIND, fix=fix)
     except FileNotFoundError:
@@ -153,13 +149,9 @@ def read_reference(
             f"{where}: has features of {meta['identity']}, but the models' extractor is {extractors[0].identity}; "
             f"features of two extractors cannot be compared; {fix}"
         )
-    also: dict[str, str] = {extractor.name: extractor.identity for extractor in extractors[1:]}
-    stored = meta.get("also", {})
     for other, identity in also.items():
-        if stored.get(other) != identity:
-            found = stored.get(other, f"no {other}")
+        if (found := meta.get("also", {}).get(other, f"no {other}")) != identity:
             raise ValueError(f"{where}: has features of {found}, but the models also use {identity}; {fix}")
-    columns = ["features", *(FEATURES + other for other in also)]
     table, _ = read_shard(storage, name, columns, kind=_KIND, fix=fix)
     if table.num_rows != meta["count"]:
         raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {fix}")
@@ -170,7 +162,7 @@ def read_reference(
 
 def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any]:
     first, *more = extractors
-    facts = {"identity": first.identity, "source": images.source, "resize": images.resize, "count": images.count}
+    facts = {"identity": first.identity, "source": images.describe(), "resize": images.resize, "count": images.count}
     return facts | {"also": {extractor.name: extractor.identity for extractor in more}} if more else facts
 
 

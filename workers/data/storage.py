@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from workers.data import local_files, remote_files
-from workers.data.local_files import StorageError
-from workers.data.remote_files import HIDDEN
+from workers.data.files import HIDDEN, LocalFiles, RemoteFiles, advice, connect, is_transient
 from workers.data.uris import SCHEME, check_credentials, quoted, unquoted_character
 
 if TYPE_CHECKING:
@@ -32,6 +30,10 @@ _T = TypeVar("_T")
 _ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file):/*")
 
 
+class StorageError(OSError):
+    """A storage cannot be read or written, or is out of space. A missing file is a FileNotFoundError instead."""
+
+
 class Storage:
     """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates nothing.
 
@@ -42,7 +44,7 @@ class Storage:
         ValueError: the URI is malformed, or pyarrow.fs does not support its scheme.
     """
 
-    __slots__ = ("_fs", "_is_reached", "_root", "_secrets", "display_name", "uri")
+    __slots__ = ("_files", "_is_reached", "_root", "_secrets", "display_name", "uri")
 
     def __init__(self, uri: str | Path, *, filesystem: FileSystem | None = None) -> None:
         text = str(uri)
@@ -50,14 +52,14 @@ class Storage:
         if remote:
             scheme, mark, rest = text.partition("://")
             text = f"{scheme.lower()}{mark}{rest}"
-        self._fs: FileSystem | None = filesystem
         self._is_reached = False
         self.uri = text if remote or filesystem is not None else str(_local(text))
         self.display_name, self._secrets = _without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:
             _check_quoting(text)
-            self._fs, self._root = self._connect()
+            filesystem, self._root = self._connect()
+        self._files = LocalFiles() if filesystem is None else RemoteFiles(filesystem)
 
     @classmethod
     def holding(cls, file: str | Path) -> tuple[Storage, str]:
@@ -92,10 +94,7 @@ class Storage:
             StorageError: no space or no permission; an earlier file stays unchanged.
         """
         path = self._at(name)
-        if self._fs is None:
-            local_files.write(Path(path), data)
-            return
-        self._call(name, lambda fs: remote_files.write(fs, path, data))
+        self._call(name, lambda files: files.write(path, data))
 
     def read(self, name: str) -> bytes:
         """The bytes stored under `name`.
@@ -104,9 +103,7 @@ class Storage:
             FileNotFoundError: there is no such file.
         """
         path = self._at(name)
-        if self._fs is None:
-            return local_files.read(Path(path))
-        return self._call(name, lambda fs: remote_files.read(fs, path))
+        return self._call(name, lambda files: files.read(path))
 
     def move(self, name: str, new: str) -> None:
         """Rename a file, replacing an earlier one of the new name.
@@ -115,43 +112,30 @@ class Storage:
             FileNotFoundError: there is no such file.
         """
         old, path = self._at(name), self._at(new)
-        if self._fs is None:
-            local_files.move(Path(old), Path(path))
-            return
-        self._call(name, lambda fs: remote_files.move(fs, old, path))
+        self._call(name, lambda files: files.move(old, path))
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
         path = self._at(name)
-        if self._fs is None:
-            Path(path).unlink(missing_ok=True)
-            return
         with suppress(FileNotFoundError):
-            self._call(name, lambda fs: fs.delete_file(path))
+            self._call(name, lambda files: files.remove(path))
 
     def exists(self, name: str) -> bool:
         """Whether a complete file has this name."""
         path = self._at(name)
-        if self._fs is None:
-            return os.path.isfile(path)
-        return self._call(name, lambda fs: bool(fs.get_file_info(path).is_file))
+        return self._call(name, lambda files: files.is_file(path))
 
     def names(self, folder: str = "") -> list[str]:
         """The names of the files directly in a folder, sorted; empty if there is no such folder."""
         path = self._at(folder) if folder else self._root
-        if self._fs is not None:
-            return sorted(entry.base_name for entry in self._call(folder, lambda fs: remote_files.list_files(fs, path)))
-        try:
-            with os.scandir(path or "/") as entries:
-                return sorted(e.name for e in entries if not e.name.startswith(HIDDEN) and e.is_file())
-        except FileNotFoundError:
-            return []
+        return sorted(self._call(folder, lambda files: files.names(path)))
 
     def modified(self, folder: str) -> dict[str, float]:
         """The files directly in a folder of remote storage, and when each was written, in seconds by the server."""
-        path = self._at(folder)
-        files = self._call(folder, lambda fs: remote_files.list_files(fs, path))
-        return {entry.base_name: (entry.mtime_ns or 0) / 1e9 for entry in files}
+        files, path = self._files, self._at(folder)
+        assert isinstance(files, RemoteFiles)
+        entries = self._call(folder, lambda _: files.entries(path))
+        return {entry.base_name: (entry.mtime_ns or 0) / 1e9 for entry in entries}
 
     def check_bucket(self) -> None:
         """Check that the bucket of remote storage exists, since only writing would fail without it.
@@ -159,14 +143,14 @@ class Storage:
         Raises:
             OSError: it does not, or the server does not answer.
         """
-        if self._fs is None or self._call("", lambda fs: remote_files.has_bucket(fs, self._root)):
-            return
-        raise FileNotFoundError(f"{self.display_name}: there is no such bucket; create it, or correct its name")
+        files = self._files
+        if isinstance(files, RemoteFiles) and not self._call("", lambda _: files.has_bucket(self._root)):
+            raise FileNotFoundError(f"{self.display_name}: there is no such bucket; create it, or correct its name")
 
     def path(self, name: str) -> Path | None:
         """The local path of `name`; None if the storage is remote."""
         path = self._at(name)
-        return Path(path) if self._fs is None else None
+        return Path(path) if isinstance(self._files, LocalFiles) else None
 
     def _at(self, name: str) -> str:
         """The full path of a name. Raises ValueError if the name could be outside the root."""
@@ -176,43 +160,40 @@ class Storage:
                 f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or "
                 "starts with a dot"
             )
-        return f"{self._root}/{name}" if self._root or self._fs is None else name
+        return f"{self._root}/{name}" if self._root or isinstance(self._files, LocalFiles) else name
 
     def _connect(self) -> tuple[FileSystem, str]:
         try:
-            return remote_files.connect(self.uri)
+            return connect(self.uri)
         except (ValueError, OSError, NotImplementedError) as error:
             problem = self._redact(error).partition("\n")[0]
-            advice = remote_files.advice(error)
-        advice = advice or "; give a folder, s3://, gs:// or abfs://"
-        raise ValueError(f"{self.display_name}: cannot be used as storage ({problem}){advice}")
+            fix = advice(error) or "; give a folder, s3://, gs:// or abfs://"
+        raise ValueError(f"{self.display_name}: cannot be used as storage ({problem}){fix}")
 
-    def _call(self, name: str, action: Callable[[FileSystem], _T]) -> _T:
-        """The result of an action on the remote filesystem. Errors have the display name, and no secrets of the URI.
+    def _call(self, name: str, action: Callable[[LocalFiles | RemoteFiles], _T]) -> _T:
+        """The result of an action on the files. Errors have the display name, and no secrets of the URI.
 
         While a server that was there before is away, the action is repeated.
         """
-        assert self._fs is not None
         wait, end = _RETRY_S[0], time.monotonic() + _RETRY_TIMEOUT_S
         while True:
             try:
-                result = action(self._fs)
+                result = action(self._files)
             except FileNotFoundError:
                 raise FileNotFoundError(f"{self.locate(name)}: no such file") from None
             except OSError as error:
-                is_away = remote_files.is_transient(error)
+                is_away = is_transient(error)
                 if not (is_away and self._is_reached) or time.monotonic() + wait > end:
                     self._is_reached &= not is_away  # the next action need not wait as long again
-                    advice = remote_files.advice(error)
-                    raise StorageError(f"{self.locate(name)}: {self._redact(error)}{advice}") from None
+                    raise StorageError(f"{self.locate(name)}: {self._redact(error)}{advice(error)}") from None
             else:
-                self._is_reached = True
+                self._is_reached = isinstance(self._files, RemoteFiles)
                 return result
             time.sleep(wait)
             wait = min(2 * wait, _RETRY_S[1])
 
     def _redact(self, error: Exception) -> str:
-        text = str(error).replace(self.uri, self.display_name)
+        text = str(getattr(error, "strerror", None) or error).replace(self.uri, self.display_name)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text

@@ -11,7 +11,6 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -81,31 +80,10 @@ def split_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
         yield f"{name}, line {number}", line
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A file of fields between commas (CSV) or tabs (TSV).
-
-    rows: the location and the fields of each; blank rows at the end of the file are left out.
-    """
-
-    header: list[str]
-    rows: list[tuple[str, list[str]]]
-    fix: str  # what to do about a row with too many fields
-
-    def column(self, index: int) -> list[tuple[str, str | ValueError]]:
-        """Each row's location and its field of a column, "" if the row is too short; an error if it has more fields
-        than the header."""
-        return [(location, self._field(location, fields, index)) for location, fields in self.rows]
-
-    def _field(self, location: str, fields: list[str], index: int) -> str | ValueError:
-        if len(fields) > len(self.header):
-            return ValueError(f"{location}: {len(fields)} fields under {len(self.header)} columns; {self.fix}")
-        return fields[index] if index < len(fields) else ""
-
-
-def read_table(path: Path) -> Table:
-    """The table of a .csv or .tsv file, whose first line is the header. A quoted field of a .csv file may span several
-    lines, and keeps its line ends.
+def read_table(path: Path) -> tuple[list[str], list[tuple[str, list[str] | ValueError]]]:
+    """The header of a .csv or .tsv file, and the location and fields of each row: as many as the header has, "" where
+    the row is too short; an error if it has more. Blank rows at the end of the file are left out. A quoted field of a
+    .csv file may span several lines, and keeps its line ends.
 
     Raises:
         ValueError: the file cannot be read, is not UTF-8, or has a stray quotation mark.
@@ -115,7 +93,14 @@ def read_table(path: Path) -> Table:
     rows = list(_tab_fields(path) if is_tabbed else _comma_fields(path))
     while rows and not any(rows[-1][1]):
         rows.pop()
-    return Table(rows[0][1] if rows else [], rows[1:], fix)
+    header = rows[0][1] if rows else []
+
+    def fit(location: str, fields: list[str]) -> list[str] | ValueError:
+        if len(fields) > len(header):
+            return ValueError(f"{location}: {len(fields)} fields under {len(header)} columns; {fix}")
+        return fields + [""] * (len(header) - len(fields))
+
+    return header, [(location, fit(location, fields)) for location, fields in rows[1:]]
 
 
 def _comma_fields(path: Path) -> Iterator[tuple[str, list[str]]]:

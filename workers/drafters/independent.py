@@ -11,7 +11,7 @@ from workers.decoding.drafter import CachedDrafter
 from workers.models.families.scenes import build_ar_model
 from workers.models.own_files import read_module
 from workers.models.target import Conditioner, Prompt, Target
-from workers.models.transformer import Body, Transformer
+from workers.models.transformer import Body
 
 
 class IndependentDrafter(CachedDrafter):
@@ -27,10 +27,8 @@ class IndependentDrafter(CachedDrafter):
 
     @classmethod
     def load(cls, path: Path, target: Target) -> IndependentDrafter:
-        modules = read_module(path, "an AR model", build_ar_model)[0]
-        transformer = modules["transformer"]
-        assert isinstance(transformer, Transformer)
-        return cls(target, transformer, modules["conditioner"])
+        model = read_module(path, "an AR model", build_ar_model)[0]
+        return cls(target, model.transformer, model.conditioner)
 
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
         assert self.decoder.embed is not None

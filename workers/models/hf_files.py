@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.models.checkpoint_files import (
     WeightsError,
@@ -108,6 +108,21 @@ def _check_report(folder: Path, report: Mapping[str, Any]) -> None:
     for key, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has tensors unknown to its config.json:")):
         if names := sorted(report[key]):
             raise WeightsError(f"{folder}: the checkpoint {problem} {preview(names)}")
+
+
+class HFCodec(nn.Module):
+    """The VQ decoder of a model of `transformers`, in fp32. The encoder is not used, and is removed."""
+
+    def __init__(self, vq: Any) -> None:
+        super().__init__()
+        vq.encoder = vq.quant_conv = nn.Identity()
+        self.vq = vq.float()
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes as they are decoded, [V, d]."""
+        weight: Tensor = self.vq.quantize.embedding.weight
+        return weight
 
 
 class HFTokenizer:

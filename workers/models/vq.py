@@ -9,7 +9,9 @@ Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import read_module, save
+from workers.models.weights import KeyMapping, load_weights, skip_init
+
+CODEC_LANDMARKS = ("quantize.embedding.weight", "encoder.conv_in.weight")  # see `load_tensors`
 
 
 @dataclass(frozen=True)
@@ -277,3 +283,62 @@ def load_vq(path: Path) -> VQModel:
         WeightsError: the file is missing or damaged, or its header has no VQ config that fits the weights.
     """
     return read_module(path, "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))[0]
+
+
+def load_codec(
+    tensors: Mapping[str, Tensor],
+    config: VQConfig,
+    mappings: Sequence[KeyMapping],
+    *,
+    codes: int,
+    geometry: VQConfig | None = None,
+    where: str | Path,
+) -> VQModel:
+    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that draws `codes` codes.
+
+    geometry: a codec with the down-sampling and code width that the target needs; None: it takes any.
+
+    Raises:
+        WeightsError: tensors do not fit `config`, or the codec does not fit the target.
+    """
+    codec = skip_init(lambda: VQModel(config))
+    load_weights(codec, tensors, mappings, where=where)
+    needs = [(config.codebook_size, codes, "codes")]
+    if geometry is not None:
+        needs.append((config.code_dim, geometry.code_dim, "numbers per code"))
+        needs.append((config.factor, geometry.factor, "pixels per code along a side"))
+    for found, needed, unit in needs:
+        if found != needed:
+            raise WeightsError(
+                f"{where}: this codec has {found} {unit}, the target needs {needed}; give `vq`, the file of the codec "
+                "that the target was trained with"
+            )
+    return codec.eval()
+
+
+def infer_config(tensors: Mapping[str, Tensor], defaults: VQConfig, down: str, up: str, block: str) -> VQConfig:
+    """A codec's sizes from the names and shapes of its tensors, or `defaults` if they are incomplete: loading will then
+    report what is missing.
+
+    down, up: prefixes of the encoder's and decoder's levels. block: name of a level's residual blocks.
+    """
+
+    def count(prefix: str) -> int:
+        return len({hit[1] for name in tensors if (hit := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
+
+    try:
+        channels, blocks = tensors["encoder.conv_in.weight"].shape[0], count(f"{down}.0.{block}")
+        widths = [tensors[f"{down}.{level}.{block}.0.conv1.weight"].shape[0] for level in range(count(down))]
+        codes, dim = tensors["quantize.embedding.weight"].shape
+        return replace(
+            defaults,
+            codebook_size=codes,
+            code_dim=dim,
+            channels=channels,
+            multipliers=tuple(width // channels for width in widths),
+            encoder_blocks=blocks,
+            decoder_blocks=count(f"{up}.0.{block}") or blocks + 1,
+            z_channels=tensors["encoder.conv_out.weight"].shape[0],
+        )
+    except (KeyError, ValueError):
+        return defaults

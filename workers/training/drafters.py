@@ -1,9 +1,9 @@
-"""Distillation of drafters that read the target's features (EAGLE layer, Medusa heads), for any target; the target is
-frozen.
+"""Losses and held-out metrics: drafters that are distilled from the features of a frozen target (EAGLE layer, Medusa
+heads), and AR models (the independent drafter, and the built-in target, which is trained likewise).
 
 One teacher-forced pass gives the target's features f. Slot s of the EAGLE layer pairs f_s with the embedding of the
 token at position s + 1 and predicts f_{s+1}; Medusa's head m reads f_s and predicts the token m + 2 positions later.
-The loss compares drafter and target at each draft level, over the slots that draft a token of the image:
+The distillation compares drafter and target at each draft level, over the slots that draft a token of the image:
 
     sum over levels j of level_decay^j (cross_entropy CE(q, p) + feature SmoothL1(fhat, f))
 
@@ -11,6 +11,9 @@ with q the target's probabilities and p the drafter's. An EAGLE layer has one le
 `Distillation` has the weights. Its defaults are the published recipe (EAGLE-1; LANTERN's settings for images): noise on
 the features, a tenth of the examples under the null prompt. Three points differ from the released code: tokens are
 shifted by one for every family, the slot that drafts the image's second token is trained, and prompt padding is masked.
+
+The loss of an AR model is cross-entropy. Some captions are replaced by the null prompt, which classifier-free guidance
+needs.
 
 Held-out metrics are teacher forced on real tokens. Their probabilities are at temperature 1 without top-k or top-p, in
 fp32, with classifier-free guidance at the given scales (1: none).
@@ -25,29 +28,35 @@ positions, S = P + N - 2 slots, D width, V codes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
+from workers.models.families.conditioners import CodedConditioner, build_conditioner
+from workers.models.families.scenes import ARModel
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Transformer
+from workers.models.transformer import Transformer, TransformerConfig
 from workers.training.examples import Examples
-from workers.training.loop import Figures, LossFunction
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import Figures, LossFunction, ProcessGroup
 
 Drafter = EagleLayer | MedusaHeads
 Level = tuple[Tensor, Tensor | None]  # logits, and predicted features
 LevelsOf = Callable[[Target, Drafter, "Slots"], list[Level]]
+Forward = Callable[[Transformer, Tensor, Tensor], Tensor]
 
+_CAPTION_DROPOUT = 0.1  # fraction of examples with the null prompt (Ho & Salimans 2022)
+_DRAFTER = TransformerConfig(
+    dim=128, n_layers=2, n_heads=4, head_dim=32, ffn_dim=352, vocab_size=1, rope="grid", prompt_rope="identity"
+)
 SCALES = (1.0, 3.0)
 _INPUT_NORM = "attention_norm.weight"
 
@@ -241,3 +250,61 @@ def target_logits(target: Target, captions: list[str], tokens: Tensor) -> Tensor
 def suffix_of(scale: float) -> str:
     """The end of a metric's name at a guidance scale."""
     return "" if scale == 1 else f" cfg {scale:g}"
+
+
+def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed: int) -> ARModel:
+    """An untrained model: normal weights of scale 1/sqrt(fan in), output projections scaled down by the depth."""
+    torch.manual_seed(seed)
+    model = ARModel(Transformer(config), build_conditioner(conditioner, config.dim))
+    for name, p in model.transformer.named_parameters():
+        if p.dim() == 2:
+            residual = name.endswith(("wo.weight", "w2.weight"))
+            nn.init.normal_(p, std=p.shape[1] ** -0.5 * ((2 * config.n_layers) ** -0.5 if residual else 1.0))
+    nn.init.normal_(model.embed.weight, std=1.0)
+    nn.init.zeros_(model.head.weight)
+    return model
+
+
+def independent_conditioner(target: Target) -> CodedConditioner:
+    """The target's conditioner, as an independent drafter has one.
+
+    Raises:
+        ValueError: the target reads captions by another network.
+    """
+    if not isinstance(target.conditioner, CodedConditioner):
+        problem = "an independent drafter reads captions by classes or words, as targets of the family scenes do"
+        raise ValueError(f"{target.name}: {problem}; train eagle or medusa")
+    return target.conditioner
+
+
+def new_independent(target: Target, seed: int) -> ARModel:
+    """An untrained independent drafter with the target's codes, grid and captions, of the built-in drafter's size.
+
+    Raises:
+        ValueError: see `independent_conditioner`.
+    """
+    conditioner, grid = independent_conditioner(target), target.grid
+    config = replace(
+        _DRAFTER, prompt_len=conditioner.prompt_len, vocab_size=target.vocab_size, rows=grid.rows, cols=grid.cols
+    )
+    return build_model(config, conditioner.settings(), seed).to(target.device)
+
+
+def ar_loss(model: ARModel, data: Examples, forward: Forward = Transformer.__call__) -> LossFunction:
+    """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability `_CAPTION_DROPOUT`.
+
+    forward: the transformer's features of inputs at positions, without a cache.
+    """
+
+    def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
+        share = ProcessGroup.current().share(len(indices))
+        captions, tokens = data.pick(indices[share], model.head.weight.device)
+        codes = model.conditioner.codes(captions).to(tokens.device)
+        dropped = (torch.rand(len(indices), generator=generator) < _CAPTION_DROPOUT)[share].to(tokens.device)
+        prompt = torch.where(dropped[:, None, None], model.conditioner.nothing, model.conditioner.embed(codes))
+        x = torch.cat([prompt, model.embed(tokens[:, :-1])], dim=1)
+        hidden = forward(model.transformer, x, torch.arange(x.shape[1], device=x.device))
+        logits = model.head(hidden[:, prompt.shape[1] - 1 :])
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+
+    return loss

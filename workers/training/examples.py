@@ -26,7 +26,7 @@ from workers.decoding.state import Request
 from workers.models.checkpoint_files import load_tensors
 from workers.models.own_files import save
 from workers.models.target import Target
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import ProcessGroup
 
 _IMAGES_PER_FILE = 64
 

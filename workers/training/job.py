@@ -6,7 +6,6 @@ The weights with the best held-out top-3 accuracy are kept.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,24 +15,27 @@ import torch
 
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
+from workers.data.storage import Storage
 from workers.drafters.eagle import EagleLayer
 from workers.drafters.medusa import MedusaHeads
 from workers.loading.models_yaml import Entry, load_entry
+from workers.models.families.scenes import ARModel
 from workers.models.own_files import read_config, save
 from workers.models.target import Target
-from workers.training.ar_model import ARModel, ar_loss, independent_conditioner, new_independent
 from workers.training.drafters import (
     Distillation,
     Drafter,
+    ar_loss,
     drafter_loss,
     evaluate_drafter,
     header,
+    independent_conditioner,
     new_eagle,
+    new_independent,
     new_medusa,
 )
 from workers.training.examples import Examples, sample_images
-from workers.training.loop import Figures, LossFunction, TrainConfig, train
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import Figures, LossFunction, ProcessGroup, TrainConfig, train
 
 IMAGES = "images"  # folder with the tokens of the generated images
 MEDUSA_HEADS = 5
@@ -211,29 +213,28 @@ class DrafterJob:
             ValueError: it was started with other models, captions or options.
             WeightsError: a file of the target is missing.
         """
-        path = self.file("job.json")
-        if not path.exists():
-            return False
-        if difference := _difference(json.loads(path.read_text("utf-8")), self._facts()):
+        started = self._started_with()
+        if started and (difference := _difference(started, self._facts())):
             raise ValueError(
-                f"{path}: this training was started with another {difference}; give the same, or omit --resume"
+                f"{self.file('job.json')}: this training was started with another {difference}; give the same, or omit "
+                "--resume"
             )
-        return True
+        return bool(started)
+
+    def _started_with(self) -> dict[str, Any]:
+        """The facts and the launch of the training in the output folder; empty if there is none."""
+        path = self.file("job.json")
+        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
 
     def _is_restart(self) -> bool:
-        path = self.file("job.json")
-        return bool(self.launch) and path.exists() and json.loads(path.read_text("utf-8")).get("launch") == self.launch
+        return bool(self.launch) and self._started_with().get("launch") == self.launch
 
     def _start(self) -> None:
         """Removes an earlier training, and writes what this one is started with."""
-        self.out.mkdir(parents=True, exist_ok=True)
         for stale in ("checkpoint.pt", "journal.jsonl"):
             self.file(stale).unlink(missing_ok=True)
-        path = self.file("job.json")
-        partial = path.with_suffix(".part")
-        facts = {**self._facts(), "launch": self.launch}
-        partial.write_text(json.dumps(facts, indent=2, sort_keys=True) + "\n", "utf-8")
-        os.replace(partial, path)
+        facts = json.dumps({**self._facts(), "launch": self.launch}, indent=2, sort_keys=True)
+        Storage(self.out).write(self.file("job.json").name, f"{facts}\n".encode())
 
     def _facts(self) -> dict[str, Any]:
         """Everything that the result depends on, as JSON data."""

@@ -1,7 +1,8 @@
 """The training loop: deterministic batches, averaged weights, checkpoints that resume exactly.
 
 With several processes, each computes the loss of its share of every batch, and gradients are averaged. Only the main
-process writes files and logs.
+process writes files and logs. This module starts no process: the launcher (Ray Train, torchrun) sets up
+`torch.distributed`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from workers.runtime.device import training_dtype
-from workers.training.process_group import ProcessGroup, common_dtype
 
 #: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
@@ -81,6 +83,55 @@ class TrainConfig:
     def first_beta(self, step: int) -> float | None:
         """The first beta of AdamW at 0-based `step`; None: that of `betas`, at all steps."""
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroup:
+    """`rank` of `size` processes. The main process (rank 0) writes files and logs."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def current(cls) -> ProcessGroup:
+        """The group that torch.distributed has set up, or a single process."""
+        if not dist.is_available() or not dist.is_initialized():
+            return cls()
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batch: int) -> slice:
+        """This process's part of a batch.
+
+        Raises:
+            ValueError: the batch is not a multiple of `size`, so the mean over shares would differ from the batch's.
+        """
+        if batch % self.size:
+            raise ValueError(f"a batch of {batch} cannot be shared evenly by {self.size} workers; make it a multiple")
+        own = batch // self.size
+        return slice(self.rank * own, (self.rank + 1) * own)
+
+    def average(self, tensors: Iterable[Tensor]) -> None:
+        """Replaces each tensor by its mean over all processes; one transfer for all tensors of a dtype."""
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        for members in by_dtype.values():
+            flat: Tensor = _flatten_dense_tensors(members)  # type: ignore[no-untyped-call]
+            dist.all_reduce(flat)
+            flat.div_(self.size)
+            means = _unflatten_dense_tensors(flat, members)  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(members, list(means))
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+        if self.size > 1:
+            dist.barrier()
 
 
 @lru_cache(maxsize=4)
@@ -189,6 +240,15 @@ class Pace:
         return f"{1e3 * seconds:.0f} ms/step, {(steps - done) * seconds / 60:.1f} min left"
 
 
+def _common_dtype(dtype: torch.dtype, reason: str, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype of all processes: replicas that compute in different ones would drift apart."""
+    share = torch.tensor([float(dtype == torch.bfloat16)], device=device)
+    ProcessGroup.current().average([share])
+    if dtype == torch.bfloat16 and float(share) < 1:
+        return torch.float32, "another process cannot compute in bfloat16"
+    return dtype, reason
+
+
 class _Run(Generic[Model]):
     """The state of a run: model, average, optimisers, and the journal's entries of the steps that are done."""
 
@@ -198,7 +258,7 @@ class _Run(Generic[Model]):
         self.entries: list[Figures] = []
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
-        self.dtype, self.dtype_reason = common_dtype(*training_dtype(self.device, config.bf16), self.device)
+        self.dtype, self.dtype_reason = _common_dtype(*training_dtype(self.device, config.bf16), self.device)
         self.optimisers = config.optimisers(model, self.dtype)
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["peak_lr"] = group["lr"]

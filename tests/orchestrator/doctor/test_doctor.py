@@ -32,10 +32,10 @@ from orchestrator.doctor.machine import (
 from orchestrator.doctor.plan import Gpu, Workload, describe_plan, forecast, gpu_of
 from search_spaces.sweep import SweepConfig
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
-from workers.loading.meter import Work
+from workers.loading.dry_run import Work
 from workers.models.checkpoint_files import content_hash
 from workers.runtime.memory import format_bytes
-from workers.runtime.threads import cores
+from workers.runtime.process import cores
 
 pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
 

@@ -19,8 +19,8 @@ from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Attempts, AwakeClock, Pool, Sustained
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
-from workers.data.local_files import StorageError
-from workers.runtime.threads import cores
+from workers.data.storage import StorageError
+from workers.runtime.process import cores
 
 pytestmark = pytest.mark.slow(seconds=100)
 TIMEOUT_S = 240.0  # on a busy machine

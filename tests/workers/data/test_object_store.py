@@ -53,7 +53,7 @@ DIES_IN_THE_MIDDLE = """
 import os, signal, sys
 from workers.data.storage import Storage
 storage = Storage(sys.argv[1])
-stream = storage._fs.open_output_stream("bucket/cut/one.bin", compression=None)
+stream = storage._files.fs.open_output_stream("bucket/cut/one.bin", compression=None)
 stream.write(b"new" * 5_000_000)  # more than one part
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -91,16 +91,16 @@ def test_images_of_the_right_size_are_left_alone(tmp_path: Path) -> None:
 
 def test_the_source_is_told_by_its_images(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    source = real_images(folder, size=8).source
+    source = real_images(folder, size=8).describe()
     shutil.copytree(folder, tmp_path / "elsewhere" / "photos")
-    assert real_images(tmp_path / "elsewhere" / "photos", size=8).source == source
+    assert real_images(tmp_path / "elsewhere" / "photos", size=8).describe() == source
     some = real_images(folder, size=8, count=5, seed=1)
     assert some.count == 5
-    assert some.source == real_images(folder, size=8, count=5, seed=1).source
-    assert len({source, some.source, real_images(folder, size=8, count=5, seed=2).source}) == 3
-    assert real_images(folder, size=8, count=500).source == source, "at most so many"
+    assert some.describe() == real_images(folder, size=8, count=5, seed=1).describe()
+    assert len({source, some.describe(), real_images(folder, size=8, count=5, seed=2).describe()}) == 3
+    assert real_images(folder, size=8, count=500).describe() == source, "at most so many"
     Image.new("RGB", (8, 8)).save(folder / "a" / "01.png")
-    assert real_images(folder, size=8).source != source
+    assert real_images(folder, size=8).describe() != source
 
 
 @pytest.mark.parametrize("place", ["local", "mock:///sweeps/a"])

@@ -18,8 +18,7 @@ from urllib.parse import quote
 import pytest
 from pyarrow import fs
 
-from workers.data.local_files import StorageError
-from workers.data.storage import Storage
+from workers.data.storage import Storage, StorageError
 
 ROOT = Path(__file__).parents[3]
 

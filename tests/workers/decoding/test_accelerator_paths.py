@@ -34,7 +34,7 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
 from workers.drafters.independent import IndependentDrafter
-from workers.loading.meter import call_on_meta
+from workers.loading.dry_run import call_on_meta
 from workers.models.target import Prompt, Target
 from workers.models.transformer import TransformerConfig
 

@@ -23,8 +23,15 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.dry_run import MAX_BATCH, Footprint, footprint, largest_batch, parameter_bytes
 from workers.loading.models import Models
-from workers.loading.models_yaml import load_entry, load_on_meta, published_entries, read_entry
-from workers.loading.shape_only import ShapeOnlyModels, add_drafter, shape_only_models
+from workers.loading.models_yaml import (
+    ShapeOnlyModels,
+    add_drafter,
+    load_entry,
+    load_on_meta,
+    published_entries,
+    read_entry,
+    shape_only_models,
+)
 from workers.models.families.llamagen import SIZES
 from workers.models.target import Target
 from workers.models.transformer import Transformer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.loading.meter import Meter, Work
+from workers.loading.dry_run import Meter, Work
 
 
 def test_a_meter_follows_tensors_to_their_end() -> None:

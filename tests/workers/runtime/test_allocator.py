@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from workers.runtime.allocator import allocator_environment
+from workers.runtime.process import process_environment
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 # Prints the page faults of using a block of 200 MiB for the first time, and of the next nine times.
 FAULTS = """
 import ctypes, resource, threading
-from workers.runtime.allocator import keep_freed_memory
+from workers.runtime.process import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
@@ -34,6 +34,10 @@ def show():
 {start}
 """
 THREAD = "thread = threading.Thread(target=show); thread.start(); thread.join()"
+
+
+def allocator_environment() -> dict[str, str]:
+    return {name: value for name, value in process_environment(1).items() if name.startswith("MALLOC_")}
 
 
 def faults(start: str, **variables: str) -> tuple[int, int]:

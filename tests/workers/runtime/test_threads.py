@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from workers.runtime import threads
-from workers.runtime.threads import cores, free_cores, thread_environment, use_threads
+from workers.runtime import process as threads
+from workers.runtime.process import cores, free_cores, process_environment, use_threads
 
 SHOW = """
 import os
-from workers.runtime.threads import use_threads
+from workers.runtime.process import use_threads
 use_threads({count})
 import torch
 print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"])
 use_threads(2)  # torch is there
 print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["OMP_WAIT_POLICY"])
 """
+
+
+def thread_environment(count: int) -> dict[str, str]:
+    return {name: value for name, value in process_environment(count).items() if not name.startswith("MALLOC_")}
 
 
 def run(code: str, **variables: str) -> tuple[list[str], str]:
@@ -52,7 +56,7 @@ def test_openmp_and_torch_have_the_threads(count: int | None, variables: dict[st
 def test_spins_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("GOMP_SPINCOUNT", "123")
-    assert threads.thread_environment(1) == {
+    assert thread_environment(1) == {
         "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "123",
     }  # fmt: skip
 

@@ -15,12 +15,12 @@ from recipes.forward import features
 from recipes.optimisers import MuonConfig, orthogonalise
 from recipes.target import load_model, train_target
 from workers.models.families.conditioners import ClassConditioner, WordConditioner
+from workers.models.families.scenes import ARModel
 from workers.models.own_files import save
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.scenes.captions import caption
 from workers.scenes.images import sample_attributes
-from workers.training.ar_model import ARModel, ar_loss, build_model
-from workers.training.drafters import evaluate_drafter
+from workers.training.drafters import ar_loss, build_model, evaluate_drafter
 from workers.training.examples import Examples
 from workers.training.loop import batch_indices
 

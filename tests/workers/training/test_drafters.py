@@ -33,7 +33,7 @@ from workers.training.drafters import (
     slots,
 )
 from workers.training.examples import Examples
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import ProcessGroup
 
 CONFIGS: dict[str, TransformerConfig] = {
     "LlamaGen": replace(BASE, prompt_rope="zero"),

@@ -19,7 +19,7 @@ from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig
 from workers.scenes.captions import caption
 from workers.scenes.images import render, sample_attributes
-from workers.training.ar_model import build_model
+from workers.training.drafters import build_model
 from workers.training.examples import Examples
 from workers.training.loop import FIRST_LINE_S, LINE_INTERVAL_S, Figures, Pace, TrainConfig, train
 

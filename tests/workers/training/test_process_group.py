@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.training.process_group import ProcessGroup
+from workers.training.loop import ProcessGroup
 
 
 def test_alone_there_is_nothing_to_average() -> None:

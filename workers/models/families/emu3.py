@@ -20,7 +20,7 @@ from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_json_object
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.token_prompts import TokenPrompts
-from workers.models.hf_files import HFTokenizer, load_pretrained
+from workers.models.hf_files import HFCodec, HFTokenizer, load_pretrained
 from workers.models.target import Target
 
 SAMPLING = Sampling(temperature=1.0, top_k=2048, cfg=3.0)
@@ -46,23 +46,16 @@ def build_prompts(words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer, 
     return TokenPrompts(words, prompt_len, lambda caption: tokenizer(start + caption + STYLE + end), negative)
 
 
-class Emu3Codec(nn.Module):
+class Emu3Codec(HFCodec):
     """The model's own VQ decoder. mean, deviation [3]: its images were normalised with them."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, vq: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
-        super().__init__()
-        vq.encoder = vq.quant_conv = nn.Identity()  # the encoder is not used
-        self.vq = vq.float()
+        super().__init__(vq)
         for name, values in (("mean", mean), ("deviation", deviation)):
             self.register_buffer(name, torch.tensor(values).view(3, 1, 1), persistent=False)
-
-    @property
-    def codebook(self) -> Tensor:
-        weight: Tensor = self.vq.quantize.embedding.weight
-        return weight
 
     def decode_ids(self, ids: Tensor) -> Tensor:
         """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols].

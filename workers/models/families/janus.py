@@ -8,7 +8,7 @@ attention does see.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.token_prompts import TokenPrompts
-from workers.models.hf_files import HFTokenizer, load_pretrained
+from workers.models.hf_files import HFCodec, HFTokenizer, load_pretrained
 from workers.models.target import Prompt, Target
 
 SAMPLING = Sampling(temperature=1.0, cfg=5.0)
@@ -40,17 +40,12 @@ class JanusPrompts(TokenPrompts):
         return Prompt(torch.where(inner[..., None], padding, prompt.embeds), prompt.valid)
 
 
-class JanusCodec(nn.Module):
+class JanusCodec(HFCodec):
     """The model's own VQ decoder. Codes are normalised before decoding, and distances are measured between those."""
-
-    def __init__(self, vq: Any) -> None:
-        super().__init__()
-        vq.encoder = vq.quant_conv = nn.Identity()  # the encoder is not used
-        self.vq = vq.float()
 
     @property
     def codebook(self) -> Tensor:
-        return nn.functional.normalize(self.vq.quantize.embedding.weight, dim=-1)
+        return nn.functional.normalize(super().codebook, dim=-1)
 
     def decode_ids(self, ids: Tensor) -> Tensor:
         """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols]."""

@@ -8,7 +8,7 @@ procedural scenes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import nn
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.conditioners import build_conditioner
+from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.own_files import read_module
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
@@ -31,13 +31,41 @@ BUILTIN_PARTS = ("tokenizer", "target", "eagle", "medusa", "independent")
 SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 
-def build_ar_model(config: Mapping[str, Any]) -> nn.ModuleDict:
-    """`transformer` and `conditioner` of an AR model, from {"transformer": its fields, "conditioner": its settings}."""
+class ARModel(nn.Module):
+    """Transformer and conditioner: the trained part of a target, or an independent drafter."""
+
+    def __init__(self, transformer: Transformer, conditioner: CodedConditioner) -> None:
+        super().__init__()
+        assert transformer.embed is not None
+        assert transformer.head is not None
+        assert transformer.config.prompt_len == conditioner.prompt_len
+        self.transformer, self.conditioner = transformer, conditioner
+
+    @property
+    def embed(self) -> nn.Embedding:
+        assert self.transformer.embed is not None
+        return self.transformer.embed
+
+    @property
+    def head(self) -> nn.Linear:
+        assert self.transformer.head is not None
+        return self.transformer.head
+
+    def settings(self) -> dict[str, Any]:
+        """The config in its file's header, from which `build_ar_model` makes it again."""
+        return {"transformer": asdict(self.transformer.config), "conditioner": self.conditioner.settings()}
+
+    def as_target(self, name: str = "training") -> Target:
+        """A target without a codec that shares these weights."""
+        return Target(name, self.transformer, self.conditioner, None, SAMPLING)
+
+
+def build_ar_model(config: Mapping[str, Any]) -> ARModel:
+    """An AR model without weights, from its `settings`."""
     body = TransformerConfig(**config["transformer"])
     if not body.vocab_size:
         raise TypeError("vocab_size is 0: this is not a complete AR model")
-    conditioner = build_conditioner(config["conditioner"], body.dim)
-    return nn.ModuleDict({"transformer": Transformer(body), "conditioner": conditioner})
+    return ARModel(Transformer(body), build_conditioner(config["conditioner"], body.dim))
 
 
 @FAMILIES.register
@@ -56,16 +84,15 @@ class Scenes(Family):
         """
         folder = Path(self.folder)
         codec = load_vq(folder / "tokenizer.safetensors")
-        parts, config = read_module(folder / "target.safetensors", "an AR model", build_ar_model)
-        body = parts.to(dtype)["transformer"]
-        assert isinstance(body, Transformer)
+        model, config = read_module(folder / "target.safetensors", "an AR model", build_ar_model)
+        body = model.to(dtype).transformer
         if codec.config.codebook_size != body.config.vocab_size:
             raise WeightsError(
                 f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target {body.config.vocab_size}; "
                 "train the target on this tokenizer's tokens"
             )
         sampling = Sampling(**config["sampling"]) if "sampling" in config else SAMPLING
-        target = Target(config.get("name", folder.name), body, parts["conditioner"], codec, sampling)
+        target = Target(config.get("name", folder.name), body, model.conditioner, codec, sampling)
         return target.to(device).eval().requires_grad_(False)
 
     @property

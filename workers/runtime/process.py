@@ -1,15 +1,20 @@
-"""Threads of the libraries that compute (torch, NumPy, SciPy): how many there are, and how they wait.
+"""What a process computes with: the threads of torch, NumPy and SciPy, and memory that it keeps when it is freed.
 
 OpenMP reads its environment once, when torch or another library loads it. So commands call `use_threads` before they
-import one, and worker processes start with `thread_environment`. This module imports none of them.
+import one, and worker processes start with `process_environment`. This module imports none of them.
 
 Threads wait passively: one that waits for the others of a parallel loop spins for some ten microseconds, then sleeps.
 By default it would spin on, and with other work on the machine the threads that still compute would wait for cores on
 which others spin. If it slept at once, the many short loops of a small model would wait for it to wake.
+
+By default glibc gives a block of more than 32 MiB back to the system when it is freed, and the next one is made of new
+pages, which the kernel clears when they are first used. The steps of a tree over a large vocabulary make many such
+tensors. Other systems' allocators are left as they are.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -17,6 +22,11 @@ from pathlib import Path
 COUNT, WAIT_POLICY, SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 _PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}  # GNU's OpenMP, which torch brings, counts its spins
 _CPU_LIMIT, _LOAD = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/loadavg")
+
+_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # of mallopt(3)
+_KEPT_BYTES = (1 << 31) - 1  # at the end of the heap; more goes back to the system
+#: For a process to come. One arena: those of other threads give large blocks back as before.
+_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_ARENA_MAX": "1"}
 
 
 def use_threads(count: int | None = None) -> None:
@@ -32,9 +42,11 @@ def use_threads(count: int | None = None) -> None:
         sys.modules["torch"].set_num_threads(count)
 
 
-def thread_environment(count: int) -> dict[str, str]:
-    """Environment of a process that computes with `count` threads."""
-    return {COUNT: str(count), **_waiting()}
+def process_environment(count: int) -> dict[str, str]:
+    """Environment of a process that computes with `count` threads, and keeps in all of them the memory that it frees.
+    A wait policy and glibc's variables that the user has set stay.
+    """
+    return {COUNT: str(count), **_waiting(), **(_user_variables() or _VARIABLES)}
 
 
 def _waiting() -> dict[str, str]:
@@ -67,3 +79,15 @@ def _busy_cores() -> float:
         return min(float(average), int(running.split("/")[0]) - 1)
     except (OSError, ValueError):  # not Linux
         return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def keep_freed_memory() -> None:
+    """Make the main thread of this process keep the memory that it frees, unless the user has set glibc's variables."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if mallopt is not None and not _user_variables():
+        mallopt(_MMAP_MAX, 0)
+        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def _user_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}

@@ -1,0 +1,195 @@
+"""Where `Storage` keeps its files: a folder of this machine, or a filesystem of pyarrow. Both write atomically."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileInfo, FileSystem
+
+HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
+_BUCKETS = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
+# How pyarrow words failures of servers and networks, besides those of keys, buckets and permissions.
+_TRANSIENT = re.compile(
+    r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|curlCode"
+    r"|[Tt]imed out|[Cc]onnection re|HTTP status (429|5\d\d)|kUnavailable|Status\(UNAVAILABLE"
+)
+_GCS_LIMIT, _GCS_RETRY_S = "retry_limit_seconds", 4
+_S3_ATTEMPTS = 2  # each fails after 3 s without a byte
+_ADVICE = (
+    (_TRANSIENT, "check that the server runs and can be reached"),
+    (
+        re.compile(
+            "ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|kPermissionDenied|PERMISSION_DENIED"
+        ),
+        "check the keys, and what the bucket's policy allows",
+    ),
+    (re.compile("NO_SUCH_BUCKET"), "create the bucket, or correct its name"),
+)
+
+
+def hidden_name(name: str) -> str:
+    """A new name for a file that is not finished."""
+    return f"{HIDDEN}{name}.{uuid.uuid4().hex}"
+
+
+class LocalFiles:
+    """Files of this machine. A file that was written is also on the disk."""
+
+    def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace an earlier file. Creates its folder."""
+        target = Path(path)
+        _make_folder(target.parent)
+        hidden = target.with_name(hidden_name(target.name))
+        try:
+            with open(hidden, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(hidden, target)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        _sync_folder(target.parent)
+
+    def move(self, old: str, new: str) -> None:
+        """Rename a file, replacing an earlier one of the new name. Creates its folder."""
+        folder = Path(new).parent
+        _make_folder(folder)
+        os.replace(old, new)
+        _sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def is_file(self, path: str) -> bool:
+        return os.path.isfile(path)
+
+    def names(self, folder: str) -> list[str]:
+        """The complete files directly in a folder; none if there is no such folder."""
+        try:
+            with os.scandir(folder or "/") as entries:
+                return [entry.name for entry in entries if not entry.name.startswith(HIDDEN) and entry.is_file()]
+        except FileNotFoundError:
+            return []
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Flush a folder's entries to disk, if the system supports it."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class RemoteFiles:
+    """Files of a pyarrow filesystem: buckets, or folders without atomic uploads."""
+
+    def __init__(self, fs: FileSystem) -> None:
+        self.fs = fs
+
+    def read(self, path: str) -> bytes:
+        with self.fs.open_input_stream(path, compression=None) as stream:
+            data: bytes = stream.read()
+        return data
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace an earlier file. Creates its folder."""
+        folder, slash, last = path.rpartition("/")
+        upload = path if _is_bucket(self.fs) else f"{folder}{slash}{hidden_name(last)}"
+        if folder and upload != path:
+            self.fs.create_dir(folder, recursive=True)
+        stream = self.fs.open_output_stream(upload, compression=None)
+        stream.write(data)
+        stream.close()  # not after a failed write: closing completes an upload
+        if upload != path:
+            self.fs.move(upload, path)
+
+    def move(self, old: str, new: str) -> None:
+        """Rename a file, replacing an earlier one of the new name. Creates its folder."""
+        if not _is_bucket(self.fs):
+            self.fs.create_dir(new.rpartition("/")[0], recursive=True)
+        self.fs.move(old, new)
+
+    def remove(self, path: str) -> None:
+        self.fs.delete_file(path)
+
+    def is_file(self, path: str) -> bool:
+        return bool(self.fs.get_file_info(path).is_file)
+
+    def names(self, folder: str) -> list[str]:
+        """The complete files directly in a folder; none if there is no such folder."""
+        return [entry.base_name for entry in self.entries(folder)]
+
+    def entries(self, folder: str) -> list[FileInfo]:
+        """As `names`, with what the server tells of each file."""
+        from pyarrow.fs import FileSelector
+
+        found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
+        return [entry for entry in found if entry.is_file and not entry.base_name.startswith(HIDDEN)]
+
+    def has_bucket(self, root: str) -> bool:
+        """Whether the bucket of a path exists; True if the filesystem has none, or does not say."""
+        from pyarrow.fs import FileType
+
+        bucket = root.strip("/").partition("/")[0]
+        try:
+            return not _is_bucket(self.fs) or self.fs.get_file_info(bucket).type != FileType.NotFound
+        except OSError as error:
+            if is_transient(error):
+                raise
+            return True  # keys for files alone are enough
+
+
+def _is_bucket(fs: Any) -> bool:
+    """Whether a filesystem, or the one below a subtree, holds buckets."""
+    while hasattr(fs, "base_fs"):
+        fs = fs.base_fs
+    return fs.type_name in _BUCKETS
+
+
+def connect(uri: str) -> tuple[FileSystem, str]:
+    """The filesystem of a URI, and the path in it. A server that does not respond fails an action in seconds, not in
+    pyarrow's minutes; `Storage` decides how long to try again.
+
+    Raises:
+        ValueError, OSError, NotImplementedError: pyarrow's.
+    """
+    from pyarrow import fs
+
+    if uri.startswith(("gs://", "gcs://")) and _GCS_LIMIT not in uri:
+        uri += f"{'&' if '?' in uri else '?'}{_GCS_LIMIT}={_GCS_RETRY_S}"
+    found, path = fs.FileSystem.from_uri(uri)
+    if found.type_name == "s3":
+        options = found.__reduce__()[1][0]  # as pickling copies it
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
+        found = fs.S3FileSystem._reconstruct(options | {"retry_strategy": retries})
+    return found, path
+
+
+def advice(error: Exception) -> str:
+    """What to do about an error, as the end of its message; "" if unknown."""
+    return next((f"; {fix}" for codes, fix in _ADVICE if codes.search(str(error))), "")
+
+
+def is_transient(error: OSError) -> bool:
+    """Whether the server or the network failed, so that the same request may succeed later."""
+    return _TRANSIENT.search(str(error)) is not None
