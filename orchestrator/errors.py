@@ -22,12 +22,18 @@ def last_words(message: str, code: int) -> str:
 
 
 @contextmanager
-def ends_with(code: int) -> Iterator[None]:
-    """Turn `ValueError` and `OSError` raised inside into a `CommandError` with this exit code."""
+def ends_with(code: int, *kinds: type[BaseException], message: str = "") -> Iterator[None]:
+    """Turn errors raised inside (by default `ValueError` and `OSError`) into a `CommandError` with this exit code.
+
+    message: of an error that says nothing of its own, such as an interrupt. Also decorates a function.
+    """
+    caught = kinds or (ValueError, OSError)
     try:
         yield
-    except (ValueError, OSError) as error:
-        raise CommandError(explain(error), code) from error
+    except BrokenPipeError:  # the reader of the output has enough
+        raise
+    except caught as error:
+        raise CommandError(message or explain(error), code) from error
 
 
 @contextmanager
@@ -43,7 +49,7 @@ def in_memory(advice: str) -> Iterator[None]:
         raise CommandError(f"out of memory {advice}", FAILED) from error
 
 
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """The error's own sentence; for the operating system's errors, the file and the reason."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"

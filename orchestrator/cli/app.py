@@ -13,14 +13,13 @@ from orchestrator.cli import (
     doctor,
     generate,
     launch,
+    mlflow,
     pareto,
     predict,
     reference,
     report,
     status,
-    sync,
     train,
-    ui,
 )
 from orchestrator.errors import WRONG_USAGE, CommandError, last_words
 from orchestrator.interrupts import exit_code, interruptible
@@ -48,8 +47,8 @@ app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more swee
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
 app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(report.report)
 app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(reference.reference)
-app.command(epilog=ui.EPILOG, short_help="Open a sweep in MLflow's UI.")(ui.ui)
-app.command(epilog=sync.EPILOG, short_help="Log missing trials to MLflow.")(sync.sync)
+app.command(epilog=mlflow.UI_EPILOG, short_help="Open a sweep in MLflow's UI.")(mlflow.ui)
+app.command(epilog=mlflow.SYNC_EPILOG, short_help="Log missing trials to MLflow.")(mlflow.sync)
 app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
 app.command(epilog=train.EPILOG, short_help="Train drafters for a target.")(train.train)
 app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)

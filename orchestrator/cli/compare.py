@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.tables import safe_text, shown_table
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.cli.text import show, shown_table
+from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
 from orchestrator.results.text import clean, counted
@@ -67,6 +66,7 @@ class Output:
 
 
 @grouped
+@o.query_errors()
 def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
 
@@ -91,25 +91,25 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
     from orchestrator.results.compare import shared_objectives
 
     missing: list[str] = []
-    with o.query_errors():
-        if len(opened) > 1 and not (query.x or query.y or query.z):
-            shared, missing = shared_objectives([sweep.identity for sweep in opened])
-            x, y, z = (*shared, None)[:3]
-            query = replace(query, x=x, y=y, z=z)
-        front = query.front(opened)
-        corner = o.read_point(output.reference_point, len(front.metrics))
-        found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
-        warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
+    if len(opened) > 1 and not (query.x or query.y or query.z):
+        shared, missing = shared_objectives([sweep.identity for sweep in opened])
+        x, y, z = (*shared, None)[:3]
+        query = replace(query, x=x, y=y, z=z)
+    front = query.front(opened)
+    corner = o.read_point(output.reference_point, len(front.metrics))
+    found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
+    warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
-    if output.as_json:
-        objectives = [{"metric": m.name, "direction": m.direction} for m in front.metrics]
-        typer.echo(json.dumps({"objectives": objectives, **asdict(found), "warnings": warnings}, indent=2))
-        return
-    for warning in warnings:
+    objectives = [{"metric": m.name, "direction": m.direction} for m in front.metrics]
+    for warning in () if output.as_json else warnings:
         typer.echo(clean(f"Note: {warning}."), err=True)
-    typer.echo(safe_text(_describe(found, [metric.name for metric in front.metrics])))
+    show(
+        {"objectives": objectives, **asdict(found), "warnings": warnings},
+        _describe(found, [metric.name for metric in front.metrics]),
+        as_json=output.as_json,
+    )
 
 
 def _write_page(
@@ -118,10 +118,9 @@ def _write_page(
     """Write the report of several sweeps; returns its path."""
     from orchestrator.report.page import page_data, render
 
-    with ends_with(FAILED):
-        metrics, note = [metric.name for metric in front.metrics], partial(typer.echo, err=True)
-        page = render(page_data(sweeps, note, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
-        return write_output(out or "compare.html", page.encode())
+    metrics, note = [metric.name for metric in front.metrics], partial(typer.echo, err=True)
+    page = render(page_data(sweeps, note, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
+    return write_output(out or "compare.html", page.encode())
 
 
 def _cautions(front: Front, limits: Sequence[str]) -> list[str]:
@@ -223,12 +222,9 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
     opened = o.open_sweeps([name for name in names if name not in given_tables])
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
-    with o.query_errors():
-        replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
-    if as_json:
-        typer.echo(json.dumps([entry.to_mapping() for entry in replications], indent=2, ensure_ascii=False))
-    else:
-        typer.echo("\n\n".join(safe_text(_describe_replication(entry)) for entry in replications))
+    replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
+    lines = [line for entry in replications for line in ("", "", *_describe_replication(entry))][2:]
+    show([entry.to_mapping() for entry in replications], lines, as_json=as_json)
 
 
 def _describe_replication(found: Replication) -> list[str]:

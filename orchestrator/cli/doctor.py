@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 from orchestrator import options as o
+from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 
 EPILOG = """\b
@@ -58,7 +58,7 @@ def doctor(examined: Examined, as_json: bool = o.flag("Print the findings as JSO
             findings = machine.examine()
             lines = machine.describe_machine(findings)
     is_ok = findings["fits"] if "fits" in findings else not findings["problems"]
-    typer.echo(json.dumps(findings, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    show(findings, lines, as_json=as_json)
     if not is_ok:
         raise typer.Exit(FAILED)
 

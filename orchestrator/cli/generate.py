@@ -168,6 +168,7 @@ def _read_setting(source: Source, selection: Selection) -> Setting:
         return Setting(mapping, speed=MeasuredSpeed.read(text), comments=head_comments(text))
 
 
+@q.query_errors()
 def _read_trial(source: str, selection: Selection) -> Setting:
     """The setting of a sweep's trial; by default of the best one within the default quality bar.
 
@@ -179,14 +180,13 @@ def _read_trial(source: str, selection: Selection) -> Setting:
     from orchestrator.results.front import front_of
     from orchestrator.results.selection import Selection
 
-    with q.query_errors():
-        front = front_of([sweep])
-        if not selection:
-            if (limit := default_limit(front)) is None:
-                problem = f"--from {source}: this sweep has no default quality bar"
-                raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
-            selection = Selection(limits=(limit,))
-        return select(front, selection).to_setting()
+    front = front_of([sweep])
+    if not selection:
+        if (limit := default_limit(front)) is None:
+            problem = f"--from {source}: this sweep has no default quality bar"
+            raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
+        selection = Selection(limits=(limit,))
+    return select(front, selection).to_setting()
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:

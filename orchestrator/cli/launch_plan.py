@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.tables import terminal_width
+from orchestrator.cli.text import terminal_width
 from orchestrator.results.text import counted
 
 if TYPE_CHECKING:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from orchestrator.cli import query_options as o
-from orchestrator.cli.front_text import describe_front
-from orchestrator.cli.tables import safe_text
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.cli.text import describe_front, show
+from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
@@ -63,6 +59,7 @@ class Output:
 
 
 @grouped
+@o.query_errors()
 def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Output) -> None:
     """Show the front: the configs that no other dominates; and the best one within a limit, the best lossless one and
     the knee.
@@ -76,29 +73,24 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     from orchestrator.results import choices as c
 
-    with o.query_errors():
-        front = query.front(o.open_sweeps(sweeps))
-        corner = o.read_point(output.reference_point, len(front.metrics))
-        facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
-        facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
-        limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
-        chosen = c.select(front, selection) if selection else None
-        choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
-        choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
-        warnings = _warnings(front, query, wanted.best or ())
-        warnings += [c.NO_KNEE] if wanted.knee and c.KNEE not in choices else []
-        facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
+    front = query.front(o.open_sweeps(sweeps))
+    corner = o.read_point(output.reference_point, len(front.metrics))
+    facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
+    facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
+    limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
+    chosen = c.select(front, selection) if selection else None
+    choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
+    choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
+    warnings = _warnings(front, query, wanted.best or ())
+    warnings += [c.NO_KNEE] if wanted.knee and c.KNEE not in choices else []
+    facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
     rows = front.candidates if output.everything else front.members
-    with ends_with(FAILED):
-        written = _write_files(front, rows, chosen, output)
-    if output.as_json:
-        found = _to_mapping(front, rows) | facts | {"written": written}
-        typer.echo(json.dumps(found, indent=2, allow_nan=False))
-    else:
-        lines = [f"{what}: {file}" for what, file in written.items()]
-        if "config" in written and chosen is not None:
-            lines[-1] += f" ({_generate_command(chosen, written['config'])})"
-        typer.echo(safe_text([*describe_front(front, rows, facts, choices.values(), long=output.long), *lines]))
+    written = _write_files(front, rows, chosen, output)
+    lines = [f"{what}: {file}" for what, file in written.items()]
+    if "config" in written and chosen is not None:
+        lines[-1] += f" ({_generate_command(chosen, written['config'])})"
+    lines = [*describe_front(front, rows, facts, choices.values(), long=output.long), *lines]
+    show(_to_mapping(front, rows) | facts | {"written": written}, lines, as_json=output.as_json)
 
 
 def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator import options as o
-from orchestrator.cli.tables import safe_text, shown_table
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.cli.text import show, shown_table
+from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
 from orchestrator.options import complete_space
 from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted
@@ -62,31 +61,26 @@ def predict(
     from orchestrator.results.sweep import Sweep
     from search_spaces.sweep import SweepConfig
     from search_spaces.trial import parse_assignments
-    from workers.loading.models_yaml import split_entry
 
-    file, entry = (None, None) if models is None else split_entry(models)
-    changes = {key: value for key, value in {"models.file": file, "models.name": entry}.items() if value is not None}
     folder = Path(out)
     with ends_with(WRONG_USAGE):
-        sweep = SweepConfig.read(space, changes | parse_assignments(assignments or []))
+        sweep = SweepConfig.read(space, o.model_keys(models) | parse_assignments(assignments or []))
         finished = None if trials is None else Sweep.open(trials)
     o.say_on_terminal("loading the models")
     from workers.decoding.engine import DecodingError  # after the checks: this imports torch
 
     chosen = o.pick_device(device)
-    try:
-        with (
-            output_folder(folder),
-            in_memory("; try fewer --captions, or another --device"),
-            ends_with(WRONG_USAGE),
-            sweep.locate_errors(),
-        ):
-            predicted = _predict(sweep, settings, captions, chosen, finished)
-    except DecodingError as error:
-        raise CommandError(str(error), FAILED) from error
+    with (
+        output_folder(folder),
+        ends_with(FAILED, DecodingError),
+        in_memory("; try fewer --captions, or another --device"),
+        ends_with(WRONG_USAGE),
+        sweep.locate_errors(),
+    ):
+        predicted = _predict(sweep, settings, captions, chosen, finished)
     with ends_with(FAILED):
         _write(predicted, folder)
-    typer.echo(json.dumps(_to_mapping(predicted, folder), indent=2) if as_json else _describe(predicted, folder))
+    show(_to_mapping(predicted, folder), _describe(predicted, folder), as_json=as_json)
 
 
 def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
@@ -118,7 +112,7 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
     write_output(str(folder / PLOT), scatter_plot(points, families, labels))
 
 
-def _describe(predicted: PredictedSpace, folder: Path) -> str:
+def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
     rows = []
     for setting in predicted.front:
         estimates = [setting.prediction.values[name] for name in _VALUES]
@@ -132,7 +126,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> str:
     if predicted.corrected_by:
         lines.append(f"corrected by {counted(predicted.corrected_by, 'trial')}")
     lines += [f"not predicted: {counted(count, 'setting')}: {why}" for why, count in predicted.left_out.items()]
-    return safe_text(lines)
+    return lines
 
 
 def _to_mapping(predicted: PredictedSpace, folder: Path) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, explain
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_sweep, flag, option
 
 if TYPE_CHECKING:
@@ -98,26 +98,15 @@ def query_errors() -> Iterator[None]:
     from orchestrator.results.query import NoChoiceError, QueryError
     from orchestrator.results.store import NoSweepError
 
-    try:
+    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError), ends_with(FAILED, NoChoiceError):
         yield
-    except NoChoiceError as error:
-        raise CommandError(str(error), FAILED) from error
-    except (QueryError, NoSweepError) as error:
-        raise CommandError(str(error), WRONG_USAGE) from error
-    except (ValueError, OSError) as error:
-        raise CommandError(explain(error), FAILED) from error
 
 
 def open_sweeps(locations: Sequence[str]) -> list[Sweep]:
-    """The sweeps at these locations.
-
-    Raises:
-        CommandError: a location has no sweep, or a damaged one.
-    """
+    """The sweeps at these locations. Raises the errors of `Sweep.open`."""
     from orchestrator.results.sweep import Sweep
 
-    with query_errors():
-        return [Sweep.open(location) for location in locations]
+    return [Sweep.open(location) for location in locations]
 
 
 def read_point(text: str | None, metrics: int) -> list[float] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,7 +9,8 @@ from typing import Annotated
 import typer
 
 from orchestrator import options as o
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.cli.text import show
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, ends_with
 
 EPILOG = """\b
 Examples:
@@ -61,27 +61,20 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
     from workers.models.checkpoint_files import WeightsError
 
     torch_device = o.pick_device(options.device)
-    try:
+    stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message="interrupted; nothing was written: run it again")
+    with stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError):
         storage, name = Storage.holding(options.out)
         folder_of_models = find_entry(options.models).folder
         extractors = list(load_extractors(folder_of_models, options.weights, torch_device).values())
         built = build_reference(
             folder, extractors, size=extractors[0].side, count=options.count, seed=options.seed, on_progress=_progress
         )
-    except WeightsError as error:
-        raise CommandError(str(error), FAILED) from error
-    except (ValueError, OSError) as error:
-        raise CommandError(explain(error), WRONG_USAGE) from error
-    except KeyboardInterrupt:
-        raise CommandError("interrupted; nothing was written: run it again", INTERRUPTED) from None
     with ends_with(FAILED):
         write_reference(storage, name, built)
     where, width = storage.locate(name), built.features[0].shape[1]
-    if as_json:
-        typer.echo(json.dumps({"file": where, "width": width, **built.facts}, indent=2))
-        return
-    facts = built.facts
-    typer.echo(f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}")
+    facts = {"file": where, "width": width, **built.facts}
+    line = f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}"
+    show(facts, [line], as_json=as_json)
 
 
 def _progress(done: int, total: int) -> None:

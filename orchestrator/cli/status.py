@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from orchestrator.cli import query_options as o
-from orchestrator.cli.front_text import choice_lines, front_table
-from orchestrator.cli.tables import safe_text
+from orchestrator.cli.text import choice_lines, front_table, show
 from orchestrator.options import AsJson
 
 if TYPE_CHECKING:
@@ -23,6 +19,7 @@ Examples:
 """
 
 
+@o.query_errors()
 def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> None:
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
     the front so far, the latest events."""
@@ -34,25 +31,21 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     from orchestrator.results.sweep import Sweep
 
     front, limits, choices = None, list[str](), dict[str, Trial]()
-    with o.query_errors():
-        storage = find_sweep(sweep)
-        is_preparing = not storage.exists(IDENTITY) and is_launched(storage)
-        opened = None if is_preparing else Sweep.open(storage)
-        now = sweep_status(storage, opened)
-        if opened is not None:
-            front = front_of([opened])
-            limits = [limit] if (limit := default_limit(front)) else []
-            choices = choose(front, limits)
-    if as_json:
-        facts: dict[str, Any] = asdict(now)
-        facts["front"] = [] if front is None else [member.to_mapping() for member in front.members]
-        facts |= choices_mapping(choices, limits)
-        typer.echo(json.dumps(facts, indent=2, allow_nan=False))
-        return
+    storage = find_sweep(sweep)
+    is_preparing = not storage.exists(IDENTITY) and is_launched(storage)
+    opened = None if is_preparing else Sweep.open(storage)
+    now = sweep_status(storage, opened)
+    if opened is not None:
+        front = front_of([opened])
+        limits = [limit] if (limit := default_limit(front)) else []
+        choices = choose(front, limits)
+    facts: dict[str, Any] = asdict(now)
+    facts["front"] = [] if front is None else [member.to_mapping() for member in front.members]
+    facts |= choices_mapping(choices, limits)
     lines = _describe(now)
     if front is not None and front.candidates:
         lines += ["", *front_table(front, front.members, long=long), "", *choice_lines(front, choices.values())]
-    typer.echo(safe_text(lines))
+    show(facts, lines, as_json=as_json)
 
 
 def _describe(now: SweepStatus) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator import options as o
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, explain
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import output_folder
 from workers.training import DRAFTERS
 
@@ -91,26 +89,12 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
     from orchestrator.cli.training import train_drafter
 
     options = asdict(run) | {"device": o.pick_device(run.device)}
-    with output_folder(Path(wanted.out)), _exit_codes("resume with the same command and --resume"):
-        jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
-        for job in jobs:
-            typer.echo(f"{job.kind}: {train_drafter(job, **options, log=typer.echo)}")
-
-
-@contextmanager
-def _exit_codes(advice: str) -> Iterator[None]:
-    """Turn errors inside into a `CommandError`: wrong usage (2), unreadable weights or no cluster (1), interrupt (130).
-
-    advice: how to resume.
-    """
     from orchestrator.run.tasks import PoolError
     from workers.models.checkpoint_files import WeightsError
 
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise CommandError(f"interrupted; {advice}", INTERRUPTED) from None
-    except (WeightsError, PoolError) as error:
-        raise CommandError(str(error), FAILED) from error
-    except (ValueError, OSError) as error:
-        raise CommandError(explain(error), WRONG_USAGE) from error
+    resume = "interrupted; resume with the same command and --resume"
+    stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
+    with output_folder(Path(wanted.out)), stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError, PoolError):
+        jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
+        for job in jobs:
+            typer.echo(f"{job.kind}: {train_drafter(job, **options, log=typer.echo)}")

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.compare import compare
 from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
-from orchestrator.cli.tables import shown_table
+from orchestrator.cli.text import shown_table
 from orchestrator.errors import CommandError
 from orchestrator.results.front import front_of
 from orchestrator.results.store import write_trial

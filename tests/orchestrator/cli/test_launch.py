@@ -18,9 +18,15 @@ import pytest
 import ray
 import yaml
 
-from orchestrator.cli.launch import _peak_bytes, stopped_trials
+from orchestrator.cli.launch import (
+    _finish,
+    _peak_bytes,
+    _summary,
+    _sweep_views,
+    only_vanilla_ran,
+    stopped_trials,
+)
 from orchestrator.cli.launch_plan import describe_plan
-from orchestrator.cli.launch_run import _finish, _summary, _sweep_views, only_vanilla_ran
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import PoolError
@@ -350,8 +356,8 @@ def test_the_live_view_ends_before_the_report_is_written(
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
-    monkeypatch.setattr("orchestrator.cli.launch_run._finish", lambda views, ending: seen.append(ending))
-    monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *arguments: "done")
+    monkeypatch.setattr("orchestrator.cli.launch._finish", lambda views, ending: seen.append(ending))
+    monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
     assert result.code == code, result.err
     assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
@@ -367,6 +373,7 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     write_store()
     storage, ended = Storage("sweeps/tested"), mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0)
     ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, 60.0, 60.0
+    ended.is_abandoned = False
     views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
     views.start(identity("tested"))
     _finish(views, ending)

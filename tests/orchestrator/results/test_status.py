@@ -123,7 +123,7 @@ def test_a_launch_records_how_it_ended(
         return mock.Mock(records=[], lost=[], stopped_by="trials")
 
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
-    monkeypatch.setattr("orchestrator.cli.launch_run._summary", lambda *_: "")
+    monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *_: "")
     specfrontier("launch", "quickstart", "--no-mlflow")
     shown = specfrontier("status", "quickstart", "--json").json
     assert (shown["name"], shown["finished"], shown["front"]) == ("quickstart", 0, [])

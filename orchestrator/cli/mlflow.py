@@ -1,0 +1,110 @@
+"""`specfrontier ui` and `specfrontier sync`: a sweep in MLflow."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from functools import partial
+
+import typer
+
+from orchestrator.cli.query_options import OneSweep
+from orchestrator.cli.text import safe_text, show
+from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+from orchestrator.options import AsJson, grouped, option
+from orchestrator.results.text import counted
+
+UI_EPILOG = """\b
+Examples:
+  specfrontier ui quickstart
+  specfrontier ui sweeps/quickstart --port 5001
+"""
+SYNC_EPILOG = """\b
+Examples:
+  specfrontier sync quickstart
+  specfrontier sync sweeps/quickstart --uri http://mlflow.lab:5000 --experiment frontier
+"""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@grouped
+@ends_with(FAILED)
+def ui(
+    sweep: OneSweep,
+    port: int = option("0: any free port.", "N", default=5000, min=0, max=65535),
+    host: str = option("Address to listen on.", "HOST", default="127.0.0.1"),
+) -> None:
+    """Open a sweep in MLflow's UI: its run, its trials, and the runs of the front side by side.
+
+    Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
+    instead.
+    """
+    from orchestrator.results.sweep import Sweep
+    from orchestrator.views.mlflow import find_location, last_place, sync
+    from orchestrator.views.mlflow_client import TrackingError, is_server
+    from orchestrator.views.mlflow_server import serving
+
+    with ends_with(WRONG_USAGE):
+        opened = Sweep.open(sweep)
+    uri, experiment = last_place(opened)
+    if is_server(uri):
+        found = find_location(opened, uri)
+        typer.echo(safe_text(_link_lines(found.links())))
+        if (missing := len(opened.records) - len(found.runs)) > 0:
+            typer.echo(f"{counted(missing, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)
+        return
+    try:
+        found = sync(opened.storage, uri, experiment or None, partial(typer.echo, err=True)).location
+    except TrackingError as error:  # such as a running sweep, which logs its trials itself
+        typer.echo(f"MLflow may lack trials: {error}", err=True)
+        found = find_location(opened, uri)
+    if host not in _LOOPBACK:
+        typer.echo(f"Anyone who can reach {host}:{port} can read and change MLflow's data.", err=True)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with serving(uri, host, port) as (base, server):
+            typer.echo(safe_text([*_link_lines(found.links(base)), "Ctrl-C stops it."]))
+            code = server.wait()
+            raise OSError(f"MLflow's server exited (code {code})")
+    except KeyboardInterrupt:
+        typer.echo("MLflow has stopped.")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _link_lines(links: Mapping[str, str]) -> list[str]:
+    return [f"{name:<7} {link}" for name, link in links.items()]
+
+
+@grouped
+@ends_with(FAILED)
+def sync(
+    sweep: OneSweep,
+    uri: str | None = option(
+        "MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.", "URI"
+    ),
+    experiment: str | None = option(
+        "MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>.", "NAME"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Log the trials that MLflow does not have. Repeating the command changes nothing.
+
+    Use it if the tracking server was unreachable, if the sweep ran without MLflow, or to log it to a second server.
+    """
+    from orchestrator.results.sweep import Sweep
+
+    with ends_with(WRONG_USAGE):
+        opened = Sweep.open(sweep)
+    from orchestrator.results.store import command
+    from orchestrator.views.mlflow import sync
+    from orchestrator.views.mlflow_client import is_server, public_uri
+    from orchestrator.views.mlflow_server import LOCAL_SERVER
+
+    done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
+    found, tracking_uri = done.location, public_uri(done.location.uri)
+    links = found.links("" if is_server(found.uri) else LOCAL_SERVER)  # of a database: while `ui` serves it
+    facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
+    shown = links if is_server(found.uri) else {"MLflow": command(opened.storage, "ui")}
+    lines = [f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}"]
+    show(facts, [*lines, *_link_lines(shown)], as_json=as_json)
