@@ -109,7 +109,7 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """Images, target passes and duration, or why they are unknown."""
     from orchestrator.doctor.machine import memory
     from orchestrator.doctor.plan import LENGTHS, forecast, this_core
-    from orchestrator.results.names import describe_range
+    from orchestrator.results.text import describe_range
     from workers.runtime.process import cores
 
     try:

@@ -51,7 +51,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
     from orchestrator.results.launches import RUNNING
-    from orchestrator.results.names import describe_duration
+    from orchestrator.results.text import describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)

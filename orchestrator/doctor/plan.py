@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from orchestrator.doctor.checkup import describe_memory, memory_parts
-from orchestrator.results.names import describe_duration
+from orchestrator.results.text import describe_duration
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig

@@ -29,11 +29,10 @@ from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacl
 from orchestrator.results.config_file import trial_text
 from orchestrator.results.front import front_of
 from orchestrator.results.joint import critical_t
-from orchestrator.results.names import describe_duration
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import counted, redact_values
+from orchestrator.results.text import counted, describe_duration, redact_values
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from orchestrator.results.checked_text import scan_lines
 from orchestrator.results.locks import read_holder
-from orchestrator.results.names import describe_duration
 from orchestrator.results.store import (
     DRIVER_LOCK,
     EVENTS,
@@ -23,7 +22,7 @@ from orchestrator.results.store import (
     command,
     read_identity,
 )
-from orchestrator.results.text import counted
+from orchestrator.results.text import counted, describe_duration
 from workers.data.storage import Storage
 
 RUNNING: Final = "running"

@@ -14,14 +14,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
-from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.acceptance import EXACT
 from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, Sampling
 
 VANILLA = "vanilla"
+MAX_NAME = 40  # characters
+NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
+_HASH = 6  # hex digits
+_DIGITS = 4  # significant digits of the numbers in a description
+_EXACT_DIGITS = 6  # significant digits of a number that is not rounded; those of a search have more
+_EXACT = "exact"
+_WORD_GLUE = {"": "", "-": " ", " ": ", ", "+": " "}  # what separates parts in words, by what separates them in a name
 
 
 def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: int | None = None) -> str:
@@ -30,21 +37,7 @@ def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: i
     Default values are omitted, except in a schedule. digits: significant digits, for reading; None writes every number
     in full.
     """
-    sampling = _sampling(config.sampling, baseline, digits)
-    if config.is_vanilla:
-        return ", ".join([VANILLA, *sampling])
-    draft = [*_params(config.drafter, digits), *_params(config.policy, digits)]
-    return ", ".join([" ".join(draft), describe_acceptance(config.acceptance, digits), *sampling])
-
-
-def describe_acceptance(rule: AcceptanceRule, digits: int | None = None) -> str:
-    """The acceptance rule; `exact` for the exact one."""
-    if rule == EXACT:
-        return "exact"
-    parts = [] if rule.neighbourhood == EXACT.neighbourhood else _params(rule.neighbourhood, digits)
-    if rule.schedule != EXACT.schedule:
-        parts += _params(rule.schedule, digits, with_defaults=True)
-    return " ".join([*parts, *([] if rule.resampling == EXACT.resampling else [f"{rule.resampling} resampling"])])
+    return "".join(part.words(digits) for part in _parts(config, baseline, in_words=True))
 
 
 def family(config: DecodingConfig) -> str:
@@ -58,74 +51,11 @@ def family(config: DecodingConfig) -> str:
     return " ".join(kinds) or "exact"
 
 
-def _params(params: Params, digits: int | None, *, with_defaults: bool = False) -> list[str]:
-    values = shown_values(params, with_defaults=with_defaults)
-    return [params.kind, *(_field(field, value, digits) for field, value in values)]
-
-
-def shown_values(params: Params, *, with_defaults: bool = False) -> Iterator[tuple[ParamField, Any]]:
-    """Each field that is required or not at its default, with its value; all fields `with_defaults`."""
-    for field in params.fields().values():
-        value = getattr(params, field.name)
-        if value is not None and (with_defaults or field.required or value != field.default):
-            yield field, value
-
-
-def _field(field: ParamField, value: Any, digits: int | None) -> str:
-    if isinstance(value, str):
-        return value  # no two fields share a choice
-    if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
-        paths = json.dumps(value, separators=(",", ":")).encode()
-        return f"{len(value)} nodes #{hashlib.sha256(paths).hexdigest()[:8]}"
-    text = (
-        "..".join(format_number(entry, digits) for entry in value)
-        if isinstance(value, tuple)
-        else format_number(value, digits)
-    )
-    words = field.symbol.words
-    return f"{field.key.replace('_', ' ')} {text}" if words is None else f"{words}{text}"
-
-
 def format_number(value: float, digits: int | None) -> str:
     """With `digits` significant digits; None writes it in full."""
     if isinstance(value, int):
         return str(value)
     return repr(value).removesuffix(".0") if digits is None else f"{value:.{digits}g}"
-
-
-def _sampling(sampling: Sampling | None, baseline: Sampling | None, digits: int | None) -> list[str]:
-    """The fields that differ from the baseline's; all of them without a baseline."""
-    if sampling is None or sampling == baseline:
-        return []
-    return [
-        " ".join(
-            _field(field, getattr(sampling, field.name), digits)
-            for field in Sampling.fields().values()
-            if baseline is None or getattr(sampling, field.name) != getattr(baseline, field.name)
-        )
-    ]
-
-
-def describe_range(low: float, high: float) -> str:
-    """A range of durations, from seconds: `10 to 14 seconds`, `41 seconds to 2.7 minutes`; equal ends once."""
-    first, last = describe_duration(low), describe_duration(high)
-    amount, _, unit = first.partition(" ")
-    return last if first == last else f"{amount if last.endswith(f' {unit}') else first} to {last}"
-
-
-def describe_duration(seconds: float) -> str:
-    """In days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
-    sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))
-    unit, size = next((pair for pair in sizes if seconds >= 2 * pair[1]), ("seconds", 1))
-    amount = seconds / size
-    return f"{amount:.{1 if amount < 9.95 else 0}f} {unit}"
-
-
-MAX_NAME = 40  # characters
-NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
-_HASH = 6  # hex digits
-_DIGITS = 4  # significant digits of the numbers in a description
-_EXACT_DIGITS = 6  # significant digits of a number that is not rounded; those of a search have more
 
 
 class _Part(NamedTuple):
@@ -147,6 +77,11 @@ class _Part(NamedTuple):
         if not kind or [field.key for field, _ in self.values] == ["length"]:
             return f"{self.glue}{kind}{','.join(values)}"
         return f"{self.glue}{kind}({','.join(values)})"
+
+    def words(self, digits: int | None) -> str:
+        """digits: significant digits; None writes every number in full."""
+        kind = self.kind if self.kind != _EXACT or not self.values else ""
+        return _WORD_GLUE[self.glue] + " ".join([kind, *(_words(*entry, digits) for entry in self.values)]).strip()
 
     @property
     def is_exact(self) -> bool:
@@ -193,18 +128,20 @@ def _new_name(config: DecodingConfig, baseline: Sampling | None) -> str:
     return f"{_fit(parts, MAX_NAME - _HASH - 1)}#{config.digest()[:_HASH]}"
 
 
-def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
+def _parts(config: DecodingConfig, baseline: Sampling | None, *, in_words: bool = False) -> list[_Part]:
+    """in_words: values in their declared order, and those of a schedule with defaults."""
     rule = config.acceptance
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]
     else:
-        parts = [_part("", config.drafter), _part("-", config.policy)]
+        parts = [_part("", config.drafter, in_words), _part("-", config.policy, in_words)]
         if rule.neighbourhood != EXACT.neighbourhood:
-            parts.append(_part(" ", rule.neighbourhood))
+            parts.append(_part(" ", rule.neighbourhood, in_words))
         if rule.schedule != EXACT.schedule:
-            parts.append(_part(" " if len(parts) == 2 else "+", rule.schedule))
+            glue = " " if len(parts) == 2 else "+"
+            parts.append(_part(glue, rule.schedule, in_words, with_defaults=in_words))
         if len(parts) == 2:
-            parts.append(_Part(" ", "exact", "exact", ()))
+            parts.append(_Part(" ", _EXACT, _EXACT, ()))
         if rule.resampling != EXACT.resampling:
             resampling = (type(rule).fields()["resampling"], rule.resampling)
             parts[-1] = parts[-1]._replace(values=(*parts[-1].values, resampling))
@@ -216,10 +153,29 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
     return parts
 
 
-def _part(glue: str, params: Params) -> _Part:
-    rank = {key: place for place, key in enumerate(params.leading)}
-    values = sorted(shown_values(params), key=lambda entry: rank.get(entry[0].key, len(rank)))
+def _part(glue: str, params: Params, in_words: bool, *, with_defaults: bool = False) -> _Part:
+    """A part with the values that are required or not at their defaults; all values `with_defaults`."""
+    given = [(field, getattr(params, field.name)) for field in params.fields().values()]
+    values = [(f, v) for f, v in given if v is not None and (with_defaults or f.required or v != f.default)]
+    if not in_words:
+        rank = {key: place for place, key in enumerate(params.leading)}
+        values.sort(key=lambda entry: rank.get(entry[0].key, len(rank)))
     return _Part(glue, params.kind, params.short, tuple(values))
+
+
+def _words(field: ParamField, value: Any, digits: int | None) -> str:
+    if isinstance(value, str):
+        return f"{value} resampling" if field.key == "resampling" else value  # no two fields share a choice
+    if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
+        paths = json.dumps(value, separators=(",", ":")).encode()
+        return f"{len(value)} nodes #{hashlib.sha256(paths).hexdigest()[:8]}"
+    text = (
+        "..".join(format_number(entry, digits) for entry in value)
+        if isinstance(value, tuple)
+        else format_number(value, digits)
+    )
+    words = field.symbol.words
+    return f"{field.key.replace('_', ' ')} {text}" if words is None else f"{words}{text}"
 
 
 def _is_exact(value: Any) -> bool:

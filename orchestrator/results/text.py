@@ -28,6 +28,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def describe_range(low: float, high: float) -> str:
+    """A range of durations, from seconds: `10 to 14 seconds`, `41 seconds to 2.7 minutes`; equal ends once."""
+    first, last = describe_duration(low), describe_duration(high)
+    amount, _, unit = first.partition(" ")
+    return last if first == last else f"{amount if last.endswith(f' {unit}') else first} to {last}"
+
+
+def describe_duration(seconds: float) -> str:
+    """In days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
+    sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    unit, size = next((pair for pair in sizes if seconds >= 2 * pair[1]), ("seconds", 1))
+    amount = seconds / size
+    return f"{amount:.{1 if amount < 9.95 else 0}f} {unit}"
+
+
 def clean(text: str) -> str:
     """Text without control characters: a name in a file must not control the terminal."""
     return "".join(letter if letter.isprintable() else "�" for letter in text)

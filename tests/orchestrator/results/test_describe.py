@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.results.names import describe, describe_duration, describe_range, family
+from orchestrator.results.names import describe, family
+from orchestrator.results.text import describe_duration, describe_range
 from search_spaces.presets import CATALOGUE
 from search_spaces.trial import DecodingConfig, Sampling
 
