@@ -45,9 +45,7 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
         return 0.0
     if len(corner) == 1:
         return float(corner[0] - cost.min())
-    if len(corner) == 2:
-        return _area(cost, corner)
-    return _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
+    return _area(cost, corner) if len(corner) == 2 else _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
 
 
 def drawn_hypervolumes(drawn: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
@@ -171,36 +169,28 @@ def compare(
     fronts = {name: values[nondominated(values, toward)] for name, values in points.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
         raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(metric.name for metric in metrics)}")
-    if reference is None:
-        point = reference_point(np.concatenate(list(points.values())), toward)
-    else:
-        point = np.array(reference, dtype=np.float64)
+    every = np.concatenate(list(points.values()))
+    point = reference_point(every, toward) if reference is None else np.array(reference, dtype=np.float64)
     front_points = np.concatenate(list(fronts.values()))
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
     volumes = {name: hypervolume(front, point, toward) for name, front in fronts.items()}
     drawn = joint.draws()
-    volumes_drawn = {name: drawn_hypervolumes(drawn[:, rows], point, toward) for name, rows in groups.items()}
-    pairs = [
-        Pair(
-            a,
-            b,
-            (
-                additive_epsilon(fronts[a], fronts[b], toward, scale),
-                additive_epsilon(fronts[b], fronts[a], toward, scale),
-            ),
-            (coverage(fronts[a], fronts[b], toward), coverage(fronts[b], fronts[a], toward)),
-            (volumes[a] - volumes[b], standard_error(volumes_drawn[a] - volumes_drawn[b])),
-        )
-        for a, b in combinations(fronts, 2)
-    ]
+    drawn_volumes = {name: drawn_hypervolumes(drawn[:, rows], point, toward) for name, rows in groups.items()}
+    pairs = []
+    for a, b in combinations(fronts, 2):
+        ways = (fronts[a], fronts[b]), (fronts[b], fronts[a])
+        first, second = (additive_epsilon(*way, toward, scale) for way in ways)
+        covers, covered = (coverage(*way, toward) for way in ways)
+        difference = volumes[a] - volumes[b], standard_error(drawn_volumes[a] - drawn_volumes[b])
+        pairs.append(Pair(a, b, (first, second), (covers, covered), difference))
     measured = {name: int((~np.isnan(values).any(axis=1)).sum()) for name, values in points.items()}
     return Comparison(
-        reference=tuple(float(value) for value in point),
-        scale=tuple(float(value) for value in scale),
+        reference=tuple(point.tolist()),
+        scale=tuple(scale.tolist()),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
         hypervolumes=volumes,
-        hypervolume_errors={name: standard_error(drawn) for name, drawn in volumes_drawn.items()},
+        hypervolume_errors={name: standard_error(drawn) for name, drawn in drawn_volumes.items()},
         pairs=tuple(pairs),
     )
 
@@ -249,31 +239,29 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
         return [f"{fact}: {_against(values)}" for fact, values in _different_timing(identities)]
     if needs <= COUNTS:
         return []
-    facts: list[tuple[str, list[Any]]] = [("captions", [_captions(identity) for identity in identities])]
-    facts += [
-        (f"the extractor {name!r}", [identity.extractors.get(name) for identity in identities])
-        for name in _extractors(identities, metric, needs)
-    ]
+    facts: dict[str, list[Any]] = {"captions": [identity.caption_set for identity in identities]}
+    for name in _extractors(identities, metric, needs):
+        facts[f"the extractor {name!r}"] = [identity.extractors.get(name) for identity in identities]
     if REFERENCE in needs:
-        facts.append(("reference images", [(i.reference or {}).get("identity") for i in identities]))
+        facts["reference images"] = [(i.reference or {}).get("identity") for i in identities]
     if BASELINE in needs:
-        facts.append(("the target", [identity.target for identity in identities]))
-        facts.append(("the baseline's setting", [identity.baseline for identity in identities]))
+        facts |= {"the target": [i.target for i in identities]}
+        facts |= {"the baseline's setting": [i.baseline for i in identities]}
     if metric not in UNBIASED and FEATURES in needs:
-        facts.append(("the number of images", _stated(_images(identity) for identity in identities)))
-    return [f"{fact}: {_against(values)}" for fact, values in facts if _differ(values)]
+        facts["the number of images"] = _stated(identity.images for identity in identities)
+    return [f"{fact}: {_against(values)}" for fact, values in facts.items() if _differ(values)]
 
 
 def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[str]:
     """Differences between sweeps that a reader should know of, though they do not forbid the comparison."""
-    found = []
-    for name, attribute in (
-        ("targets", "target"), ("model files", "models"), ("seeds", "seed"), ("image sizes", "image_size")
-    ):  # fmt: skip
-        if _differ([getattr(identity, attribute) for identity in identities]):
-            found.append(f"the sweeps' {name} differ")
+    facts = {"targets": "target", "model files": "models", "seeds": "seed", "image sizes": "image_size"}
+    found = [
+        f"the sweeps' {name} differ"
+        for name, attribute in facts.items()
+        if _differ([getattr(identity, attribute) for identity in identities])
+    ]
     speed = [metric.name for metric in metrics if not obstacles(identities, metric.name)]
-    if speed and _differ([_captions(identity) for identity in identities]):
+    if speed and _differ([identity.caption_set for identity in identities]):
         found.append(f"{' and '.join(speed)} were measured on different captions")
     timed = [metric.name for metric in metrics if TIMINGS in _needs(identities, metric.name)]
     if ratios := [name for name in timed if not _is_time(identities, name)]:
@@ -311,16 +299,6 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
     if not scores and FEATURES in names:
         return [FEATURES, *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else [])]
     return names
-
-
-def _images(identity: Identity) -> int | None:
-    """Number of images: captions times samples per caption; None if the identity does not record them."""
-    captions = identity.captions.get("count")
-    return captions * identity.samples if isinstance(captions, int) and identity.samples is not None else None
-
-
-def _captions(identity: Identity) -> tuple[Any, Any]:
-    return identity.captions.get("hash"), identity.captions.get("count")
 
 
 def _stated(values: Iterable[Any]) -> list[Any]:

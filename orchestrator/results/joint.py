@@ -68,17 +68,18 @@ class JointErrors:
         """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
         columns: dict[Hashable, int] = {}
         noise_dof: dict[Hashable, float] = {}
-        captions, sweeps = _captions(identities, len(records)), _sweeps(identities, len(records))
+        captions: list[Hashable] = [identity.caption_set for identity in identities] or [None] * len(records)
+        sweeps: list[Hashable] = [(i.name, i.id) for i in identities] or [None] * len(records)
         values, found = values_of(records, metrics), []  # of (trial, metric, column, effect)
         own, dof, own_dof = (np.full(values.shape, start) for start in (np.nan, np.inf, np.inf))
         measured = [(i, j, r, m) for i, r in enumerate(records) for j, m in enumerate(metrics) if m.name in r.metrics]
         for i, j, record, metric in measured:
             entry = record.metrics[metric.name]
             effects: dict[Hashable, float] = {
-                (captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
+                ("captions", captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
             }
             if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
-                source = sweeps[i], record.shape
+                source = "costs", sweeps[i], record.shape
                 effects[source] = -entry.noise if metric.direction == "maximize" else entry.noise
                 noise_dof.setdefault(source, entry.noise_dof or np.inf)
             found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
@@ -187,13 +188,3 @@ def block_effects(entry: Estimate) -> Floats:
     count = len(replicates)
     effects: Floats = np.sqrt((count - 1) / count) * (replicates - replicates.mean()) if count else replicates
     return effects
-
-
-def _captions(identities: Sequence[Identity], count: int) -> list[Hashable]:
-    """What the captions of each trial are."""
-    return [("captions", i.captions.get("hash"), i.captions.get("count")) for i in identities] or [None] * count
-
-
-def _sweeps(identities: Sequence[Identity], count: int) -> list[Hashable]:
-    """Which sweep timed each trial."""
-    return [("sweep", i.name, i.experiment, i.started) for i in identities] or [None] * count

@@ -127,6 +127,17 @@ class Identity:
         return f"{self.experiment} {self.started}"
 
     @property
+    def caption_set(self) -> tuple[Any, Any]:
+        """What the captions are: the same in sweeps that generated images for the same ones."""
+        return self.captions.get("hash"), self.captions.get("count")
+
+    @property
+    def images(self) -> int | None:
+        """Number of images of a trial: captions times samples per caption; None if it is not recorded."""
+        captions = self.captions.get("count")
+        return captions * self.samples if isinstance(captions, int) and self.samples is not None else None
+
+    @property
     def timing_device(self) -> str | None:
         """The labels of the nodes that time, or else the device of the first worker."""
         labels = self.timing.get("nodes") or {}
