@@ -136,12 +136,11 @@ def _describe_values(column: pyarrow.ChunkedArray) -> str:
     values = sorted(set(column.drop_null().to_pylist()))
     if not values:
         return "has no value in any trial"
-    if len(values) > _MAX_LISTED and not isinstance(values[0], str):
-        return f"is from {values[0]:.4g} to {values[-1]:.4g}"
-    listed = [str(value) for value in values[:_MAX_LISTED]]
     if len(values) > _MAX_LISTED:
-        return f"is {', '.join(listed)}, ..."
-    return f"is {' or '.join([*([', '.join(listed[:-1])] if listed[1:] else []), listed[-1]])}"
+        listed = ", ".join(map(str, values[:_MAX_LISTED]))
+        return f"is {listed}, ..." if isinstance(values[0], str) else f"is from {values[0]:.4g} to {values[-1]:.4g}"
+    *others, last = map(str, values)
+    return f"is {', '.join(others)} or {last}" if others else f"is {last}"
 
 
 def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
@@ -239,11 +238,9 @@ def limit_confidence(
     if any(entry.known_error is None for entry in entries):
         return None
     own, base = limit_draws(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
-    met = [
-        [constraint.violation(value, baseline) <= 0 for value, baseline in zip(own[:, j], base[:, j], strict=True)]
-        for j, constraint in enumerate(constraints)
-    ]
-    return float(np.all(met, axis=0).mean())
+    rows = zip(own.tolist(), base.tolist(), strict=True)
+    met = [all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True)) for row in rows]
+    return sum(met) / len(met)
 
 
 def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
