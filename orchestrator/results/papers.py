@@ -123,10 +123,7 @@ RULE: Final = (
 )
 TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
 _BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images
-_METRICS_OF_EXTRACTOR: Mapping[str, frozenset[str]] = {
-    "features": _BIASED,
-    "manifold": frozenset({"precision", "recall"}),
-}
+_METRICS_OF_EXTRACTOR = {"features": _BIASED, "manifold": frozenset({"precision", "recall"})}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 
@@ -157,6 +154,19 @@ class TableRow:
     differences: tuple[str, ...]
     figures: tuple[MetricRow, ...]
 
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        facts = {name: getattr(self.row, name) for name in ("paper", "model", "method", "setting")}
+        return {
+            "label": self.row.label,
+            "trial": self.trial,
+            **facts,
+            "paper_table": self.row.table,
+            "differences": list(self.differences),
+            "figures": [figure.to_mapping() for figure in self.figures],
+            "no_metric_here": dict(self.row.figures),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Replication:
@@ -173,13 +183,8 @@ class Replication:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "sweep": self.sweep,
-            "table": self.table,
-            "rule": RULE,
-            "rows": [_plain(row) for row in self.rows],
-            "notes": list(self.notes),
-        }
+        rows = [row.to_mapping() for row in self.rows]
+        return {"sweep": self.sweep, "table": self.table, "rule": RULE, "rows": rows, "notes": list(self.notes)}
 
 
 def replicate(sweep: Sweep, table: str) -> Replication:
@@ -213,66 +218,41 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
     figures = []
     for metric, figure in row.metrics.items():
         measured = None if record is None else record.metrics.get(metric)
-        images = None if metric in TIMED else row.images
-        z, result = verdict(measured, figure, images)
+        z, result = verdict(measured, figure, None if metric in TIMED else row.images)
         figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, result))
-    if record is None:
+    if record is None or record.config is None:
         return TableRow(row, None, (), tuple(figures))
-    assert record.config is not None  # it is complete
-    return TableRow(row, record.number, tuple(_differences(record.config, config)), tuple(figures))
-
-
-def _differences(measured: DecodingConfig, published: DecodingConfig) -> list[str]:
-    ours, theirs = measured.flat(), published.flat()
-    return [
+    ours, theirs = record.config.flat(), config.flat()
+    differences = tuple(
         f"{key} {ours.get(key, 'none')} instead of {theirs.get(key, 'none')}"
         for key in dict.fromkeys([*theirs, *ours])
         if ours.get(key) != theirs.get(key)
-    ]
+    )
+    return TableRow(row, record.number, differences, tuple(figures))
 
 
 def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
     """Differences in setup that affect how far the figures are comparable."""
-    identity, first = sweep.identity, rows[0].row
-    captions = identity.captions
+    identity, first, captions = sweep.identity, rows[0].row, sweep.identity.captions
     ours = [identity.target, f"{captions.get('count')} captions of {captions.get('source')}", identity.timing_device]
     theirs = [first.model, first.dataset, first.hardware]
-    notes = [f"measured: {_join(ours)}", f"published: {_join(theirs)}"]
-    notes += [f"{name} measured by {net}" for name, net in identity.extractors.items() if _is_used(name, rows)]
+    measured = [(row.row, figure) for row in rows for figure in row.figures if figure.measured is not None]
+    metrics = dict.fromkeys(figure.metric for _, figure in measured)
+    notes = [f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))]
+    for name, net in identity.extractors.items():
+        if not metrics.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
+            notes.append(f"{name} measured by {net}")
     if identity.target.startswith("lumina"):
         notes.append("lengths: the paper counts row ends (2353 tokens per image), this project does not (2304)")
-    for metric in dict.fromkeys(f.metric for row in rows for f in row.figures if f.metric in _BIASED):
-        counts = {
-            (f.measured.n, row.row.images) for row in rows for f in row.figures if f.metric == metric and f.measured
-        }
+    for metric in (metric for metric in metrics if metric in _BIASED):
+        counts = {(f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured}
         notes += [
-            f"{metric}: {ours:,} images measured, {theirs:,} published, and the metric depends on that number"
-            for ours, theirs in sorted(counts, key=str)
-            if theirs is not None and ours != theirs
+            f"{metric}: {here:,} images measured, {there:,} published, and the metric depends on that number"
+            for here, there in sorted(counts, key=str)
+            if there is not None and here != there
         ]
     return notes
 
 
-def _is_used(extractor: str, rows: tuple[TableRow, ...]) -> bool:
-    metrics = {figure.metric for row in rows for figure in row.figures if figure.measured is not None}
-    return extractor in metrics or bool(metrics & _METRICS_OF_EXTRACTOR.get(extractor, frozenset()))
-
-
 def _join(parts: list[Any]) -> str:
     return ", ".join(str(part) for part in parts if part) or "not stated"
-
-
-def _plain(row: TableRow) -> dict[str, Any]:
-    published = row.row
-    return {
-        "label": published.label,
-        "trial": row.trial,
-        "paper": published.paper,
-        "paper_table": published.table,
-        "model": published.model,
-        "method": published.method,
-        "setting": published.setting,
-        "differences": list(row.differences),
-        "figures": [figure.to_mapping() for figure in row.figures],
-        "no_metric_here": dict(published.figures),
-    }
