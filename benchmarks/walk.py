@@ -1,14 +1,16 @@
 """The walk of a setting from a sweep's YAML file to its front: the forms that it takes, and the modules it crosses.
 
-    python -m benchmarks.walk
+    python -m benchmarks.walk [--forms 6] [--modules 20]
 
 A small sweep of a random model runs in this process, and every call of a function of the product is watched for
 arguments that are the setting. Two kinds of modules are not counted: those that are given any plain data, and those
-that show a setting (reports, names, log lines). Modules that only see the setting's trial are listed apart.
+that show a setting (reports, names, log lines). Modules that only see the setting's trial are listed apart. The exit
+code is 1 if there are more forms or modules than these.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import threading
@@ -106,13 +108,17 @@ def walk() -> Crossed:
 
 
 def main() -> None:
-    found = walk()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forms", type=int, default=6)
+    parser.add_argument("--modules", type=int, default=20)
+    most, found = parser.parse_args(), walk()
     given = {module: forms for module, forms in found.items() if set(forms) != {TRIAL}}
     for number, (module, forms) in enumerate(given.items(), 1):
         print(f"{number:>2}  {module:<34}{', '.join(forms)}")
     print("by the trial:", ", ".join(module for module in found if module not in given))
-    forms = dict.fromkeys(form for entry in found.values() for form in entry)
-    print(f"{1 + len(forms)} forms: YAML, {', '.join(forms)}; {len(given)} modules")
+    taken = ["YAML", *dict.fromkeys(form for entry in found.values() for form in entry)]
+    print(f"{len(taken)} forms: {', '.join(taken)}; {len(given)} modules")
+    sys.exit(len(taken) > most.forms or len(given) > most.modules)
 
 
 if __name__ == "__main__":
