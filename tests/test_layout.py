@@ -34,16 +34,16 @@ MAX_PACKAGE_LINES = {
     "search_spaces": 3849,
     "specfrontier": 378,
     "workers": 412,
-    "workers.data": 1870,
+    "workers.data": 1865,
     "workers.decoding": 3281,
     "workers.drafters": 368,
     "workers.loading": 784,
     "workers.metrics": 3028,
-    "workers.models": 3490,
+    "workers.models": 3489,
     "workers.replay": 1330,
     "workers.runtime": 957,
     "workers.scenes": 373,
-    "workers.training": 1059,
+    "workers.training": 1060,
 }
 
 

@@ -41,7 +41,7 @@ class Worker:
         return {**self.evaluator.facts(), "node": platform.node(), "labels": dict(labels)}
 
     def ping(self) -> None:
-        """A sign of life."""
+        """A heartbeat."""
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
         """See `Evaluator.run`. A second task waits for the first."""
@@ -49,7 +49,7 @@ class Worker:
             return self.evaluator.run(task)
 
     def cancel(self, task: Mapping[str, Any] | None = None) -> None:
-        """Stops the running task (or only this one) before its next round; it raises `Cancelled`."""
+        """Stops the running task (or only this one) before its next pass; it raises `Cancelled`."""
         self.evaluator.cancel(task)
 
 

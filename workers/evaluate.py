@@ -89,7 +89,7 @@ class Evaluator(LoadedSweep):
         self._running: dict[str, Any] | None = None
 
     def cancel(self, task: Mapping[str, Any] | None = None) -> None:
-        """Stops the running task before its next round; with `task`, only if that is the running one."""
+        """Stops the running task before its next pass; with `task`, only if that is the running one."""
         if task is None or task == self._running:
             self._cancelled.set()
 
@@ -295,8 +295,8 @@ def _plot_pictures(shards: ShardReader, task: MeasureTask, target: Target, diges
     parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
     pictures = [picture for part in parts for picture in part]
     lengths = table.column("emitted").to_pylist()
-    rounds, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
-    title = f"accepted length of each cell's round, {len(lengths)} images (mean over rounds {emitted / rounds:.2f})"
+    passes, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
+    title = f"accepted length of each cell's pass, {len(lengths)} images (mean over passes {emitted / passes:.2f})"
     cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
     files = {
         f"pictures/{digest}.png": image_grid(pictures, _GRID_COLUMNS),

@@ -46,7 +46,7 @@ from workers.metrics.estimate import measured as number_text
 from workers.metrics.estimate import ratio_estimate
 from workers.models.target import Grid
 from workers.runtime.device import device_name, versions
-from workers.runtime.timing import Draw, time_pairs
+from workers.runtime.timing import Generate, time_pairs
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _MAX_CAPTION_CHARS = 48  # of a caption in a file name
@@ -254,7 +254,7 @@ class VanillaRun:
         results: dict[Request, Result] = {}
         vanillas: dict[Request, Result] = {}
 
-        def drawing(engine: Engine, found: dict[Request, Result], advance: Callable[[], None]) -> Draw:
+        def drawing(engine: Engine, found: dict[Request, Result], advance: Callable[[], None]) -> Generate:
             def draw(batch: Sequence[Request]) -> list[Result]:
                 drawn = list(engine.run(batch))
                 for result in drawn:
@@ -383,8 +383,8 @@ def _write_report(
     sheet = contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows])
     sheet.save(folder / "contact_sheet.png")
     mean, images = statistics["overall"]["mean_accepted_length"], counted(len(rows), "image")
-    # rounds that accept more cover more cells, so the mean over cells exceeds the mean over rounds
-    title = f"accepted length of each cell's round, {images} (mean over rounds {mean:.2f})"
+    # passes that accept more cover more cells, so the mean over cells exceeds the mean over passes
+    title = f"accepted length of each cell's pass, {images} (mean over passes {mean:.2f})"
     heat_map(cells, title).save(folder / "heatmap.png")
     text = json.dumps(statistics, indent=2, ensure_ascii=False)
     (folder / _STATISTICS).write_text(text + "\n", "utf-8")

@@ -225,7 +225,7 @@ def models_for_plan(sweep: SweepConfig) -> ShapeOnlyModels:
 
 def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
     """Seconds for each image of a batch."""
-    return (gpu.seconds(found.prefill) + passes * gpu.seconds(found.round)) / batch
+    return (gpu.seconds(found.prefill) + passes * gpu.seconds(found.one_pass)) / batch
 
 
 def _batches(sweep: SweepConfig) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Pictures drawn with Pillow: images, grids of images, heat maps."""
+"""Pictures made with Pillow: images, grids of images, heat maps."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def png(picture: Image.Image) -> bytes:
 
 
 def accepted_by_cell(images: Iterable[Sequence[int]], rows: int, columns: int) -> list[list[float | None]]:
-    """Mean accepted length of the rounds that emitted each cell of the token grid, from images' tokens per round.
+    """Mean accepted length of the passes that emitted each cell of the token grid, from images' tokens per pass.
 
-    None at cells that no round emitted: the first token comes from the prefill.
+    None at cells that no pass emitted: the first token comes from the prefill.
     """
     total, count = np.zeros(rows * columns), np.zeros(rows * columns, dtype=int)
-    for rounds in images:
-        lengths = np.asarray(rounds, dtype=int)
+    for passes in images:
+        lengths = np.asarray(passes, dtype=int)
         emitted = np.repeat(lengths, lengths)[: rows * columns - 1]
         total[1 : 1 + len(emitted)] += emitted
         count[1 : 1 + len(emitted)] += 1
@@ -103,7 +103,7 @@ def wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFo
 def heat_map(values: Sequence[Sequence[float | None]], title: str, *, cell: int = 32) -> Image.Image:
     """A grid of values as colours below a title, with a scale from the smallest to the largest value.
 
-    None: a cell without a value, drawn in grey.
+    None: a cell without a value, which is grey.
     """
     font = ImageFont.load_default(TEXT_SIZE)
     grid = np.array(values, dtype=float)  # None becomes NaN

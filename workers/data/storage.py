@@ -7,27 +7,22 @@ and tries again. Only `uri` contains the credentials of a URI; `display_name`, r
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from workers.data.files import HIDDEN, LocalFiles, RemoteFiles, advice, connect, is_transient
-from workers.data.uris import SCHEME, check_credentials, quoted, unquoted_character
+from workers.data.uris import check_quoting, is_remote, local_path, without_secrets
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
 _RETRY_TIMEOUT_S = 120.0  # for a server that was there before
 _RETRY_S = (0.5, 10.0)  # the first wait, and the longest; each wait doubles the last
-_IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
 _T = TypeVar("_T")
-_ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file):/*")
 
 
 class StorageError(OSError):
@@ -48,16 +43,16 @@ class Storage:
 
     def __init__(self, uri: str | Path, *, filesystem: FileSystem | None = None) -> None:
         text = str(uri)
-        remote = bool(SCHEME.match(text)) and not text.lower().startswith("file://")
+        remote = is_remote(text)
         if remote:
             scheme, mark, rest = text.partition("://")
             text = f"{scheme.lower()}{mark}{rest}"
         self._is_reached = False
-        self.uri = text if remote or filesystem is not None else str(_local(text))
-        self.display_name, self._secrets = _without_secrets(text) if remote else (self.uri, ())
+        self.uri = text if remote or filesystem is not None else str(local_path(text))
+        self.display_name, self._secrets = without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:
-            _check_quoting(text)
+            check_quoting(text)
             filesystem, self._root = self._connect()
         self._files = LocalFiles() if filesystem is None else RemoteFiles(filesystem)
 
@@ -69,14 +64,14 @@ class Storage:
             ValueError: a malformed URI, or one that ends in a slash.
         """
         text = str(file)
-        if not SCHEME.match(text) or text.lower().startswith("file://"):
-            path = _local(text)
+        if not is_remote(text):
+            path = local_path(text)
             return cls(path.parent), path.name
         base, mark, options = text.partition("?")
         folder, _, name = base.rpartition("/")
         if not name or folder.endswith("/"):
-            raise ValueError(f"{_without_secrets(text)[0]}: names no file; add a file's name")
-        _check_quoting(text)
+            raise ValueError(f"{without_secrets(text)[0]}: names no file; add a file's name")
+        check_quoting(text)
         return cls(f"{folder}{mark}{options}"), unquote(name)
 
     def locate(self, name: str) -> str:
@@ -197,65 +192,3 @@ class Storage:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text
-
-
-def _local(text: str) -> Path:
-    """The absolute path of a path or a file:// URI."""
-    if not text:
-        raise ValueError("storage: the path is empty; give a folder or a URI such as s3://bucket/sweeps")
-    if text.lower().startswith("file://"):
-        if lost := re.search("[?#]", text):
-            raise ValueError(
-                f"{text}: {lost[0]!r} must be quoted in a URI; write {text.replace('?', '%3F').replace('#', '%23')}, "
-                "or the plain path"
-            )
-        split = urlsplit(text)
-        if split.netloc not in ("", "localhost"):
-            raise ValueError(f"{text}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
-        text = unquote(split.path)
-    elif mistake := _ONE_SLASH.match(text):
-        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
-    try:
-        return Path(os.path.abspath(Path(text).expanduser()))
-    except RuntimeError as error:
-        raise ValueError(f"{text}: {error}; write the folder's full path") from None
-
-
-def _check_quoting(uri: str) -> None:
-    """Check that every character of a URI means itself.
-
-    Raises:
-        ValueError: names the character, and gives the URI with it quoted, without credentials.
-    """
-    base, mark, query = uri.partition("?")
-    if mark and query and "=" not in query:
-        character, good = "?", _without_secrets(quoted(f"{base}%3F{query}"))[0]
-    else:
-        host = _IPV6.sub(r"\1", uri, count=1)
-        character, good = unquoted_character(host), _without_secrets(quoted(uri))[0]
-    if not character:
-        return
-    if (code := quote(character, safe="")) not in good:
-        raise ValueError(f"{good}: {character!r} in a key must be quoted in a URI; write it as {code}")
-    raise ValueError(f"storage: {character!r} must be quoted in a URI; write {good}")
-
-
-def _without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
-    """A URI without its credentials, and the parts that were removed, as written and as decoded."""
-    check_credentials(uri, "storage: ")
-    scheme, _, rest = uri.partition("://")
-    host = re.split("[/?#]", rest, maxsplit=1)[0]
-    tail = rest[len(host) :]
-    account, _, server = host.rpartition("@")
-    if account and scheme.startswith("abfs"):  # a container or an account; only a password is secret
-        name, _, account = account.partition(":")
-        server = f"{name}@{server}"
-    path, _, query = tail.partition("#")[0].partition("?")
-    options = parse_qsl(query, keep_blank_values=True)
-    public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
-    hidden = [value for key, value in options if (key, value) not in public]
-    secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
-    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (
-        f"?{urlencode(public, safe=':/', quote_via=quote)}" if public else ""
-    )
-    return public_uri, tuple(sorted(secrets, key=len, reverse=True))

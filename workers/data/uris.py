@@ -1,25 +1,87 @@
-"""Characters of URIs that must be percent-encoded."""
+"""Paths and URIs of storage: what must be percent-encoded in a URI, and which parts of it are secret."""
 
 from __future__ import annotations
 
+import os
 import re
-from urllib.parse import quote
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_PLAIN = r"%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-]"
-_QUOTED = re.compile(f"({_PLAIN})|.", re.DOTALL)
+_ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file):/*")
+_IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
+_PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
+# A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code, "#" (a fragment names
+# nothing in storage), a space, a bracket, a letter that is not ASCII.
+_CHARACTER = re.compile(r"(%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-])|.", re.DOTALL)
 
 
-def unquoted_character(uri: str) -> str:
-    """The first character that a URI can hold only percent-encoded: "%" of no code, "#" (a fragment names nothing in
-    storage), a space, a bracket, a letter that is not ASCII. "" if there is none.
+def is_remote(text: str) -> bool:
+    """Whether a path or URI names files that are not on this machine."""
+    return bool(SCHEME.match(text)) and not text.lower().startswith("file://")
+
+
+def local_path(text: str) -> Path:
+    """The absolute path of a path or a file:// URI."""
+    if not text:
+        raise ValueError("storage: the path is empty; give a folder or a URI such as s3://bucket/sweeps")
+    if text.lower().startswith("file://"):
+        if lost := re.search("[?#]", text):
+            raise ValueError(
+                f"{text}: {lost[0]!r} must be quoted in a URI; write {text.replace('?', '%3F').replace('#', '%23')}, "
+                "or the plain path"
+            )
+        split = urlsplit(text)
+        if split.netloc not in ("", "localhost"):
+            raise ValueError(f"{text}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
+        text = unquote(split.path)
+    elif mistake := _ONE_SLASH.match(text):
+        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))
+    except RuntimeError as error:
+        raise ValueError(f"{text}: {error}; write the folder's full path") from None
+
+
+def check_quoting(uri: str) -> None:
+    """Check that every character of a URI means itself.
+
+    Raises:
+        ValueError: names the character, and gives the URI with it quoted, without credentials.
     """
-    return next((match[0] for match in _QUOTED.finditer(uri) if not match[1]), "")
+    base, mark, query = uri.partition("?")
+    if mark and query and "=" not in query:  # no options: the folder's name has a question mark
+        character, uri = "?", f"{base}%3F{query}"
+    else:
+        host = _IPV6.sub(r"\1", uri, count=1)
+        character = next((match[0] for match in _CHARACTER.finditer(host) if not match[1]), "")
+    if not character:
+        return
+    good, _ = without_secrets(_CHARACTER.sub(lambda match: match[1] or quote(match[0], safe=""), uri))
+    if (code := quote(character, safe="")) not in good:
+        raise ValueError(f"{good}: {character!r} in a key must be quoted in a URI; write it as {code}")
+    raise ValueError(f"storage: {character!r} must be quoted in a URI; write {good}")
 
 
-def quoted(uri: str) -> str:
-    """The URI with these characters encoded."""
-    return _QUOTED.sub(lambda match: match[1] or quote(match[0], safe=""), uri)
+def without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
+    """A URI without its credentials, and the parts that were removed, as written and as decoded."""
+    check_credentials(uri, "storage: ")
+    scheme, _, rest = uri.partition("://")
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    tail = rest[len(host) :]
+    account, _, server = host.rpartition("@")
+    if account and scheme.startswith("abfs"):  # a container or an account; only a password is secret
+        name, _, account = account.partition(":")
+        server = f"{name}@{server}"
+    path, _, query = tail.partition("#")[0].partition("?")
+    options = parse_qsl(query, keep_blank_values=True)
+    public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
+    hidden = [value for key, value in options if (key, value) not in public]
+    secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
+    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (
+        f"?{urlencode(public, safe=':/', quote_via=quote)}" if public else ""
+    )
+    return public_uri, tuple(sorted(secrets, key=len, reverse=True))
 
 
 def check_credentials(uri: str, prefix: str = "") -> None:

@@ -1,6 +1,6 @@
 """Memory and work of decoding, measured on the meta device: the engine's own code on tensors without values.
 
-A round of the real engine runs under a meter, which follows every tensor from allocation to release and counts the
+A pass of the real engine runs under a meter, which follows every tensor from allocation to release and counts the
 arithmetic. Parameters, caches and peaks are therefore exact for any architecture and any tree, and the measurement
 takes milliseconds and no memory. The device's own overhead (context, allocator fragmentation) is not included.
 """
@@ -203,9 +203,9 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 class Footprint:
     """Memory of a config at a batch size, in bytes, and the work of its steps.
 
-    parameters: of target, codec, text encoder and drafters. cache: what persists between rounds: keys and values of
-    target and drafter, masks, tables. activations: peak of prefill or a round beyond that. pictures: peak of decoding
-    tokens to images. prefill, round: work of the whole batch; picture: of one call's images.
+    parameters: of target, codec, text encoder and drafters. cache: what persists between passes: keys and values of
+    target and drafter, masks, tables. activations: peak of prefill or a pass beyond that. pictures: peak of decoding
+    tokens to images. prefill, one_pass: work of the whole batch; picture: of one call's images.
     """
 
     parameters: int
@@ -213,7 +213,7 @@ class Footprint:
     activations: int
     pictures: int
     prefill: Work
-    round: Work
+    one_pass: Work
     picture: Work
     graphs: int = 0  # what CUDA graphs keep
 
@@ -223,7 +223,7 @@ class Footprint:
         return self.parameters + self.cache + self.graphs + max(self.activations, self.pictures)
 
     def with_graphs(self) -> Footprint:
-        """On a CUDA device, where the graphs of rounds keep as much memory as a round's activations."""
+        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations."""
         return replace(self, graphs=self.activations)
 
 
@@ -237,7 +237,7 @@ def parameter_bytes(models: Models) -> int:
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
     """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images at once.
 
-    models: on the meta device. The round is the last one, when caches are full.
+    models: on the meta device. The pass is the last one, when caches are full.
 
     Raises:
         ValueError: the models do not support the config.
@@ -245,7 +245,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     stand_ins = config.policy.stand_ins(models.target.vocab_size)
     usual_config, largest_config = (replace(config, policy=policy) for policy in stand_ins)
     usual = _measure_batch(models, usual_config, batch)
-    largest = usual if usual_config == largest_config else _measure_batch(models, largest_config, batch, rounds=1)
+    largest = usual if usual_config == largest_config else _measure_batch(models, largest_config, batch, passes=1)
     decoding = _measure_codec(models.target, pictures)
     return Footprint(
         parameters=parameter_bytes(models),
@@ -253,22 +253,22 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
         activations=largest.peak - largest.kept,
         pictures=decoding.peak,
         prefill=usual.prefill,
-        round=usual.round,
+        one_pass=usual.one_pass,
         picture=decoding.take_work(),
     )
 
 
 class _BatchCost(NamedTuple):
-    """Bytes that persist between rounds, peak bytes, and the work of prefill and of a round."""
+    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass."""
 
     kept: int
     peak: int
     prefill: Work
-    round: Work
+    one_pass: Work
 
 
-def _measure_batch(models: Models, config: DecodingConfig, batch: int, rounds: int = 2) -> _BatchCost:
-    """Prefill a batch and run a round with existing tables; or, with `rounds` 1, the round that creates them, with
+def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: int = 2) -> _BatchCost:
+    """Prefill a batch and run a pass with existing tables; or, with `passes` 1, the pass that creates them, with
     their bytes added to its peak: an upper bound in half the time.
     """
     target = models.target
@@ -284,9 +284,9 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, rounds: i
         engine.admit(state, recorder, list(range(batch)), requests)
         prefill, before_tables = meter.take_work(), meter.live
         state.sync_host_counts([engine.image_len])
-        engine.step(state)  # the first round creates tables that the next ones share
+        engine.step(state)  # the first pass creates tables that the next ones share
         first = meter.take_work()
-        if rounds == 1:
+        if passes == 1:
             return _BatchCost(kept, meter.peak + meter.live - before_tables, prefill, first)
         engine.step(state)
     return _BatchCost(kept, meter.peak, prefill, meter.take_work())

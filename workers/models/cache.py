@@ -1,7 +1,7 @@
 """The key-value cache: one preallocated block for all layers, written and moved by flat row indices.
 
 The caller assigns columns. Nothing is ever cleared: the attention mask decides what a query sees, so a rejected draft
-only leaves a column that the next round overwrites.
+only leaves a column that the next pass overwrites.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def load_codec(
     geometry: VQConfig | None = None,
     where: str | Path,
 ) -> VQModel:
-    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that draws `codes` codes.
+    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that generates `codes` codes.
 
     geometry: a codec with the down-sampling and code width that the target needs; None: it takes any.
 

@@ -24,7 +24,7 @@ class Cancelled(RuntimeError):
 
 
 class CancellableEngine(Engine):
-    """An engine that checks before every round whether its task was cancelled."""
+    """An engine that checks before every pass whether its task was cancelled."""
 
     is_cancelled: Callable[[], bool]
 
@@ -97,7 +97,7 @@ class Engines:
             try:
                 return list(engine.run(requests))
             except (RuntimeError, MemoryError):
-                del self._engines[config]  # the interrupted round leaves its timer and caches in an undefined state
+                del self._engines[config]  # the interrupted pass leaves its timer and caches in an undefined state
                 raise
 
         results = {(r.request.caption_id, r.request.sample): r for r in guard_memory(run, f"batch {batch}")}

@@ -1,4 +1,4 @@
-"""What a worker's hardware computes, in numbers: workers whose numbers agree draw the same images,
+"""What a worker's hardware computes, in numbers: workers whose numbers agree generate the same images,
 except where rounding decides a near-tie.
 """
 

@@ -40,7 +40,7 @@ def quality_table(
 ) -> pa.Table:
     """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name; row i is image i's.
 
-    Columns: caption_id, caption, sample, seed; tokens; per round emitted (tokens), depth, nodes; rounds;
+    Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes; rounds (their number);
     seconds_<phase> and latency (their sum) in seconds, this image's share; batch; features.<extractor>; score.<name>.
 
     Raises:
@@ -115,7 +115,7 @@ class ShardReader:
         return Rows.merge([self._timing_columns(table) for table in self._read(names, "timing")], TIMING_KEYS)
 
     def tokens_and_rounds(self, names: Iterable[str]) -> pa.Table:
-        """Tokens and emitted tokens per round of all images, by caption and sample."""
+        """Tokens and emitted tokens per pass of all images, by caption and sample."""
         tables = list(self._read(names, "quality", ["caption_id", "sample", "tokens", "emitted"]))
         self.check()
         return pa.concat_tables(tables).sort_by([("caption_id", "ascending"), ("sample", "ascending")])

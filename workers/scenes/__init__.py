@@ -1,1 +1,1 @@
-"""Procedural captioned scenes, which the built-in model draws: their captions and their images."""
+"""Procedural captioned scenes, which the built-in model generates: their captions and their images."""

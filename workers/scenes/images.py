@@ -1,8 +1,8 @@
-"""Procedural captioned scenes, 48x48 RGB: one or two objects on a background, drawn by vectorised torch.
+"""Procedural captioned scenes, 48x48 RGB: one or two objects on a background, rendered by vectorised torch.
 
 Scene i of a seed is a pure function of (seed, i): every random number comes from a counter-based hash, so neither the
-batch nor the order in which scenes are drawn changes any of them. Backgrounds are smooth (many codes fit equally well)
-or textured; outlines are anti-aliased from signed distances, so they are crisp; fine grain lies over everything.
+batch nor the order in which scenes are rendered changes any. Backgrounds are smooth (many codes fit equally well) or
+textured; outlines are anti-aliased from signed distances, so they are crisp; fine grain lies over everything.
 
 Shape legend: n scenes, k random numbers, H = W = 48 pixels.
 """
@@ -95,7 +95,7 @@ def sample_captions(seed: int, count: int) -> list[str]:
 
 
 def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: bool = True) -> Tensor:
-    """Draws attribute rows [n, 12] as scenes `indices` of `seed`: float32 [n, 3, 48, 48] in [0, 1].
+    """Render attribute rows [n, 12] as scenes `indices` of `seed`: float32 [n, 3, 48, 48] in [0, 1].
 
     Attributes fix what the caption says; (seed, index) fixes the rest: exact places, gradient, phase of stripes, grain.
     `grain=False` leaves out only the grain: what a perfect denoiser would return.

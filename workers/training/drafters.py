@@ -165,8 +165,8 @@ def drafter_loss(target: Target, drafter: Drafter, data: Examples, config: Disti
 def feature_noise(like: Tensor, seed: int, scale: float) -> Tensor:
     """(U - 1/2) scale 512 / S, U uniform in [0, 1), of the shape [S, D] of `like` (EAGLE's feature augmentation)."""
     generator = torch.Generator(like.device).manual_seed(seed)
-    drawn = torch.rand(like.shape, generator=generator, device=like.device)
-    return (drawn - 0.5) * (scale * 512 / like.shape[0])
+    uniform = torch.rand(like.shape, generator=generator, device=like.device)
+    return (uniform - 0.5) * (scale * 512 / like.shape[0])
 
 
 def new_eagle(target: Target, seed: int) -> EagleLayer:
@@ -256,6 +256,7 @@ def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed:
     """An untrained model: normal weights of scale 1/sqrt(fan in), output projections scaled down by the depth."""
     torch.manual_seed(seed)
     model = ARModel(Transformer(config), build_conditioner(conditioner, config.dim))
+    assert model.conditioner.prompt_len == config.prompt_len
     for name, p in model.transformer.named_parameters():
         if p.dim() == 2:
             residual = name.endswith(("wo.weight", "w2.weight"))

@@ -183,12 +183,12 @@ def test_work_of_a_round() -> None:
     models = toys(dim=256, n_heads=4, ffn_dim=688, n_layers=6, vocab_size=512)
     weights = sum(p.numel() for p in models.target.transformer.parameters() if p.dim() == 2) - 512 * 256
     found = footprint(on_meta(models), DecodingConfig(sampling=CFG), 3, 1)
-    assert found.round.flops == pytest.approx(2 * 2 * 3 * weights, rel=0.05)
-    assert 4 * weights < found.round.moved < 1.25 * 4 * weights  # and what lies between the layers
+    assert found.one_pass.flops == pytest.approx(2 * 2 * 3 * weights, rel=0.05)
+    assert 4 * weights < found.one_pass.moved < 1.25 * 4 * weights  # and what lies between the layers
     assert found.prefill.flops == pytest.approx(BASE.prompt_len * 2 * 2 * 3 * weights, rel=0.15)
-    assert found.round.kernels > 6 * 8
+    assert found.one_pass.kernels > 6 * 8
     double = footprint(on_meta(models), DecodingConfig(sampling=CFG), 6, 1)
-    assert double.round.flops == pytest.approx(2 * found.round.flops, rel=0.01)
+    assert double.one_pass.flops == pytest.approx(2 * found.one_pass.flops, rel=0.01)
 
 
 # presets of one code path need one dry run; of ADT-Tree's, which grow large, one with smaller ranges
@@ -208,7 +208,7 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
     found = footprint(ready.models, config.with_sampling(CFG), 2, 1)
     body = models.target.transformer.config
     assert found.cache >= 4 * body.n_layers * 2 * 4 * (5 + 100) * body.dim
-    assert found.round.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())
+    assert found.one_pass.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())
 
 
 def test_pictures_are_counted(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
         attempt(state, heads=None, size="XL")
     with pytest.raises(ValueError, match="multiple of 16"):
         attempt(state, image_size=250)
-    with pytest.raises(ValueError, match="draws from captions"):
+    with pytest.raises(ValueError, match="is text-conditional"):
         attempt(official("t2i"))
     with pytest.raises(WeightsError, match=r"not a LlamaGen transformer.* VQ tokenizer"):
         attempt(VQModel(VQ).state_dict())

@@ -11,7 +11,7 @@ import torch
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
-from workers.runtime.timing import Draw, time_draw, time_pairs
+from workers.runtime.timing import Generate, time_images, time_pairs
 
 BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]
 CPU = torch.device("cpu")
@@ -24,7 +24,7 @@ class Clock:
         self.now, self.drawn = 0.0, [("", 0)][:0]
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
-    def draw(self, name: str, seconds: float) -> Draw:
+    def draw(self, name: str, seconds: float) -> Generate:
         def draw(requests: Sequence[Request]) -> list[Result]:
             self.now += seconds * len(requests)
             self.drawn.append((name, requests[0].caption_id))
@@ -98,7 +98,7 @@ def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatc
 def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, events = Clock(monkeypatch), ["begin"][:0]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(str(device)))
-    seconds, results = time_draw(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
+    seconds, results = time_images(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
     assert events == ["cuda:1", "cuda:1"]
     assert seconds == 2.0
     assert [result.request.caption_id for result in results] == [3, 4]

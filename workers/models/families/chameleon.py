@@ -7,7 +7,7 @@ Attention sees rotary angles only as differences of positions, so a stream may s
 counts the unconditional stream from its own first token; here it ends at the same position as the conditional one.
 
 Checkpoints are in Hugging Face's layout, and their VQGAN is in taming's. Every tensor is loaded or known to be unused.
-The head keeps only the image ids, because a target draws images; the embedding keeps all, because prompts need them.
+The head keeps only the image ids: a target generates images. The embedding keeps all ids, because prompts need them.
 Sizes come from the tensors' shapes.
 """
 
@@ -185,7 +185,7 @@ def _differ(left: Tensor, right: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """What a model of this architecture draws, and how it is prompted.
+    """What a model of this architecture generates, and how it is prompted.
 
     prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt. rows, cols: of the
     grid of codes. row_end: id of the fixed token after every row, if there is one. special_tokens: spelling and id of

@@ -345,7 +345,7 @@ class LlamaGen(Family):
     def _text_encoder(self, device: torch.device, dtype: torch.dtype) -> T5Encoder:
         if self.text is None:
             raise ValueError(
-                f"{self.transformer} draws from captions: give `text`, the folder of its T5 encoder (flan-t5-xl)"
+                f"{self.transformer} is text-conditional: give `text`, the folder of its T5 encoder (flan-t5-xl)"
             )
         encoder = T5Encoder(self.text, dtype=dtype, device=device)
         if encoder.width != CAPTION_DIM:

@@ -1,7 +1,7 @@
 """The built-in family, and every model that the recipes make: a folder with one weight file per part.
 
 A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `medusa` and `independent` as safetensors. Each
-file's header carries its config, so sizes, captions and grid come from the folder. The built-in folder draws
+file's header carries its config, so sizes, captions and grid come from the folder. The built-in model generates
 procedural scenes.
 """
 
@@ -27,7 +27,7 @@ from workers.models.vq import load_vq
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
 BUILTIN_PARTS = ("tokenizer", "target", "eagle", "medusa", "independent")
 
-#: Where vanilla decoding of the built-in model draws best (`python -m benchmarks.sampling` measures it).
+#: Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures it).
 SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 
@@ -38,7 +38,6 @@ class ARModel(nn.Module):
         super().__init__()
         assert transformer.embed is not None
         assert transformer.head is not None
-        assert transformer.config.prompt_len == conditioner.prompt_len
         self.transformer, self.conditioner = transformer, conditioner
 
     @property
