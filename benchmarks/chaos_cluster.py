@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from orchestrator.run.cluster_guard import MARK, kill_cluster
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 
 ROOT = Path(__file__).parents[1]
 HEALTH_CHECKS = {  # a silent node is lost after seconds, not after a minute; in milliseconds

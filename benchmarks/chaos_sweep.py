@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.chaos_cluster import LOCAL, Cluster, Host, project_environment
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.views.mlflow_server import free_port, serving
+from orchestrator.views.mlflow_client import free_port, serving
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()")
 METRICS = ("step_compression", "caption_accuracy", "fid", "drift")  # of SWEEP, those that timing does not change

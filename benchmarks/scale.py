@@ -55,8 +55,7 @@ from orchestrator.run.pool import Pool
 from orchestrator.run.progress import Progress, event_sink
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import sync
-from orchestrator.views.study import StudyView
-from orchestrator.views.study_storage import default_journal
+from orchestrator.views.study import StudyView, default_journal
 from orchestrator.views.tables import Tables
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

@@ -126,7 +126,7 @@ def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
 
     The first process that asks for it starts it, and stops it when no other needs it.
     """
-    from orchestrator.views.mlflow_server import serving
+    from orchestrator.views.mlflow_client import serving
 
     folder, lock = shared_folder / "server", FileLock(shared_folder / "server.lock")
     folder.mkdir(exist_ok=True)

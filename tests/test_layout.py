@@ -24,13 +24,13 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 572,
-    "orchestrator.cli": 2920,
+    "orchestrator.cli": 2917,
     "orchestrator.doctor": 763,
     "orchestrator.replay": 810,
-    "orchestrator.report": 1239,
+    "orchestrator.report": 1236,
     "orchestrator.results": 4148,
-    "orchestrator.run": 4254,
-    "orchestrator.views": 2037,
+    "orchestrator.run": 4253,
+    "orchestrator.views": 1973,
     "search_spaces": 3849,
     "specfrontier": 378,
     "workers": 412,

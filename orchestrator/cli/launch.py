@@ -273,8 +273,7 @@ def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> li
     """Result files, study and report of a sweep. study: Optuna's, a file or URL; None for a journal in its folder."""
     from orchestrator.report.page import ReportView
     from orchestrator.run.early_stopping import as_told
-    from orchestrator.views.study import StudyView
-    from orchestrator.views.study_storage import default_journal
+    from orchestrator.views.study import StudyView, default_journal
     from orchestrator.views.tables import Tables
 
     url = study or str(default_journal(storage, config.name))

@@ -41,8 +41,7 @@ def ui(
     """
     from orchestrator.results.sweep import Sweep
     from orchestrator.views.mlflow import find_location, last_place, sync
-    from orchestrator.views.mlflow_client import TrackingError, is_server
-    from orchestrator.views.mlflow_server import serving
+    from orchestrator.views.mlflow_client import TrackingError, is_server, serving
 
     with ends_with(WRONG_USAGE):
         opened = Sweep.open(sweep)
@@ -98,8 +97,7 @@ def sync(
         opened = Sweep.open(sweep)
     from orchestrator.results.store import command
     from orchestrator.views.mlflow import sync
-    from orchestrator.views.mlflow_client import is_server, public_uri
-    from orchestrator.views.mlflow_server import LOCAL_SERVER
+    from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
 
     done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
     found, tracking_uri = done.location, public_uri(done.location.uri)

@@ -61,9 +61,6 @@ class ReportView(View[Sweep]):
 
     may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
 
-    def update(self, source: Sweep) -> None:
-        return
-
     def end(self, source: Sweep, how: Ending) -> None:
         write_report(source.storage, draw=how == "finished")
 

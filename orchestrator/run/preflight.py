@@ -24,7 +24,7 @@ from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
 from orchestrator.run.study import Search
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
-from orchestrator.views.study_storage import check_study, check_url, damaged_line, default_journal
+from orchestrator.views.study import check_study, check_url, damaged_line, default_journal
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.params import Path as ConfigPath
 from search_spaces.space import MAX_CHECKED_BRANCHES

@@ -25,8 +25,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import ERRORS, SETTING, SettingsPool
 from orchestrator.results.trials import TrialRecord
-from orchestrator.views.study import objective_values
-from orchestrator.views.study_storage import StudyError
+from orchestrator.views.study import StudyError, objective_values
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import GRID, SAMPLERS, PoolOptions

@@ -39,17 +39,14 @@ class View(ABC, Generic[Source]):
         self.notes: list[str] = []
         self.is_abandoned = False  # its end took too long: nobody waits for it, and it starts no more writes
 
-    @abstractmethod
     def update(self, source: Source) -> object:
         """Add everything that the view lacks."""
 
-    @abstractmethod
     def end(self, source: Source, how: Ending) -> None:
         """Complete the view when its source has ended, after an `update`."""
 
     def close(self) -> None:
         """Release what the view holds, such as a lock."""
-        return
 
     def explain(self, error: Exception) -> str:
         """An error in one line and with credentials redacted."""

@@ -44,7 +44,7 @@ from orchestrator.views.mlflow_client import (
     resolve_uri,
     was_moved,
 )
-from orchestrator.views.mlflow_pages import NOTE, MlflowLocation, describe_run, view_tags
+from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run, view_tags
 from orchestrator.views.tables import replace_damaged
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.pictures import is_intact_png

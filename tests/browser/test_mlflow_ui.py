@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow import find_location
-from orchestrator.views.mlflow_pages import run_link
+from orchestrator.views.mlflow_runs import run_link
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 from tests.fakes.real_sweeps import ray_folder
 
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"

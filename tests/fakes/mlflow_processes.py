@@ -15,8 +15,8 @@ from typing import Any
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views import mlflow
-from orchestrator.views.mlflow_pages import MlflowLocation
-from orchestrator.views.study_storage import StudyError
+from orchestrator.views.mlflow_runs import MlflowLocation
+from orchestrator.views.study import StudyError
 from tests.fakes.studies import named_config, study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.storage import Storage

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 
 HOST, USER, PASSWORD = "127.0.0.1", "specfrontier", "hunter22-postgres"
 _DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
 from tests.fakes.real_sweeps import (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 from tests.fakes.mlflow_proxy import HOST
 from tests.fakes.real_sweeps import CAPTIONS, SWEEP_TIMEOUT_S, SweepRun
 

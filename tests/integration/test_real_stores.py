@@ -21,9 +21,8 @@ from mlflow.tracking import MlflowClient
 from benchmarks.sweep_results import TIMING_COLUMNS, images, results
 from orchestrator.results import locks
 from orchestrator.results.store import read_trials
-from orchestrator.views.mlflow_server import serving
-from orchestrator.views.study import short_names
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.mlflow_client import serving
+from orchestrator.views.study import open_storage, short_names
 from tests.fakes.command_line import specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.object_store import REGION, ObjectStore, object_store

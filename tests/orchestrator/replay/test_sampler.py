@@ -22,7 +22,7 @@ from orchestrator.replay.sampler import PoolExhausted, ReplaySampler, SettingsPo
 from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
 from orchestrator.results.compare import hypervolume
 from orchestrator.results.pareto import Floats
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import open_storage
 from workers.metrics.definition import Direction
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")

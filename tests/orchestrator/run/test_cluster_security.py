@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from orchestrator.run.ray_internals import ALIVE_METHOD
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import free_port
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 

@@ -21,8 +21,7 @@ from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
 from orchestrator.run.tasks import Event, Outcome, SweepError, Task, TaskResult
 from orchestrator.views.follower import Views
-from orchestrator.views.study import short_names
-from orchestrator.views.study_storage import StudyError, open_storage
+from orchestrator.views.study import StudyError, open_storage, short_names
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

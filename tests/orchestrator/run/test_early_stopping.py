@@ -19,7 +19,7 @@ from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
 from orchestrator.run.revival import front_probabilities, revivals
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import open_storage
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

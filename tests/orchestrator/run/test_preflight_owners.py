@@ -18,8 +18,7 @@ from optuna.trial import TrialState
 from orchestrator.results.store import Identity, write_identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.preflight import check_owners
-from orchestrator.views.study import StudyView
-from orchestrator.views.study_storage import StudyError, open_storage, own_trials
+from orchestrator.views.study import StudyError, StudyView, open_storage, own_trials
 from tests.fakes.mlflow_processes import open_studies_together
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import named_config, plain_record, study_identity, study_view

@@ -22,8 +22,7 @@ from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal, Search
-from orchestrator.views.study import objective_values, short_names
-from orchestrator.views.study_storage import StudyError, check_study, open_storage, own_trials
+from orchestrator.views.study import StudyError, check_study, objective_values, open_storage, own_trials, short_names
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.views.mlflow import sync
 from orchestrator.views.mlflow_client import TrackingError
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import open_storage
 from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_result, sync_together
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -8,16 +8,16 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from orchestrator.results.sweep import Sweep
-from orchestrator.views.mlflow_pages import (
+from orchestrator.views.mlflow_runs import (
     compare_link,
     describe_run,
     front_view,
     run_link,
+    sweep_id,
     trials_view,
     view_link,
     view_tags,
 )
-from orchestrator.views.mlflow_runs import sweep_id
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
 

@@ -195,7 +195,7 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
-        "import sys; import orchestrator.views.mlflow, orchestrator.views.mlflow_server, "
+        "import sys; import orchestrator.views.mlflow, orchestrator.views.mlflow_client, "
         "orchestrator.cli.mlflow; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

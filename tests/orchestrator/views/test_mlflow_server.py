@@ -25,8 +25,7 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import MlflowView, find_location, last_place, sync
-from orchestrator.views.mlflow_client import TrackingError
-from orchestrator.views.mlflow_server import free_port
+from orchestrator.views.mlflow_client import TrackingError, free_port
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.mlflow_proxy import HOST, proxy
@@ -196,7 +195,7 @@ def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
         yield f"http://{HOST}:5000", Server()
 
     before = signal.getsignal(signal.SIGTERM)
-    with mock.patch("orchestrator.views.mlflow_server.serving", serving), mock.patch("orchestrator.views.mlflow.sync"):
+    with mock.patch("orchestrator.views.mlflow_client.serving", serving), mock.patch("orchestrator.views.mlflow.sync"):
         shown = specfrontier("ui", storage.uri)
     assert (shown.code, shown.err) == (0, "")
     assert signal.getsignal(signal.SIGTERM) == before

@@ -15,7 +15,7 @@ from benchmarks.instant import InstantWorkers
 from orchestrator.results.store import read_trials
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import open_storage
 from tests.fakes.studies import study_identity, study_view
 from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.storage import Storage

@@ -16,8 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.follower import Views
-from orchestrator.views.study import StudyView
-from orchestrator.views.study_storage import StudyError, check_study, open_storage
+from orchestrator.views.study import StudyError, StudyView, check_study, open_storage
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import (
     named_config,

@@ -13,9 +13,8 @@ from optuna_dashboard import get_note  # type: ignore[import-untyped]
 from orchestrator.results.front import front_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.study import Search
-from orchestrator.views.front_table import literal
-from orchestrator.views.study import describe_sweep, short_names
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import describe_sweep, open_storage, short_names
+from orchestrator.views.tables import literal
 from search_spaces.sweep import SweepConfig, ready_spaces
 from tests.fakes.studies import named_config, plain_record, study_identity, study_view, write_study
 from tests.fakes.synthetic_sweeps import write_sweep

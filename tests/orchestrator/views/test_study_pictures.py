@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.artifacts import FileSystemArtifactStore, get_all_artifact_meta
 
-from orchestrator.views.study_storage import open_storage
+from orchestrator.views.study import open_storage
 from search_spaces.presets import preset
 from tests.fakes.studies import named_config, plain_record, write_study
 
