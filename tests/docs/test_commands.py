@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,8 @@ from orchestrator.cli.app import app
 from tests.docs.pages import PAGES, ROOT, Block, blocks, commands_of, inline_code, shell_blocks
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 from workers.scenes.images import sample_captions
 
 NEEDS = {"network", "gpu", "checkpoints", "cluster", "browser", "captions and images of MS-COCO"}
@@ -121,14 +124,31 @@ def runs_page(page: Path, test: set[str]) -> bool:
     return {page.name, "commands_of"} <= test
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader runs the commands: with photos and some sweeps."""
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with photos and some sweeps."""
+    folder = tmp_path_factory.mktemp("material")
     for number, name in enumerate(("quickstart", "mine", "theirs")):
-        write_sweep(tmp_path / "sweeps" / name, trials=16, seed=number, name=name)
-    (tmp_path / "photos").mkdir()
+        write_sweep(folder / "sweeps" / name, trials=16, seed=number, name=name)
+    (folder / "photos").mkdir()
     for number in range(65):
-        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(tmp_path / "photos" / f"{number}.png")
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / "photos" / f"{number}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fewer_rows() -> Models:
+    """The built-in model for images of a quarter of their rows: test_first_images.py generates whole ones."""
+    models = load_folder()
+    models.target.grid = replace(models.target.grid, rows=models.target.grid.rows // 4)
+    return models
+
+
+@pytest.fixture
+def folder(material: Path, fewer_rows: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader runs the commands."""
+    shutil.copytree(material, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("orchestrator.cli.generation.load_entry", lambda *_: fewer_rows)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
