@@ -47,12 +47,12 @@ from benchmarks.simulated import FilePool, file_launches, simulated_actor
 from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import connected
-from orchestrator.run.early_stopping import as_told
 from orchestrator.run.launch import launch
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Pool
 from orchestrator.run.progress import Progress, event_sink
+from orchestrator.run.racing import as_told
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import sync
 from orchestrator.views.study import StudyView, default_journal

@@ -272,7 +272,7 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
 def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> list[View[Sweep]]:
     """Result files, study and report of a sweep. study: Optuna's, a file or URL; None for a journal in its folder."""
     from orchestrator.report.page import ReportView
-    from orchestrator.run.early_stopping import as_told
+    from orchestrator.run.racing import as_told
     from orchestrator.views.study import StudyView, default_journal
     from orchestrator.views.tables import Tables
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
-from orchestrator.run.early_stopping import at_full_size, with_constraints
 from orchestrator.run.progress import finished_event
+from orchestrator.run.racing import at_full_size, with_constraints
 from orchestrator.run.revival import revive
 from orchestrator.run.study import Proposal, Search
 from orchestrator.run.tasks import Limits, Outcome, SweepError, seconds_taken

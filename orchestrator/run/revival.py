@@ -6,15 +6,15 @@ resumes with the same step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, MutableSequence, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
-from orchestrator.run.early_stopping import at_full_size, with_constraints
 from orchestrator.run.progress import finished_event
+from orchestrator.run.racing import at_full_size, with_constraints
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import SweepError
 from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, shared_results
@@ -30,7 +30,7 @@ def revive(
     numbers: Collection[int],
     may_go_on: Callable[[], bool],
 ) -> None:
-    """Run stopped trials on, rung by rung (see `revivals`). write: stores a record that was replaced.
+    """Run stopped trials on, rung by rung (see `next_trials`). write: stores a record that was replaced.
 
     numbers: trials that go on in any case; others only while `may_go_on`.
 
@@ -40,9 +40,13 @@ def revive(
     """
     if missing := sorted(number for number in numbers if number >= len(records)):
         raise SweepError(f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials")
-    sweep, running = trials.plan.sweep, RunningTrials(trials.build)
+    for record in [record for record in records if record.stop and record.duplicate_of is None]:
+        replace_record(records, write, record)  # completes a step that was cut off
+    sweep, running, failed = trials.plan.sweep, RunningTrials(trials.build), set[int]()
     threshold = sweep.racing.revive_above if sweep.racing is not None and may_go_on() else 1.0
-    for queue in revivals(records, write, trials.racing.objectives, numbers, threshold, sweep.budget.images):
+    while queue := next_trials(
+        records, trials.racing.objectives, numbers, threshold=threshold, budget=sweep.budget.images, failed=failed
+    ):
         number = queue[0]
         if number not in numbers and not may_go_on():
             break
@@ -59,9 +63,34 @@ def revive(
         elif number in numbers:
             raise SweepError(f"trial {number} could not go on: {record.cause}")
         else:
+            failed.add(number)
             note = f"trial {number} stays stopped: {record.cause}"
             trials.emit({"event": "revival_failed", "trial": number, "note": note})
     running.withdraw()
+
+
+def next_trials(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Metric],
+    numbers: Collection[int],
+    *,
+    threshold: float,
+    budget: int | None,
+    failed: Collection[int] = (),
+) -> list[int]:
+    """Stopped trials in the order in which they would go on to their next rungs; empty: none goes on.
+
+    The first one goes on; the others may generate images at the same time, as they are probably next. First the trials
+    `numbers`, to the end. Then always the one that is most probably on the front, until no probability is above
+    `threshold` or `budget` images (None: no limit) are spent. With a budget of images no others follow the first one:
+    they may not be needed. failed: trials that could not go on.
+    """
+    queue = [number for number in sorted(numbers) if records[number].state == STOPPED and number not in failed]
+    if not queue and threshold < 1 and (budget is None or _generated(records) < budget):
+        shares = front_probabilities(records, objectives)
+        uncertain = [number for number, share in shares.items() if share > threshold and number not in failed]
+        queue = sorted(uncertain, key=lambda number: -shares[number])
+    return queue if budget is None else queue[:1]
 
 
 def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Metric]) -> dict[int, float]:
@@ -87,42 +116,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
     return found
 
 
-def revivals(
-    records: MutableSequence[TrialRecord],
-    write: Callable[[TrialRecord], None],
-    objectives: Sequence[Metric],
-    numbers: Collection[int],
-    threshold: float,
-    budget: int | None,
-) -> Iterator[list[int]]:
-    """Stopped trials in the order in which they would go on to their next rungs; the caller replaces the record of the
-    first one before it asks again. The others may draw images at the same time, as they are probably next.
-
-    First the trials `numbers`, to the end. Then always the one that is most probably on the front, until no probability
-    is above `threshold` or `budget` images (None: no limit) are spent. A trial whose record stays the same is not
-    chosen again. With a budget of images no others follow the first one: they may not be needed.
-    """
-    for record in [record for record in records if record.stop and record.duplicate_of is None]:
-        replace_record(records, write, record)  # completes a step that was cut off
-    passed: set[int] = set()
-
-    def run(queue: list[int]) -> Iterator[list[int]]:
-        before = records[queue[0]]
-        yield queue if budget is None else queue[:1]
-        if records[queue[0]] is before:
-            passed.add(queue[0])
-
-    while named := [n for n in sorted(numbers) if records[n].state == STOPPED and n not in passed]:
-        yield from run(named)
-    while threshold < 1 and (budget is None or _drawn(records) < budget):
-        shares = front_probabilities(records, objectives)
-        uncertain = [number for number, share in shares.items() if share > threshold and number not in passed]
-        if not uncertain:
-            return
-        yield from run(sorted(uncertain, key=lambda number: -shares[number]))
-
-
-def _drawn(records: Sequence[TrialRecord]) -> int:
+def _generated(records: Sequence[TrialRecord]) -> int:
     """Images of all trials."""
     return sum(record.images for record in records if record.duplicate_of is None)
 

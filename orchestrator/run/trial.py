@@ -14,21 +14,21 @@ from orchestrator.results.trials import (
     COMPLETE,
     FAILED,
     STOPPED,
-    EarlyStop,
     State,
     TrialRecord,
     parse_history,
     parse_metrics,
 )
 from orchestrator.run.build import Build, Result, Target
-from orchestrator.run.early_stopping import EarlyStopping
 from orchestrator.run.progress import trial_event, utc_now
+from orchestrator.run.racing import EarlyStopping
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import EventSink, SweepError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
 from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
 from workers.metrics.registry import uses_timings
 
 BASELINE = 0  # number of vanilla's trial
@@ -60,6 +60,13 @@ def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
     """The record of a trial whose config an earlier one had, with that one's result."""
     first = earlier.number if earlier.duplicate_of is None else earlier.duplicate_of
     return make_record(proposal, **shared_results(earlier), duplicate_of=first)
+
+
+def read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
+    """The metrics of a measurement by their numbers of images; values that are not finite are left out of the last."""
+    metrics = parse_metrics(output["metrics"])
+    finite = {name: entry for name, entry in metrics.items() if math.isfinite(entry.value)}
+    return {**dict(parse_history(output.get("history", ()))), images: finite}
 
 
 class Rung(NamedTuple):
@@ -150,14 +157,6 @@ class Timings:
 
 
 @dataclass(slots=True)
-class _Shape:
-    """shared: the timing file of its trials, once one of them has it. timed: the configs that are timed themselves."""
-
-    shared: Target | None = None
-    timed: set[DecodingConfig] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class ShapeTimings:
     """Which file times a shape: that of its first trial, in the order of the trials' numbers.
 
@@ -166,7 +165,8 @@ class ShapeTimings:
 
     plan: Plan
     files: Collection[str]
-    _shapes: defaultdict[StepShape, _Shape] = field(default_factory=lambda: defaultdict(_Shape))
+    _shared: dict[StepShape, Target] = field(default_factory=dict)
+    _timed: defaultdict[StepShape, set[DecodingConfig]] = field(default_factory=lambda: defaultdict(set))
     _known: dict[str, Target] = field(default_factory=dict)
 
     def of(self, config: DecodingConfig, lost: Collection[str] = ()) -> Timings:
@@ -174,71 +174,31 @@ class ShapeTimings:
         own = self._own(config)
         if own is None:
             return Timings()
-        shape = self._shapes[config.shape]
-        if shape.shared is None or shape.shared.name in lost:
-            shape.shared = own
-        self._count(shape, config, own)
-        return Timings((shape.shared,), (own,) if config in shape.timed else ())
+        shared = self._shared.setdefault(config.shape, own)
+        if shared.name in lost:
+            shared = self._shared[config.shape] = own
+        return Timings((shared,), (own,) if self._is_timed(config, own) else ())
 
     def keep(self, config: DecodingConfig, files: str) -> None:
         """Use the timing file of a trial that an earlier launch finished, if it still exists. files: the trial's."""
         own = self._own(config)
         if own is None:
             return
-        shape, kept = self._shapes[config.shape], self._known.get(files, own)
-        if kept.name in self.files and (shape.shared is None or shape.shared.name not in self.files):
-            shape.shared = kept
-        self._count(shape, config, own)
+        shared, kept = self._shared.get(config.shape), self._known.get(files, own)
+        if kept.name in self.files and (shared is None or shared.name not in self.files):
+            self._shared[config.shape] = kept
+        self._is_timed(config, own)
 
-    def _count(self, shape: _Shape, config: DecodingConfig, own: Target) -> None:
-        """Time a config itself if its file is that of the shape, or as one of the first of its shape."""
-        if shape.shared in (None, own) or len(shape.timed) < self.plan.sweep.timing.direct:
-            shape.timed.add(config)
+    def _is_timed(self, config: DecodingConfig, own: Target) -> bool:
+        """Whether a config is timed itself: its file is that of the shape, or it is one of the first of its shape."""
+        timed = self._timed[config.shape]
+        if self._shared.get(config.shape, own) is own or len(timed) < self.plan.sweep.timing.direct:
+            timed.add(config)
+        return config in timed
 
     def _own(self, config: DecodingConfig) -> Target | None:
         own = self.plan.timing(config)
         return None if own is None else self._known.setdefault(own.name, own)
-
-
-class _Progress:
-    """What a trial has measured so far. stopped: the record of a stopped trial that goes on."""
-
-    def __init__(self, proposal: Proposal, build: Build, stopped: TrialRecord | None) -> None:
-        self._proposal, self._build = proposal, build
-        self._started = stopped.started if stopped else utc_now()
-        self._earlier_s = stopped.seconds - build.seconds[proposal.number] if stopped else 0.0
-        self.history = dict(stopped.history) if stopped else {}
-
-    def add(self, images: int, output: Mapping[str, Any], required: Collection[str]) -> str | None:
-        """Add the metrics on a number of images. Values that are not finite are left out.
-
-        Returns why some of the `required` metrics are missing.
-        """
-        measured = parse_metrics(output["metrics"])
-        metrics = {name: entry for name, entry in measured.items() if math.isfinite(entry.value)}
-        self.history |= {**dict(parse_history(output.get("history", ()))), images: metrics}
-        skipped = output.get("skipped", {})
-        problems = [f"{name}: {skipped.get(name, 'not measured')}" for name in required if name not in metrics]
-        return "; ".join(problems) or None
-
-    def record(self, state: State, cause: str | None, **fields: Any) -> TrialRecord:
-        seconds = self._earlier_s + self._build.seconds[self._proposal.number]
-        return make_record(self._proposal, state, cause=cause, seconds=seconds, started=self._started, **fields)
-
-    def measured(
-        self, state: State, cause: str | None, rung: Rung, timings: Timings, stop: EarlyStop | None
-    ) -> TrialRecord:
-        """The record of a trial that ends with the metrics of a rung. Constraints are evaluated later."""
-        return self.record(
-            state,
-            cause,
-            metrics=self.history[rung.images],
-            history=tuple(sorted(self.history.items(), key=lambda entry: entry[0])),
-            shards=tuple(dict.fromkeys(names([*rung.files, *timings.shared, *timings.own]))),
-            shape=timings.shape,
-            images=rung.images,
-            stop=stop,
-        )
 
 
 class Trials:
@@ -265,16 +225,23 @@ class Trials:
         rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        progress = _Progress(proposal, self.build, stopped)
+        history, started = (dict(stopped.history), stopped.started) if stopped else ({}, utc_now())
+        earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
+
+        def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
+            seconds = earlier_s + self.build.seconds[number]
+            return make_record(proposal, state, cause=cause, seconds=seconds, started=started, **fields)
+
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         self._emit_start(proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started")
         for rung in left:
             result, timings = yield from self._measure(config, rung, prefetched)
             if result.output is None:
                 self._check_baseline(number, result.cause, result.lost)
-                return progress.record(FAILED, result.cause)
-            problem = progress.add(rung.images, result.output, self._required)
-            metrics = progress.history[rung.images]
+                return record(FAILED, result.cause)
+            history |= read_history(result.output, rung.images)
+            metrics = history[rung.images]
+            problem = self._missing(metrics, result.output)
             if number == BASELINE:
                 self._check_baseline(number, self.racing.problem(rung.images, metrics, problem))
             state: State = FAILED if problem else COMPLETE
@@ -284,8 +251,23 @@ class Trials:
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state, problem = STOPPED, self.racing.reason(stop)
-            return progress.measured(state, problem, rung, timings, stop)
+            return record(  # constraints are evaluated later
+                state,
+                problem,
+                metrics=metrics,
+                history=tuple(sorted(history.items())),
+                shards=tuple(dict.fromkeys(names([*rung.files, *timings.shared, *timings.own]))),
+                shape=timings.shape,
+                images=rung.images,
+                stop=stop,
+            )
         raise AssertionError("the last rung is all captions")
+
+    def _missing(self, metrics: Collection[str], output: Mapping[str, Any]) -> str | None:
+        """Why required metrics are missing; None if none is."""
+        skipped = output.get("skipped", {})
+        lacking = [f"{name}: {skipped.get(name, 'not measured')}" for name in self._required if name not in metrics]
+        return "; ".join(lacking) or None
 
     def _measure(
         self, config: DecodingConfig, rung: Rung, prefetched: Sequence[Target]

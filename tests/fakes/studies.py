@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.early_stopping import as_told
+from orchestrator.run.racing import as_told
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyView
 from search_spaces.sweep import SweepConfig

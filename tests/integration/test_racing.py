@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.errors import INTERRUPTED, WRONG_USAGE
-from orchestrator.run.early_stopping import EarlyStopping
+from orchestrator.run.racing import EarlyStopping
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.real_sweeps import SweepRun, assert_same, ray_folder

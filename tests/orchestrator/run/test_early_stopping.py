@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import read_trials, write_trial
+from orchestrator.results.store import read_trials
 from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.early_stopping import EarlyStopping, _moved, at_full_size, with_constraints
-from orchestrator.run.revival import front_probabilities, revivals
+from orchestrator.run.racing import EarlyStopping, _moved, at_full_size, with_constraints
+from orchestrator.run.revival import front_probabilities, next_trials
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from orchestrator.views.study import open_storage
 from search_spaces.constraints import Constraint
@@ -325,27 +324,23 @@ def test_the_probability_to_be_on_the_front_uses_what_trials_share() -> None:
     assert front_probabilities(violating, AXES) == {}
 
 
-def test_revivals_choose_the_least_sure_trial_until_nothing_is_uncertain(tmp_path: Path) -> None:
-    write = partial(write_trial, Storage(str(tmp_path)))
-    records = synthetic(0.0, 0.5)
-    far = replace(synthetic(5.0, 0.1)[2], number=3)
-    records.append(far)
+def test_the_least_sure_trials_go_on_until_nothing_is_uncertain() -> None:
+    records = [*synthetic(0.0, 0.5), replace(synthetic(5.0, 0.1)[2], number=3)]
 
     def run_all(threshold: float, budget: int | None, numbers: Collection[int] = ()) -> list[int]:
         found, current = [], list(records)
-        for number, *_ in revivals(current, write, AXES, numbers, threshold, budget):
-            found.append(number)
-            current[number] = replace(current[number], state="complete", images=CAPTIONS)
+        while queue := next_trials(current, AXES, numbers, threshold=threshold, budget=budget):
+            found.append(queue[0])
+            current[queue[0]] = replace(current[queue[0]], state="complete", images=CAPTIONS)
         return found
 
     assert run_all(0.05, None) == [2]
     assert run_all(0.05, None, [3]) == [3, 2]
     assert run_all(0.99, None) == []
     assert run_all(0.05, 1) == []
-    stuck = revivals(list(records), write, AXES, (), 0.05, None)
-    assert list(stuck) == [[2]], "a trial that cannot be measured is not chosen again"
-    both = [next(revivals(list(records), write, AXES, (2, 3), 1.0, budget)) for budget in (None, 1)]
-    assert both == [[2, 3], [2]], "with a budget of images no trial draws ahead"
+    assert next_trials(records, AXES, (), threshold=0.05, budget=None, failed={2}) == [], "it cannot be measured"
+    both = [next_trials(records, AXES, (2, 3), threshold=1.0, budget=budget) for budget in (None, 1)]
+    assert both == [[2, 3], [2]], "with a budget of images no trial generates ahead"
 
 
 def test_a_revived_trial_passes_a_rung_at_which_a_metric_is_missing(
