@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -89,8 +89,10 @@ def _launch(
     sweep: SweepConfig, storage: Storage, options: LaunchOptions, views: Views, emit: EventSink, cores: int
 ) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
-    environment, placement = options.slots.environment(options.threads) | _plugins(), Placement.of(sweep)
-    _emit_phase(emit, f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine")
+    environment, placement = options.slots.environment(options.threads), Placement.of(sweep)
+    environment |= {name: os.environ[name] for name in (PLUGINS_VARIABLE,) if name in os.environ}
+    phase = f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine"
+    emit({"event": "phase", "phase": phase})
     with connected(options.address, options.slots, cores, environment, placement) as slots:
         if options.address:
             check_demand(options.slots, alive_nodes())
@@ -104,15 +106,12 @@ def _launch(
         variables = {} if options.address is None else environment
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
         with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage), lose)) as pool:
-            _emit_phase(emit, "loading the models")
+            emit({"event": "phase", "phase": "loading the models"})
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
-            _check_memory(facts, options)
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
-            with sweep.locate_errors():
-                check_enqueued(sweep, capabilities)
-                _check_metrics(sweep, facts["metrics"])
+            _check_facts(sweep, facts, capabilities, options)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
@@ -135,11 +134,6 @@ def _launch(
             search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool)
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             return driver.run(records, options.revived)
-
-
-def _emit_phase(emit: EventSink, phase: str) -> None:
-    """Say what is prepared before the first trials."""
-    emit({"event": "phase", "phase": phase})
 
 
 def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
@@ -186,11 +180,6 @@ def _store_id(storage: Storage) -> str:
     return storage.read(STORE_ID).decode("utf-8", "replace")
 
 
-def _plugins() -> dict[str, str]:
-    """The environment variable that carries the plugins of this process to the workers, if there are any."""
-    return {PLUGINS_VARIABLE: os.environ[PLUGINS_VARIABLE]} if PLUGINS_VARIABLE in os.environ else {}
-
-
 def _stored_facts(storage: Storage) -> dict[str, Any]:
     """What workers must share with those that drew a resumed sweep's images; empty for a new sweep."""
     identity = read_identity(storage)
@@ -198,22 +187,27 @@ def _stored_facts(storage: Storage) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _check_memory(facts: Mapping[str, Any], options: LaunchOptions) -> None:
-    """Raise PoolError if the sweep's peak does not fit a worker's share of a GPU."""
-    available = facts["memory"]
-    if available is not None and options.peak_bytes > available:
+def _check_facts(
+    sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities, options: LaunchOptions
+) -> None:
+    """Check the sweep with what a worker knows of the loaded models. `preflight` cannot check all of it everywhere.
+
+    Raises:
+        ConfigError: the models do not support an enqueued config, or cannot give a metric that the sweep names.
+        PoolError: the sweep's peak does not fit a worker's share of a GPU.
+    """
+    available, peak = facts["memory"], options.peak_bytes
+    if available is not None and peak > available:
         raise PoolError(
-            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(options.peak_bytes)} at its "
-            f"peak, and a worker has {format_bytes(available)}; give it a larger share, or lower quality.batch"
+            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(peak)} at its peak, and a worker "
+            f"has {format_bytes(available)}; give it a larger share, or lower quality.batch"
         )
-
-
-def _check_metrics(sweep: SweepConfig, available: Collection[str]) -> None:
-    """Raise ConfigError if a metric that the sweep names cannot be computed with the loaded models."""
-    for path, name in sweep.named_metrics:
-        if name not in available:
-            problem = f"these models cannot give the metric {name!r}; they give {', '.join(available)}"
-            raise ConfigError(path, problem)
+    with sweep.locate_errors():
+        check_enqueued(sweep, capabilities)
+        for path, name in sweep.named_metrics:
+            if name not in facts["metrics"]:
+                given = ", ".join(facts["metrics"])
+                raise ConfigError(path, f"these models cannot give the metric {name!r}; they give {given}")
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:

@@ -74,25 +74,6 @@ class AwakeClock:
         self._last = present
 
 
-class Sustained:
-    """A condition that has held for a number of seconds."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._due: float | None = None
-
-    def update(self, condition: bool, now: float) -> bool:
-        """True once, when the condition has held for `seconds`."""
-        if not condition:
-            self._due = None
-        elif self._due is None:
-            self._due = now + self._seconds
-        elif now >= self._due:
-            self._due = math.inf
-            return True
-        return False
-
-
 class Attempts:
     """Remembers on which nodes each task has failed."""
 
@@ -221,7 +202,8 @@ class Pool:
         self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
         self._released = 0  # workers of the requested number that were not needed
         self._clock, self._monitor = AwakeClock(), ClusterMonitor()
-        self._untimed, self._nodes = Sustained(_TIMING_DELAY_S), list[Node]()
+        self._untimed_since: float | None = None  # inf: the user was told
+        self._nodes: list[Node] = []
         self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
         self._grow()
         self._agreement = WorkerAgreement({worker.name for worker in self._workers}, placement, stored or {})
@@ -315,12 +297,20 @@ class Pool:
         """Replace workers that do not respond, and release those that no task needs."""
         problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers if worker.ready]
         results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
-        is_untimed = any(task.kind == TimingShard.kind for task in self._waiting)
-        is_untimed &= not any(TIME in worker.roles for worker in self._workers)
-        if self._untimed.update(is_untimed, self._clock.now):
-            self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
+        self._warn_of_untimed()
         self._release()
         return [result for result in results if result]
+
+    def _warn_of_untimed(self) -> None:
+        """Say once that timing shards have waited for a while because no worker may time."""
+        is_waiting = any(task.kind == TimingShard.kind for task in self._waiting)
+        if not is_waiting or any(TIME in worker.roles for worker in self._workers):
+            self._untimed_since = None
+        elif self._untimed_since is None:
+            self._untimed_since = self._clock.now
+        elif self._clock.now - self._untimed_since >= _TIMING_DELAY_S:
+            self._untimed_since = math.inf
+            self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
 
     def _release(self) -> None:
         """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""

@@ -17,7 +17,7 @@ import ray
 
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
-from orchestrator.run.pool import Attempts, AwakeClock, Pool, Sustained
+from orchestrator.run.pool import Attempts, AwakeClock, Pool
 from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
 from workers.data.storage import StorageError
 from workers.runtime.process import cores
@@ -389,19 +389,3 @@ def test_time_in_which_the_process_was_stopped_does_not_count() -> None:
     for _ in range(4):
         clock.advance()
     assert clock.now == 0.5 + 0.5 + 5.0 + 0.5
-
-
-def test_a_sustained_condition_is_noticed_once() -> None:
-    sustained = Sustained(10.0)
-    checks = [
-        (False, 0),
-        (True, 1),
-        (True, 10),
-        (True, 11),
-        (True, 30),
-        (False, 31),
-        (True, 32),
-        (True, 41),
-        (True, 42),
-    ]
-    assert [now for holds, now in checks if sustained.update(holds, now)] == [11, 42]
