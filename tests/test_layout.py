@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
     "orchestrator.results": 4148,
-    "orchestrator.run": 4253,
+    "orchestrator.run": 4205,
     "orchestrator.views": 1973,
     "search_spaces": 3849,
     "specfrontier": 378,

@@ -188,17 +188,16 @@ class WorkerAgreement:
     would otherwise run on the few workers that agree with the first.
 
     unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images. active:
-    True until the first images are generated. groups: Facts, and the nodes that would generate the same images.
-    has_failed: Whether a worker did not start; another one takes its place. problems: Why the last worker that may not
-    have a role may not, by role.
+    True until the first images are generated. first: The shared facts, by role. groups: Facts, and the nodes that would
+    generate the same images. has_failed: Whether a worker did not start; another one takes its place. problems: Why the
+    last worker that may not have a role may not, by role.
     """
 
     unstarted: set[str]
     placement: Placement = ANYWHERE
     stored: Facts = field(default_factory=dict)
     active: bool = True
-    generating: Facts | None = None
-    timing: Facts | None = None
+    first: dict[str, Facts] = field(default_factory=dict)
     groups: list[tuple[Facts, set[str]]] = field(default_factory=list)
     has_failed: bool = False
     problems: dict[str, str] = field(default_factory=dict)
@@ -209,13 +208,12 @@ class WorkerAgreement:
         if facts is None:
             self.has_failed = True
             return dict.fromkeys(ROLES, "it did not start")
-        generation = self._generation_problem(facts)
-        if generation is None and self.generating is None:
-            self.generating = {**facts, **self.stored}
-        timing = self._timing_problem(facts)
-        if timing is None and self.timing is None:
-            self.timing = facts
-        problems = {role: text for role, text in zip(ROLES, (generation, timing), strict=True) if text}
+        problems = {}
+        for role, problem in ((GENERATE, self._generation_problem), (TIME, self._timing_problem)):
+            if text := problem(facts):
+                problems[role] = text
+            else:
+                self.first.setdefault(role, {**facts, **self.stored} if role == GENERATE else facts)
         self.problems |= problems
         return problems
 
@@ -227,19 +225,19 @@ class WorkerAgreement:
         """
         if self.unstarted or not self.active:
             return
-        found = dict(zip(ROLES, (self.generating, self.timing), strict=True))
-        missing = [role for role, facts in found.items() if facts is None and role in self.problems]
-        if missing and not self.has_failed and (missing[0] == GENERATE or self.placement.times is not None):
+        missing = [role for role in self.placement.roles if role not in self.first and role in self.problems]
+        if missing and not self.has_failed:
             problem = f"no worker can {missing[0]} what this sweep needs: {self.problems[missing[0]]}"
             raise PoolError(f"{problem}. Start workers on other nodes, or launch under another --name")
-        if self.generating is None or self.stored:
+        generating = self.first.get(GENERATE)
+        if generating is None or self.stored:
             return
-        first = next(nodes for facts, nodes in self.groups if _diff_images(self.generating, facts) is None)
+        first = next(nodes for facts, nodes in self.groups if _diff_images(generating, facts) is None)
         other, largest = max(self.groups, key=lambda group: len(group[1]))
         if len(largest) > len(first):
             raise PoolError(
                 f"workers on {len(largest)} nodes agree with each other but not with the first worker: "
-                f"{_diff_images(self.generating, other)}. Exclude the first worker's node, or name the nodes that "
+                f"{_diff_images(generating, other)}. Exclude the first worker's node, or name the nodes that "
                 "generate in quality.nodes, and start again"
             )
 
@@ -252,7 +250,7 @@ class WorkerAgreement:
                 break
         else:
             self.groups.append((facts, {str(facts.get("node"))}))
-        return _diff_images(self.generating or self.stored, facts)
+        return _diff_images(self.first.get(GENERATE, self.stored), facts)
 
     def _timing_problem(self, facts: Facts) -> str | None:
         labels = self.placement.times
@@ -260,8 +258,9 @@ class WorkerAgreement:
             return "the sweep needs no timings"
         if problem := _label_problem(facts, labels, "timing.nodes"):
             return problem
-        first = self.timing or ({} if labels else self.stored or self.generating or {})
-        experiment = self.generating or self.timing or {}
+        generating = self.first.get(GENERATE, {})
+        first = self.first.get(TIME) or ({} if labels else self.stored or generating)
+        experiment = generating or self.first.get(TIME, {})
         return _diff_facts(experiment, facts, _SAME_EXPERIMENT) or _diff_facts(first, facts, _SAME_COSTS)
 
 

@@ -40,8 +40,8 @@ def revive(
     """
     if missing := sorted(number for number in numbers if number >= len(records)):
         raise SweepError(f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials")
-    for record in [record for record in records if record.stop and record.duplicate_of is None]:
-        replace_record(records, write, record)  # completes a step that was cut off
+    for stopped in [record for record in records if record.stop and record.duplicate_of is None]:
+        replace_record(records, write, stopped)  # completes a step that was cut off
     sweep, running, failed = trials.plan.sweep, RunningTrials(trials.build), set[int]()
     threshold = sweep.racing.revive_above if sweep.racing is not None and may_go_on() else 1.0
     while queue := next_trials(
