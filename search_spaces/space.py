@@ -1,4 +1,4 @@
-"""A search space: which configs a sweep may try, as a tree of choices with a domain for each field.
+"""A search space: which configs a sweep may try, as choices between branches and a domain for each field.
 
     drafter: eagle
     tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
@@ -20,7 +20,7 @@ from math import prod
 from typing import Any
 
 from search_spaces.params import ConfigError, as_tuples
-from search_spaces.space_tree import Block, Choice, Domain, Interval, Leaf, Scalar, TrialLike, read_tree, walk
+from search_spaces.space_entries import Block, Domain, Entry, Interval, Scalar, Scope, TrialLike, read_entries
 from search_spaces.trial import DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000
@@ -32,7 +32,7 @@ class Branch:
     """One label for every choice: the study's parameters for these labels, and the leaves that remain."""
 
     params: Mapping[str, str]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Entry, ...]
 
     def config(self, values: Iterable[Any], sampling: Sampling) -> DecodingConfig:
         """The config in which the leaves have these values. ConfigError if its parts cannot be combined."""
@@ -65,7 +65,7 @@ class Branch:
 class Space:
     """A conditional space. Equal spaces suggest the same configs; `source` is the plain data it was read from."""
 
-    root: Block
+    entries: Block
     source: Any = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -80,7 +80,7 @@ class Space:
         Raises:
             ConfigError: an unknown key, a value out of range, or parts that cannot be combined.
         """
-        space = cls(read_tree(data), data)
+        space = cls(read_entries(data), data)
         for branch in islice(space.branches(), MAX_CHECKED_BRANCHES):
             _check_corners(branch)
         return space
@@ -92,7 +92,15 @@ class Space:
             ConfigError: the parts cannot be combined, which can happen only inside a branch.
         """
         mapping: dict[str, Any] = {}
-        _suggest(self.root, trial, mapping)
+        chosen: set[Scope] = {()}
+        for entry in self.entries:
+            if entry.scope in chosen:
+                value = entry.domain.suggest(entry.name, trial)
+                if entry.is_choice:
+                    chosen.add(entry.branch(value))
+                else:
+                    section, key = entry.path
+                    mapping.setdefault(section, {})[key] = value
         return DecodingConfig.from_mapping(mapping, sampling or Sampling())
 
     def params_of(self, config: DecodingConfig, sampling: Sampling | None = None) -> dict[str, Any] | None:
@@ -140,36 +148,30 @@ class Space:
 
     def parameters(self) -> dict[str, Domain | tuple[str, ...]]:
         """The parameters that a study may see: name -> domain of a field, or labels of the branches of a choice."""
-        return {e.name: e.distribution for e, _ in walk(self.root) if e.distribution is not None}
+        searched = [entry for entry in self.entries if not entry.domain.is_fixed]
+        return {entry.name: entry.domain.corners if entry.is_choice else entry.domain for entry in searched}
 
     def branches(self) -> Iterator[Branch]:
         """Every combination of branches."""
-        yield from _branches(self.root)
+        yield from _branches(self.entries, frozenset({()}), Branch({}, ()))
 
 
-def _suggest(block: Block, trial: TrialLike, mapping: dict[str, Any]) -> None:
-    for entry in block:
-        if isinstance(entry, Choice):
-            label = trial.suggest_categorical(entry.name, entry.labels)
-            _suggest(entry.blocks[entry.labels.index(str(label))], trial, mapping)
-        else:
-            section, key = entry.path
-            mapping.setdefault(section, {})[key] = entry.domain.suggest(entry.name, trial)
+def _branches(entries: Block, chosen: frozenset[Scope], start: Branch) -> Iterator[Branch]:
+    """The branches that begin with `start`, of the entries whose scopes are `chosen`."""
+    params, leaves = start.params, start.leaves
+    for index, entry in enumerate(entries):
+        if entry.scope not in chosen:
+            continue
+        if entry.is_choice:
+            for label in entry.domain.corners:
+                branch = Branch({**params, entry.name: label}, leaves)
+                yield from _branches(entries[index + 1 :], chosen | {entry.branch(label)}, branch)
+            return
+        leaves = (*leaves, entry)
+    yield Branch(params, leaves)
 
 
-def _branches(block: Block) -> Iterator[Branch]:
-    options = [
-        [Branch({}, (entry,))] if isinstance(entry, Leaf)
-        else [Branch({entry.name: label, **branch.params}, branch.leaves)
-              for label, inner in zip(entry.labels, entry.blocks, strict=True) for branch in _branches(inner)]
-        for entry in block
-    ]  # fmt: skip
-    for parts in product(*options):
-        params = {name: label for part in parts for name, label in part.params.items()}
-        yield Branch(params, tuple(leaf for part in parts for leaf in part.leaves))
-
-
-def _candidates(leaf: Leaf, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
+def _candidates(leaf: Entry, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
     """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except for lists."""
     value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
     if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):

@@ -31,7 +31,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.results": 4148,
     "orchestrator.run": 4205,
     "orchestrator.views": 1973,
-    "search_spaces": 3849,
+    "search_spaces": 3829,
     "specfrontier": 378,
     "workers": 412,
     "workers.data": 1865,

@@ -36,10 +36,10 @@ space:
 """
 YAML, PLAIN, SPACE_TREE, CONFIG, RECORD = "YAML", "plain data", "Space", "DecodingConfig", "TrialRecord"
 PRODUCT = ("search_spaces.", "workers.", "orchestrator.", "specfrontier.")
-OF_A_SPACE = ("search_spaces.space", "search_spaces.space_tree")
+OF_A_SPACE = ("search_spaces.space", "search_spaces.space_entries")
 OF_A_CONFIG = ("search_spaces.acceptance", "search_spaces.schedules", "search_spaces.neighbourhoods")
 DEPTH = 5
-ENDS = ("search_spaces.space_tree", "workers.decoding.engine", "orchestrator.results.front")
+ENDS = ("search_spaces.space_entries", "workers.decoding.engine", "orchestrator.results.front")
 POOL = "orchestrator.run.pool"
 
 

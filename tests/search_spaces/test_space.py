@@ -18,7 +18,7 @@ from search_spaces.neighbourhoods import Multiplicative
 from search_spaces.params import ConfigError, at
 from search_spaces.presets import PRESETS
 from search_spaces.space import Space
-from search_spaces.space_tree import Interval, Scalar, TrialLike, Values
+from search_spaces.space_entries import Interval, Scalar, TrialLike, Values
 from search_spaces.trees import Adjacency, Chain
 from search_spaces.trial import DecodingConfig, Sampling
 

@@ -1,6 +1,6 @@
-"""A search space as a tree of choices and leaves, read from plain data, with the study's name of every parameter.
+"""A search space as a list of conditional fields and choices, read from plain data, with the study's names for them.
 
-Kinds and fields are not listed here; both come from `trial.SECTIONS`. A leaf has a domain, which holds the values that
+Kinds and fields are not listed here; both come from `trial.SECTIONS`. Each has a domain, which holds the values that
 its field may take: one, several, or an interval of numbers.
 
     length: 4                                   fixed
@@ -246,46 +246,42 @@ _ROOT = "space"
 _TAGS = {tag for section in SECTIONS.values() for tag in section.tags}
 
 
+Scope = tuple[tuple[str, str], ...]  # (choice, label) of the branches around an entry, the outermost first
+
+
 @dataclass(frozen=True, slots=True)
-class Leaf:
-    """A field, or a tag with its kind. path: (section, key). name: of the study's parameter. source: the path in the
-    document.
+class Entry:
+    """A field, a tag with its kind, or a choice between branches, whose values are their labels.
+
+    path: (section, key); of a choice ("space",), (section,) or (section, tag). source: the path in the document. scope:
+    the branches that it is in. name: of the study's parameter.
     """
 
-    path: tuple[str, str]
+    path: tuple[str, ...]
     domain: Domain
     source: Path = field(compare=False, repr=False)
+    is_choice: bool = False
+    scope: Scope = ()
     name: str = ""
 
     @property
-    def distribution(self) -> Domain | None:
-        """The domain that a study samples from; None for a fixed value."""
-        return None if self.domain.is_fixed else self.domain
+    def key(self) -> str:
+        """The path with dots."""
+        return ".".join(self.path)
+
+    def branch(self, label: str) -> Scope:
+        """The scope of the entries in a choice's branch."""
+        return (*self.scope, (self.key, label))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A choice between several blocks; a study sees their labels. path: ("space",), (section,) or (section, tag)."""
-
-    path: tuple[str, ...]
-    labels: tuple[str, ...]
-    blocks: tuple[Block, ...]
-    name: str = ""
-
-    @property
-    def distribution(self) -> tuple[str, ...]:
-        return self.labels
-
-
-Block = tuple[Leaf | Choice, ...]
+Block = tuple[Entry, ...]  # a choice comes before the entries of its branches
 _Labelled = tuple[list[str], Block]  # a block, and its labels from the shortest to the most detailed
 _Item = tuple[Any, Path]  # a value, and its path below the space
-_Scope = tuple[tuple[str, str], ...]  # (choice, label) from the root inwards
 _Kinds = Mapping[str, list[tuple[str, _Item | None]]]  # candidates by tag, each with the mapping of its own fields
 
 
-def read_tree(value: object) -> Block:
-    """The tree of a space: sections, or a list of branches of all sections. ConfigError names the invalid path."""
+def read_entries(value: object) -> Block:
+    """The entries of a space: sections, or a list of branches of all sections. ConfigError names the invalid path."""
     if not isinstance(value, list):
         return _assign_names(_sections((value, ())))
     items = _entries((value, ()))
@@ -332,7 +328,11 @@ def _choice(path: tuple[str, ...], entries: list[_Item], options: list[_Labelled
             raise ConfigError(entries[index][1], problem)
     if len(blocks) == 1:
         return blocks[0]
-    return (Choice(path, distinct_labels([labels for labels, _ in options]), tuple(blocks)),)
+    labels = distinct_labels([labels for labels, _ in options])
+    choice = Entry(path, Values(labels, labels), source, is_choice=True)
+    inner = [replace(entry, scope=(*choice.branch(label), *entry.scope))
+             for label, block in zip(labels, blocks, strict=True) for entry in block]  # fmt: skip
+    return (choice, *inner)
 
 
 def _variant(name: str, item: _Item) -> _Labelled:
@@ -341,12 +341,12 @@ def _variant(name: str, item: _Item) -> _Labelled:
     with at(*path):
         given = expect_mapping(value) if value is None else section.expand(value)
     if isinstance(value, str):
-        return [value], tuple(Leaf((name, key), fixed(entry), path) for key, entry in given.items())
+        return [value], tuple(Entry((name, key), fixed(entry), path) for key, entry in given.items())
     if _VALUES_KEY in given:
         raise ConfigError((*path, _VALUES_KEY), "must be the only key; list branches with other keys as [{...}, {...}]")
     kinds = {tag: _candidates(name, tag, given, path) for tag in section.tags}
     _check_keys(name, item, kinds)
-    entries: list[Leaf | Choice] = []
+    entries: list[Entry] = []
     for tag, candidates in kinds.items():
         options = [_kind(name, tag, kind, item, branch) for kind, branch in candidates]
         if tag in given:
@@ -399,18 +399,18 @@ def _kind(name: str, tag: str, kind: str, item: _Item, branch: _Item | None) -> 
     owner, path = branch or item
     source = (*path, tag) if tag in owner else path
     fields = SECTIONS[name].tags[tag][kind].fields()
-    leaves = (Leaf((name, tag), fixed(kind), source), *_leaves(name, fields, *filter(None, (branch, item))))
+    leaves = (Entry((name, tag), fixed(kind), source), *_leaves(name, fields, *filter(None, (branch, item))))
     return [kind, _detailed(kind, leaves)], leaves
 
 
-def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[Leaf]:
+def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[Entry]:
     """A leaf for each field that one of the mappings gives."""
     found = []
     for key, spec in fields.items():
         for value, path in items:
             if key in value:
                 with at(*path, key):
-                    found.append(Leaf((name, key), read_domain(value[key], spec), (*path, key)))
+                    found.append(Entry((name, key), read_domain(value[key], spec), (*path, key)))
                 break
     return found
 
@@ -418,7 +418,7 @@ def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[
 def _detailed(label: str, block: Block) -> str:
     """The label with the fixed numbers and strings of a block: `additive(k=100)`."""
     values = {entry.path[1]: entry.domain.corners[0] for entry in block
-              if isinstance(entry, Leaf) and entry.domain.is_fixed and entry.path[1] not in _TAGS}  # fmt: skip
+              if entry.domain.is_fixed and not entry.scope and entry.path[1] not in _TAGS}  # fmt: skip
     texts = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
              if isinstance(value, int | float | str)]  # fmt: skip
     return f"{label}({','.join(texts)})" if texts else label
@@ -427,9 +427,9 @@ def _detailed(label: str, block: Block) -> str:
 def _branch_labels(block: Block) -> list[str]:
     """Labels of a branch of all sections, in growing detail: drafter; drafter and tree; drafter, tree and rule."""
     kinds: dict[str, list[str]] = {name: [] for name in SECTIONS}
-    for entry in block:
-        if isinstance(entry, Choice):
-            kinds[entry.path[0]].append("|".join(entry.labels))
+    for entry in (entry for entry in block if not entry.scope):
+        if entry.is_choice:
+            kinds[entry.path[0]].append("|".join(entry.domain.corners))
         elif entry.path[1] in SECTIONS[entry.path[0]].tags and entry.domain.is_fixed:
             kinds[entry.path[0]].append(str(entry.domain.corners[0]))
     parts = ["+".join(found) for found in kinds.values() if found] or ["none"]
@@ -442,54 +442,32 @@ def _branch_labels(block: Block) -> list[str]:
 
 
 def _assign_names(block: Block) -> Block:
-    """The tree with the names of all choices and fields."""
-    found: dict[str, list[tuple[_Scope, Any]]] = defaultdict(list)
-    for entry, scope in walk(block):
-        if entry.distribution is not None:
-            found[".".join(entry.path)].append((scope, entry.distribution))
-    return _named(block, (), {path: _detail(path, entries) for path, entries in found.items()})
-
-
-def _named(block: Block, scope: _Scope, details: Mapping[str, int]) -> Block:
-    """The block with names of as many branches as `details` says by path; a fixed field is named by its path alone."""
-    entries: list[Leaf | Choice] = []
+    """The entries with their names; a fixed field is named by its path alone."""
+    searched: dict[str, list[Entry]] = defaultdict(list)
     for entry in block:
-        path = ".".join(entry.path)
-        if isinstance(entry, Choice):
-            options = zip(entry.labels, entry.blocks, strict=True)
-            blocks = tuple(_named(inner, (*scope, (path, label)), details) for label, inner in options)
-            entry = replace(entry, blocks=blocks)
-        name = path if entry.distribution is None else _name(path, scope, details[path])
-        entries.append(replace(entry, name=name))
-    return tuple(entries)
+        if not entry.domain.is_fixed:
+            searched[entry.key].append(entry)
+    details = {key: _detail(entries) for key, entries in searched.items()}
+    return tuple(replace(e, name=e.key if e.domain.is_fixed else _name(e, details[e.key])) for e in block)
 
 
-def walk(block: Block, scope: _Scope = ()) -> Iterator[tuple[Leaf | Choice, _Scope]]:
-    """Every choice and leaf, outer ones first, with the branches that contain it."""
-    for entry in block:
-        yield entry, scope
-        if isinstance(entry, Choice):
-            for label, inner in zip(entry.labels, entry.blocks, strict=True):
-                yield from walk(inner, (*scope, (".".join(entry.path), label)))
-
-
-def _detail(path: str, entries: list[tuple[_Scope, Any]]) -> int:
-    """How many branches names must include so that no name stands for two distributions."""
-    deepest = max(len(scope) for scope, _ in entries)
+def _detail(entries: list[Entry]) -> int:
+    """How many branches names must include so that no name stands for two domains."""
+    deepest = max(len(entry.scope) for entry in entries)
     for detail in range(deepest):
-        seen: dict[str, Any] = {}
-        if all(seen.setdefault(_name(path, scope, detail), dist) == dist for scope, dist in entries):
+        seen: dict[str, Domain] = {}
+        if all(seen.setdefault(_name(entry, detail), entry.domain) == entry.domain for entry in entries):
             return detail
     return deepest
 
 
-def _name(path: str, scope: _Scope, detail: int) -> str:
+def _name(entry: Entry, detail: int) -> str:
     """The path, prefixed with the `detail` innermost branches. If the last of these is a branch of the path's own
     section, it replaces the section in the path.
     """
-    inner = scope[len(scope) - min(detail, len(scope)) :]
+    inner = entry.scope[len(entry.scope) - min(detail, len(entry.scope)) :]
     if not inner:
-        return path
-    section, _, key = path.partition(".")
+        return entry.key
+    section, _, key = entry.key.partition(".")
     same = key and inner[-1][0].partition(".")[0] == section
-    return ".".join([*(f"{choice}={label}" for choice, label in inner), key if same else path])
+    return ".".join([*(f"{choice}={label}" for choice, label in inner), key if same else entry.key])
