@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.results import sweep as results
-from orchestrator.results.choices import KNEE, best_within, choose, default_choices, limit_notes, none_within
+from orchestrator.results.choices import best_within, default_choices
 from orchestrator.results.front import Front, Trial, front_of
-from orchestrator.results.query import QueryError
+from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.store import near_path
 from orchestrator.results.text import clean, counted, html_table, percent
 
@@ -86,10 +85,10 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
-        front = self._front(x, y)
-        if (found := best_within(front, limits, lossless=lossless)) is None:
-            raise QueryError(f"sweep {self.name}: {none_within(front, limits, lossless=lossless)}")
-        return replace(found, notes=limit_notes(front, limits))
+        try:
+            return best_within(self._front(x, y), limits, lossless=lossless)
+        except NoChoiceError as error:
+            raise NoChoiceError(f"sweep {self.name}: {error}") from None
 
     def knee(self, x: str | None = None, y: str | None = None) -> Trial:
         """The trial at the knee of the front.
@@ -97,7 +96,7 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: the front has fewer than three trials, or is a line.
         """
-        if (found := choose(self._front(x, y)).get(KNEE)) is None:
+        if (found := self._front(x, y).knee()) is None:
             raise QueryError(f"sweep {self.name}: the front has no knee")
         return found
 

@@ -82,7 +82,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
     choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
     choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
     warnings = _warnings(front, query, wanted.best or ())
-    warnings += [c.NO_KNEE] if wanted.knee and c.KNEE not in choices else []
+    warnings += [c.NO_KNEE] if wanted.knee and choices.get("knee") is None else []
     facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
     rows = front.candidates if output.everything else front.members
     written = _write_files(front, rows, chosen, output)
@@ -121,7 +121,6 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
 def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
-    from orchestrator.results.choices import limit_notes
     from orchestrator.results.query import unmatched
     from orchestrator.results.status import sweep_notes, time_notes, waiting_note
 
@@ -136,7 +135,7 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
         *own,
         *_unmeasured(front),
         *time_notes([sweep.identity for sweep in sweeps], named),
-        *limit_notes(front, best),
+        *front.limit_notes(best),
     ]
 
 

@@ -7,15 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.results.front import Front, Trial
+from orchestrator.results.front import KNEE, Front, Trial
 from orchestrator.results.query import NoChoiceError, QueryError, limit_draws
 from orchestrator.results.selection import Selection
 from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
-from search_spaces.constraints import Constraint
 from workers.metrics.definition import Metric
 
-BEST, LOSSLESS, KNEE, TRIAL = "best", "best_lossless", "knee", "trial"
+BEST, LOSSLESS, TRIAL = "best", "best_lossless", "trial"
 NO_KNEE = "the front has no knee: no trial is on the better side of the line between its ends"
 # The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid have 0.96 to 1.0 of its
 # CLIP score and HPS v2 (LANTERN, Tables 2, 4 and 6; LANTERN++, Table 2).
@@ -29,8 +28,11 @@ def choose(front: Front, limits: Sequence[str] = (), *, lossless: bool = False) 
     Raises:
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
-    found = {BEST: best_within(front, limits, lossless=lossless) if limits else None}
-    found |= {LOSSLESS: _fastest_lossless(front), KNEE: _knee(front)}
+    found = {
+        BEST: front.best(limits, lossless=lossless) if limits else None,
+        LOSSLESS: front.best_lossless(),
+        KNEE: front.knee(),
+    }
     return {kind: trial for kind, trial in found.items() if trial is not None}
 
 
@@ -51,60 +53,30 @@ def select(front: Front, selection: Selection) -> Trial:
     if selection.number is not None:
         return replace(front.trial(selection.number), choice="chosen by number")
     if selection.knee:
-        if (found := _knee(front)) is None:
+        if (found := front.knee()) is None:
             raise NoChoiceError(NO_KNEE)
         return found
     if selection.limits or not selection.lossless:
-        if (best := best_within(front, selection.limits, lossless=selection.lossless)) is None:
-            raise NoChoiceError(none_within(front, selection.limits, lossless=selection.lossless))
-        return best
+        return best_within(front, selection.limits, lossless=selection.lossless)
     if not metric.is_of_counts:
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
-    if (lossless := _fastest_lossless(front)) is None:
+    if (lossless := front.best_lossless()) is None:
         trials = counted(len(front.candidates), "trial")
         raise NoChoiceError(f"no lossless trial among these {trials} is {metric.better} than vanilla")
     return lossless
 
 
-def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) -> Trial | None:
-    """The candidate that `Front.best` finds. That it is within the limits is certain without any, and for vanilla if
-    all of them are relative to vanilla.
+def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) -> Trial:
+    """The trial that `Front.best` finds.
+
+    Raises:
+        NoChoiceError: there is none.
+        QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
-    best, metric = front.best(limits, lossless=lossless), front.metrics[0]
-    if best is None:
-        return None
-    heading = metric.best_lossless if lossless else metric.best
-    heading += f" within {' and '.join(limits)}" if limits else ""
-    is_relative = all(Constraint.parse(text).relative_to_vanilla for text in limits)
-    is_certain = not limits or (is_relative and best.is_vanilla)
-    return replace(best, choice=heading, probability=None if is_certain else best.limit_probability(limits))
-
-
-def none_within(front: Front, limits: Sequence[str], *, lossless: bool) -> str:
-    """What to say if `best_within` finds no trial."""
+    if (best := front.best(limits, lossless=lossless)) is not None:
+        return best
     wanted = [*(["lossless"] if lossless else []), *(f"within {limit}" for limit in limits)]
-    return f"none of {counted(len(front.candidates), 'trial')} is {' and '.join(wanted) or 'measured'}"
-
-
-def _fastest_lossless(front: Front) -> Trial | None:
-    best = front.best_lossless()
-    return None if best is None else replace(best, choice=front.metrics[0].best_lossless)
-
-
-def _knee(front: Front) -> Trial | None:
-    found = front.knee()
-    return None if found is None else replace(found, choice="knee")
-
-
-def limit_notes(front: Front, limits: Sequence[str]) -> tuple[str, ...]:
-    """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
-    first, second = (metric.name for metric in front.metrics[:2])
-    if not limits or any(Constraint.parse(text).metric != first for text in limits):
-        return ()
-    return (
-        f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the first "
-        f"objective: --x {second}, in Python x={second!r}",
-    )
+    raise NoChoiceError(f"none of {counted(len(front.candidates), 'trial')} is {' and '.join(wanted) or 'measured'}")
 
 
 def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict[str, Any]:

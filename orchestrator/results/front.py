@@ -22,6 +22,7 @@ from orchestrator.results.query import NoChoiceError, QueryError, limit_confiden
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, html_table, percent, signed_percent
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from search_spaces.constraints import Constraint
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
 from search_spaces.trial import DecodingConfig
@@ -30,6 +31,8 @@ from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     import pyarrow
+
+KNEE = "knee"  # a choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +45,7 @@ class Trial:
     (None for the last trial, and off the front). within_error_of: names of the other trials on the front that are
     within error of it in every metric (None off the front).
 
-    choice: what it was chosen for, "" if it was not. probability: the share of draws in which this holds; None where it
-    is certain, or an error unknown. notes: what to know about the choice.
+    choice: what it was chosen for, "" if it was not. limits: within which it was the best.
     """
 
     front: Front
@@ -55,8 +57,7 @@ class Trial:
     distinct_from_next: list[str] | None = None
     within_error_of: list[str] | None = None
     choice: str = ""
-    probability: float | None = None
-    notes: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
 
     @property
     def number(self) -> int:
@@ -124,6 +125,21 @@ class Trial:
     def by_chance(self) -> frozenset[str]:
         """The front's metrics in which it differs from vanilla by chance alone, as its setting is lossless."""
         return frozenset(metric.name for metric in self.front.metrics if self.is_lossless and not metric.is_of_counts)
+
+    @cached_property
+    def probability(self) -> float | None:
+        """The share of draws in which it is within its limits, or is the knee if it was chosen as such; None where that
+        is certain, or an error unknown. A limit that is relative to vanilla is certain for vanilla.
+        """
+        if self.choice == KNEE:
+            return self.front.knee_confidence(self)
+        relative = all(Constraint.parse(text).relative_to_vanilla for text in self.limits)
+        return None if relative and (self.is_vanilla or not self.limits) else self.limit_probability(self.limits)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about the choice."""
+        return tuple(self.front.limit_notes(self.limits))
 
     @cached_property
     def gain_probability(self) -> float | None:
@@ -342,13 +358,21 @@ class Front:
 
     def best(self, limits: Sequence[str] = (), *, lossless: bool = False) -> Trial | None:
         """The candidate with the best first metric among those that meet all limits, the first one on a tie;
-        `lossless`: among those that are (see `DecodingConfig.is_lossless`)."""
+        `lossless`: among those that are (see `DecodingConfig.is_lossless`).
+
+        Raises:
+            QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
+        """
         origins = {trial.origin for trial in self.candidates} or self.sweeps  # one without candidates may lack vanilla
         tests = {name: [self.sweeps[name].limit(text) for text in limits] for name in origins}
         within = [trial for trial in self.candidates if all(test(trial.record) for test in tests[trial.origin])]
-        sign, metric = -1.0 if self.metrics[0].direction == "maximize" else 1.0, self.metrics[0].name
         within = [trial for trial in within if not lossless or trial.is_lossless]
-        return min(within, key=lambda trial: sign * trial[metric], default=None)
+        metric = self.metrics[0]
+        sign = -1.0 if metric.direction == "maximize" else 1.0
+        found = min(within, key=lambda trial: sign * trial[metric.name], default=None)
+        heading = metric.best_lossless if lossless else metric.best
+        heading += f" within {' and '.join(limits)}" if limits else ""
+        return None if found is None else replace(found, choice=heading, limits=tuple(limits))
 
     def best_lossless(self) -> Trial | None:
         """The best lossless candidate; None if it is vanilla, or if the first metric is of quality, in which lossless
@@ -357,13 +381,24 @@ class Front:
         return None if best is None or best.is_vanilla else best
 
     def knee(self) -> Trial | None:
-        """The front's knee (see `pareto.knee`), with the share of draws in which it is the knee."""
-        toward = directions(self.metrics)
-        found = knee(values_of([member.record for member in self.members], self.metrics), toward)
-        if found is None:
-            return None
-        place = self.candidates.index(self.members[found])
-        return replace(self.members[found], probability=knee_confidence(self._draws, toward, place))
+        """The front's knee (see `pareto.knee`)."""
+        found = knee(values_of([member.record for member in self.members], self.metrics), directions(self.metrics))
+        return None if found is None else replace(self.members[found], choice=KNEE)
+
+    def knee_confidence(self, trial: Trial) -> float:
+        """The share of draws from the candidates' errors in which this one is the knee."""
+        place = [candidate.record for candidate in self.candidates].index(trial.record)
+        return knee_confidence(self._draws, directions(self.metrics), place)
+
+    def limit_notes(self, limits: Sequence[str]) -> list[str]:
+        """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
+        first, second = (metric.name for metric in self.metrics[:2])
+        if not limits or any(Constraint.parse(text).metric != first for text in limits):
+            return []
+        return [
+            f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the "
+            f"first objective: --x {second}, in Python x={second!r}"
+        ]
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the metrics' units; computed from all complete trials, without filters."""

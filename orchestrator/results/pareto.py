@@ -5,7 +5,7 @@ never on a front and dominates no point."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -54,21 +54,15 @@ def front_confidence(drawn: Floats, directions: Sequence[str]) -> Floats:
 
     drawn: samples [draws, n, m] of the values (see `JointErrors.draws`).
     """
-    cost, measured = _drawn_costs(drawn, directions)
-    share = np.zeros(drawn.shape[1])
-    candidates = _minimal_somewhere(cost)
-    counts = np.zeros(len(candidates))
-    rows = max(1, _BLOCK // max(1, len(candidates) * cost.shape[2]))
-    for start in range(0, len(cost), rows):
-        counts += _minimal(cost[start : start + rows, candidates]).sum(axis=0)
-    share[measured[candidates]] = counts / len(cost)
-    return share
+    counts = np.zeros(drawn.shape[1])
+    for points, _, on_front in _drawn_fronts(drawn, directions):
+        counts[points] += on_front.sum(axis=0)
+    return counts / max(1, len(drawn))
 
 
 def possible_front(drawn: Floats, directions: Sequence[str]) -> NDArray[np.intp]:
     """The points that may be on the front of some draw [draws, n, m]: their fronts are the fronts of all points."""
-    cost, measured = _drawn_costs(drawn, directions)
-    return measured[_minimal_somewhere(cost)]
+    return _drawn_costs(drawn, directions)[1]
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
@@ -88,16 +82,11 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
 
 def knee_confidence(drawn: Floats, directions: Sequence[str], row: int) -> float:
     """The share of samples [draws, n, m] on whose front this point is the knee."""
-    cost, measured = _drawn_costs(drawn, directions)
-    rows = _minimal_somewhere(cost)
-    if row not in measured[rows]:
-        return 0.0
-    count, size = 0, max(1, _BLOCK // (len(rows) * cost.shape[2]))
-    for start in range(0, len(cost), size):
-        samples = cost[start : start + size, rows]
-        knees = _knees(samples, _minimal(samples))
-        count += int((measured[rows[knees[knees >= 0]]] == row).sum())
-    return count / len(cost)
+    count = 0
+    for points, cost, on_front in _drawn_fronts(drawn, directions):
+        knees = _knees(cost, on_front)
+        count += int((points[knees[knees >= 0]] == row).sum())
+    return count / len(drawn)
 
 
 def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
@@ -117,11 +106,23 @@ def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
 
 
 def _drawn_costs(drawn: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:
-    """Costs [draws, p, m] of the p measured points of samples [draws, n, m], and their indices."""
+    """Costs [draws, p, m] of the p points of samples [draws, n, m] that may be on a front, and their indices."""
     draws, n, m = drawn.shape
     cost = costs(drawn.reshape(draws * n, m), directions).reshape(draws, n, m)
     measured = np.flatnonzero(~np.isnan(cost).any(axis=(0, 2)))
-    return cost[:, measured], measured
+    kept = _minimal_somewhere(cost[:, measured])
+    return cost[:, measured[kept]], measured[kept]
+
+
+def _drawn_fronts(drawn: Floats, directions: Sequence[str]) -> Iterator[tuple[NDArray[np.intp], Floats, Bools]]:
+    """The fronts of samples [draws, n, m], some samples at a time: the p points that may be on one, their costs
+    [samples, p, m], and which are on the sample's front [samples, p].
+    """
+    cost, points = _drawn_costs(drawn, directions)
+    size = max(1, _BLOCK // max(1, cost[0].size))
+    for start in range(0, len(cost) if len(points) else 0, size):
+        samples = cost[start : start + size]
+        yield points, samples, _minimal(samples)
 
 
 def _minimal(cost: Floats) -> Bools:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.results.choices import BEST, DEFAULT_FACTORS, KNEE, LOSSLESS, default_choices, default_limit
-from orchestrator.results.front import Front, Trial
+from orchestrator.results.choices import BEST, DEFAULT_FACTORS, LOSSLESS, default_choices, default_limit
+from orchestrator.results.front import KNEE, Front, Trial
 from orchestrator.results.names import VANILLA, family
 from orchestrator.results.text import clean
 from workers.metrics.definition import Metric

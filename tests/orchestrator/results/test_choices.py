@@ -11,16 +11,14 @@ import pytest
 
 from orchestrator.results.choices import (
     BEST,
-    KNEE,
     LOSSLESS,
     choices_mapping,
     choose,
     default_limit,
     example_limit,
 )
-from orchestrator.results.front import Front, front_of
-from orchestrator.results.joint import JointErrors, directions
-from orchestrator.results.pareto import knee_confidence
+from orchestrator.results.front import KNEE, Front, front_of
+from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -43,9 +41,7 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     assert found[BEST].choice == f"fastest within {limit}"
     assert found[BEST].probability == found[BEST].limit_probability([limit]) is not None
     assert found[LOSSLESS].probability is None, "by its setting, whatever the errors"
-    place = [trial.name for trial in front.candidates].index(found[KNEE].name)
-    share = knee_confidence(front.joint_errors.draws(), directions(front.metrics), place)
-    assert found[KNEE].probability == share
+    assert found[KNEE].probability == front.knee_confidence(found[KNEE])
     assert BEST not in choose(front), "without a limit"
     assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
     assert choose(front, ["fid<=1000"], lossless=True)[BEST].record is found[LOSSLESS].record

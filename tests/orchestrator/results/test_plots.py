@@ -15,8 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from orchestrator.results.choices import BEST, KNEE, LOSSLESS, default_choices
-from orchestrator.results.front import Front, front_of
+from orchestrator.results.choices import BEST, LOSSLESS, default_choices
+from orchestrator.results.front import KNEE, Front, front_of
 from orchestrator.results.plots import draw_front, front_plot, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
