@@ -302,7 +302,7 @@ def test_a_metric_has_its_key_and_what_it_is(open_page: Open, folder: Path) -> N
     page.locator(f'input[data-column="{name}"]').check()
     notes = [
         page.locator(f'#table th[data-key="{name}"] button').get_attribute("title"),
-        page.locator("#card dt", has_text="step compression").get_attribute("title"),
+        page.locator("#card dt span", has_text="step compression").get_attribute("title"),
     ]
     assert notes == [f"{name}: {METRICS[name]['about']}"] * 2
 

@@ -1,7 +1,7 @@
 // The recommendation: the best setting within a quality bar that a slider moves, the best lossless one and the knee.
 import { ANSWER, BAR, barText, barValue, kneeTrial, limitText, losslessTrial, recommended, stepAt } from "./choices.js";
 import { DATA, metricTitle, vanillaOf } from "./data.js";
-import { button, byId, copyButton, el, show } from "./dom.js";
+import { button, byId, copyButton, el, show, terms } from "./dom.js";
 import { capitalised, decimals, formatNumber, percent, plural } from "./format.js";
 import { icon } from "./marks.js";
 import { reveal } from "./selection.js";
@@ -104,25 +104,17 @@ function choiceLines(trial) {
     vanilla = vanillaOf(trial),
     base = vanilla !== trial && vanilla?.metrics[y]?.[0],
     changed = base ? formatChange(difference(trial, vanilla, y), base) : null,
+    kind = changed && (byChance(trial, y) ? ", change by chance" : ", change"),
     more = trial.label === trial.description ? null : trial.description;
   const [name, description] = trial.label ? [trial.title, more] : [trial.description, trial.title],
     link = button(".link", name, () => reveal(trial), { title: "Show in the plot" });
   return [
     el("p.chosen", { "data-trial": trial.id }, icon(trial), link),
     description && el("p.description", description),
-    el(
-      "dl.headline",
-      el(
-        "div",
-        el("dt", metricTitle(x)),
-        el("dd", withError(trial, x), unit.length === 1 && el("span.unit", ` ${unit}`)),
-      ),
-      el(
-        "div",
-        el("dt", metricTitle(y), changed && (byChance(trial, y) ? ", change by chance" : ", change")),
-        el("dd", changed ?? withError(trial, y)),
-      ),
-    ),
+    terms(".headline", [
+      [metricTitle(x), [withError(trial, x), unit.length === 1 && el("span.unit", ` ${unit}`)]],
+      [[metricTitle(y), kind], changed ?? withError(trial, y)],
+    ]),
   ];
 }
 // Of a lossless setting, whose images have vanilla's own distribution.

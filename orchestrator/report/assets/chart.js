@@ -147,10 +147,7 @@ function plotFront(trials, front, width, height) {
   return plot({
     width,
     height,
-    marginLeft: MARGIN.left,
-    marginRight: nameSizes().right,
-    marginTop: MARGIN.top,
-    marginBottom: MARGIN.bottom,
+    margins: [MARGIN.top, nameSizes().right, MARGIN.bottom, MARGIN.left],
     x: {
       domain: xs,
       label: DATA.metrics[state.x].across,

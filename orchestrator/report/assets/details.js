@@ -2,7 +2,7 @@
 // recommended one.
 import { BAR, kneeTrial, recommended } from "./choices.js";
 import { DATA, metricNote, metricTitle, sheetOf } from "./data.js";
-import { button, byId, closeButton, copyButton, el, narrow, scrolling, show } from "./dom.js";
+import { button, byId, closeButton, copyButton, el, narrow, scrolling, show, terms } from "./dom.js";
 import { duration, percent, plural, shortened } from "./format.js";
 import { icon } from "./marks.js";
 import { FULL, isFull, pin, unpin } from "./selection.js";
@@ -90,17 +90,13 @@ function thumbnail(trial) {
     alt = `Images generated with ${trial.title}`;
   return el("figure", el("img", { src, width, height, alt, class: width < 96 ? "pixels" : null }));
 }
+const metricName = (name) => el("span", { title: metricNote(name) }, metricTitle(name));
 function values(trial, names, style) {
   const entry = (name) => {
-    const unit = DATA.metrics[name].unit,
-      text = withError(trial, name);
-    return el(
-      "div",
-      el("dt", { title: metricNote(name) }, metricTitle(name)),
-      el("dd", text, unit && el("span.unit", ` ${unit}`)),
-    );
+    const { unit } = DATA.metrics[name];
+    return [metricName(name), [withError(trial, name), unit && el("span.unit", ` ${unit}`)]];
   };
-  return el(`dl.${style}`, names.filter((name) => trial.metrics[name]).map(entry));
+  return terms(`.${style}`, names.filter((name) => trial.metrics[name]).map(entry));
 }
 
 // Pinned trials side by side: the objectives and the images' quality, the keys in which the settings differ, the rest.

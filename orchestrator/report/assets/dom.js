@@ -61,18 +61,11 @@ export function grid(headings, rows, isNumber) {
     ),
   );
 }
-// Names, each with its lines.
-export const facts = (pairs) =>
-  el(
-    "dl.facts",
-    pairs.map(([name, lines]) =>
-      el(
-        "div",
-        el("dt", name),
-        lines.map((line) => el("dd", line)),
-      ),
-    ),
-  );
+// A list of names, each with its lines, or with one of several parts.
+export const facts = (pairs) => terms(".facts", pairs, (lines) => lines.map((line) => el("dd", line)));
+export const terms = (classes, pairs, lines = (parts) => el("dd", parts)) =>
+  el(`dl${classes}`, pairs.map(([name, parts]) => el("div", el("dt", name), lines(parts))));
+export const items = (classes, entries) => el(`ul${classes}`, entries.map((entry) => el("li", entry)));
 
 export const announce = (text) => show("announcement", text);
 export function copyButton(text, name = "Copy") {

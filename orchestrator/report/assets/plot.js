@@ -1,7 +1,7 @@
-// Plots by Observable Plot.
-// Without the style element that it adds, which the page's policy forbids; style.css has its rules.
-export function plot(options) {
-  const picture = Plot.plot({ className: "plot", ...options });
+// Plots by Observable Plot, without the style element that it adds, which the page's policy forbids; style.css has its
+// rules. margins: top, right, bottom, left, in pixels.
+export function plot({ margins: [marginTop, marginRight, marginBottom, marginLeft], ...options }) {
+  const picture = Plot.plot({ className: "plot", marginTop, marginRight, marginBottom, marginLeft, ...options });
   for (const style of picture.querySelectorAll("style")) style.remove();
   return picture;
 }

@@ -101,10 +101,7 @@ function coordinates(frameWidth, trials, varied, front) {
   return picture(text + [...varied.map(({ key }) => key), x, y].join(", "), {
     width: Math.max(frameWidth, dimensions.length * 96),
     height: 340,
-    marginLeft: 70,
-    marginRight: 70,
-    marginTop: 42,
-    marginBottom: 22,
+    margins: [42, 70, 22, 70],
     x: { domain: [0, dimensions.length - 1], axis: null },
     y: { domain: [-0.18, 1.04], axis: null },
     marks: [
@@ -140,9 +137,7 @@ function drawSlices(host, metric, trials, varied, front) {
     const shown = picture(`${metricTitle(metric)} against ${key}`, {
       width,
       height: 190,
-      marginLeft: 48,
-      marginBottom: 32,
-      marginTop: 12,
+      margins: [12, 20, 32, 48],
       x: { label: null, ticks: 4, ...scale },
       y: { label: null, ticks: 5 },
       marks: [Plot.gridY({ ticks: 5, className: "grid" }), dots(false), dots(true)],
@@ -162,9 +157,7 @@ function drawImportances(host, { trials, needed, metrics }) {
   const plotted = picture(`Importance of the searched parameters: ${rows.map(sentence).join(", ")}`, {
     width: widthOf(host),
     height: 76 + 26 * new Set(rows.map(({ key }) => key)).size,
-    marginLeft: 200,
-    marginTop: 30,
-    marginBottom: 44,
+    margins: [30, 20, 44, 200],
     x: { domain: [0, 1], label: "share of the importance", labelOffset: 38, ticks: 4 },
     y: { label: null, tickFormat: (key) => endOf(key, 34) },
     fx: { label: null },
@@ -177,6 +170,7 @@ function drawImportances(host, { trials, needed, metrics }) {
 }
 function drawHypervolumes(host, curves) {
   const rows = curves.map(({ name, images, volume }) => images.map((at, i) => ({ name, at, volume: volume[i] })));
+  const ends = rows.map((own) => own.at(-1));
   if (rows.flat().length < 2) return show(host, el("p.quiet", "Not enough trials."));
   const sentence = ({ name, images, volume }) =>
     `${name} reaches ${formatTick(volume.at(-1))} after ${plural(images.at(-1), "image")}`;
@@ -185,23 +179,13 @@ function drawHypervolumes(host, curves) {
   const plotted = picture(`Hypervolume over images spent: ${curves.map(sentence).join("; ")}`, {
     width: widthOf(host),
     height: 268,
-    marginLeft: 62,
-    marginRight: several ? 110 : 20,
-    marginTop: 26,
-    marginBottom: 44,
+    margins: [26, several ? 110 : 20, 44, 62],
     x: { label: "images spent", labelOffset: 38, ticks: widthOf(host) / 90 },
     y: { label: "hypervolume", zero: true, ticks: 5 },
     marks: [
       Plot.gridY({ ticks: 5, className: "grid" }),
       ...rows.map(line),
-      ...(several
-        ? [
-            Plot.text(
-              rows.map((own) => own.at(-1)),
-              name,
-            ),
-          ]
-        : []),
+      ...(several ? [Plot.text(ends, name)] : []),
     ],
   });
   return show(host, plotted);

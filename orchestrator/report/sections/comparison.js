@@ -1,6 +1,6 @@
 // The fronts of several sweeps: hypervolumes, and each pair of fronts.
 import { metricTitle } from "../assets/data.js";
-import { el, grid, show } from "../assets/dom.js";
+import { el, grid, items, show } from "../assets/dom.js";
 import { formatMeasured, formatNumber, formatTick } from "../assets/format.js";
 
 const TERMS =
@@ -27,11 +27,7 @@ export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolum
     panel = (table) => el("div.panel.scroll", table);
   show(
     host,
-    notes.length > 0 &&
-      el(
-        "ul.note",
-        notes.map((note) => el("li", note)),
-      ),
+    notes.length > 0 && items(".note", notes),
     panel(grid(["front", "trials", "on its front", "hypervolume"], fronts, isNumber)),
     el("p.lead", `Up to the reference point ${corner}. `, TERMS),
     panel(grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.flatMap(bothWays), isNumber)),

@@ -1,6 +1,6 @@
 // What the numbers mean, and each metric.
 import { DATA, isMaximized, metricTitle } from "../assets/data.js";
-import { el, facts, show } from "../assets/dom.js";
+import { el, facts, items, show } from "../assets/dom.js";
 
 export function draw(host, notes) {
   const entry = (name) => {
@@ -14,10 +14,7 @@ export function draw(host, notes) {
   };
   show(
     host,
-    el(
-      "ul.notes",
-      notes.map((note) => el("li", note)),
-    ),
+    items(".notes", notes),
     facts(DATA.axes.names.map(entry)),
   );
 }
