@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from search_spaces.trial import DecodingConfig
 from workers.drafters.eagle import EagleDrafter
 from workers.loading.models import Models
-from workers.loading.models_yaml import ShapeOnlyModels, add_drafter, published_entries, published_models
+from workers.loading.models_yaml import add_drafter, published_entries, published_entry, shape_only_models
 from workers.models.families import chameleon
+from workers.models.families.conditioners import TokenPrompts
 from workers.models.families.llamagen import CAPTION_DIM, CaptionConditioner, ClassConditioner
-from workers.models.families.token_prompts import TokenPrompts
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS
 from workers.models.transformer import Transformer
@@ -31,7 +31,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 def published_shape(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
     """A published target on the meta device. A tiny one has few codes and no codec."""
-    published = published_models(name, dtype).models.target
+    published = shape_only_models(published_entry(name), dtype).target
     config = replace(published.transformer.config, **(TINY if tiny else {}))
     body = skip_init(lambda: Transformer(config)).to("meta", dtype)
     conditioner = skip_init(lambda: conditioner_like(published.conditioner, config.dim)).to("meta", dtype)
@@ -91,10 +91,10 @@ def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
     Raises:
         ValueError: that kind of drafter has no usual size.
     """
-    found = add_drafter(ShapeOnlyModels(Models(target, {}, {})), config)
+    found = add_drafter(Models(target, {}), config)
     if found is None:
         raise ValueError(f"drafter {config.drafter.kind!r} has no usual size; choose eagle or medusa")
-    return found.models
+    return found
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from recipes.scene_set import scene_set
 from recipes.target import load_model, train_target
 from recipes.tokenizer import scene_images, tokenize_scenes, train_tokenizer
 from workers.data.captions import scene_captions
-from workers.data.real_images import load_images
+from workers.data.reference import load_images
 from workers.data.storage import Storage
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (

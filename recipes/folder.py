@@ -18,7 +18,7 @@ from typing import Literal
 
 from search_spaces.documents import parse_json
 from workers.data.captions import caption_in_one_line
-from workers.data.real_images import ENDINGS
+from workers.data.reference import ENDINGS
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
 _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"

@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -246,27 +247,20 @@ def _trial_metrics(
     parts, baseline_parts = shards.images(task.quality), shards.images(task.baseline_quality)
     timings, own_timings = shards.timings(task.timing), shards.timings(task.own_timing)
     shards.check()
-    baseline = Rows.merge(baseline_parts) if task.baseline_quality else None
-
-    def inputs(count: int) -> MetricInputs:
-        """Those of the first `count` quality shards."""
-        images = Rows.merge(parts[:count])
-        return MetricInputs(
-            images=images,
-            timings=timings,
-            own_timings=own_timings,
-            baseline=baseline,
-            references=references,
-            classifier=classifier,
-        )
-
-    full = inputs(len(parts))
+    full = MetricInputs(
+        images=Rows.merge(parts),
+        timings=timings,
+        own_timings=own_timings,
+        baseline=Rows.merge(baseline_parts) if task.baseline_quality else None,
+        references=references,
+        classifier=classifier,
+    )
     estimates, skipped = compute_metrics(full, names)
     for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
         skipped[name] = f"its value is {estimates.pop(name).value}"
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
-        half = inputs((len(parts) + 1) // 2)
+        half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
         image_metrics = [name for name in estimates if OWN_TIMINGS not in registered_metrics()[name].needs]
         history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
     metrics = _plain(estimates)

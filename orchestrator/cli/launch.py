@@ -96,14 +96,12 @@ def _peak_bytes(config: SweepConfig) -> int:
     Raises:
         CommandError: the models do not support the sweep's settings.
     """
-    from orchestrator.doctor.plan import Workload, models_for_plan
-    from workers.metrics.registry import weight_keys
+    from orchestrator.doctor.plan import Workload, models_for_plan, network_bytes
 
     with ends_with(WRONG_USAGE):
         shapes = models_for_plan(config)
-        work = Workload.of(config.resolve(shapes.models.target.sampling), shapes)
-        nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(config.requested_metrics))
-        return work.big.bytes + nets
+        work = Workload.of(config.resolve(shapes.target.sampling), shapes)
+        return work.big.bytes + network_bytes(config)
 
 
 def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[SweepConfig, Storage]:

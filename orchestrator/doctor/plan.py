@@ -23,12 +23,14 @@ from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
+from workers.loading.models import Models
 from workers.loading.models_yaml import (
     BUILTIN_NAME,
-    ShapeOnlyModels,
+    Entry,
     add_drafter,
     find_entry,
-    published_models,
+    metric_bytes,
+    published_entry,
     shape_only_models,
 )
 from workers.metrics.registry import uses_timings, weight_keys
@@ -118,7 +120,7 @@ class Workload:
     sweep: SweepConfig
     label: str
     config: DecodingConfig
-    shapes: ShapeOnlyModels
+    shapes: Models
     batches: dict[str, int]
     small: Footprint
     big: Footprint
@@ -131,7 +133,7 @@ class Workload:
     def of(
         cls,
         sweep: SweepConfig,
-        shapes: ShapeOnlyModels,
+        shapes: Models,
         *,
         heaviest: bool = True,
         plain: dict[str, Footprint] | None = None,
@@ -145,10 +147,10 @@ class Workload:
         """
         label, config, shapes, notes = _extreme(sweep, shapes, heaviest)
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
-        small = footprint(shapes.models, config, batches["timing"], 1).with_graphs()
-        big = footprint(shapes.models, config, batches["quality"], batches["pictures"]).with_graphs()
+        small = footprint(shapes, config, batches["timing"], 1).with_graphs()
+        big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
         if plain is None:
-            plain = {kind: footprint(shapes.models, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
+            plain = {kind: footprint(shapes, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
         images = _image_counts(sweep)
         # those of equal shapes share their costs: at most all trials are timed, and at least the enqueued shapes
         enqueued = {entry.config.shape for entry in sweep.enqueue if not entry.config.is_vanilla}
@@ -159,7 +161,7 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens of an image."""
-        return self.shapes.models.target.grid.tokens
+        return self.shapes.target.grid.tokens
 
     def passes(self, length: float) -> float:
         """Target passes of the whole sweep at a mean accepted length, vanilla's and timing shards' included."""
@@ -198,7 +200,7 @@ def forecast(sweep: SweepConfig, here: Gpu, cores: int) -> dict[str, Any]:
     """
     short, long = LENGTHS
     shapes = models_for_plan(sweep)
-    resolved = sweep.resolve(shapes.models.target.sampling)
+    resolved = sweep.resolve(shapes.target.sampling)
     heavy = Workload.of(resolved, shapes)
     light = Workload.of(resolved, shapes, heaviest=False, plain=heavy.plain)
     single = replace(here, bandwidth=here.bandwidth / 2)  # a CPU decodes in 32 bits, and these shapes have 16
@@ -210,17 +212,27 @@ def forecast(sweep: SweepConfig, here: Gpu, cores: int) -> dict[str, Any]:
     return {"images": heavy.images, "target passes": (light.passes(long), heavy.passes(short)), "hours": hours}
 
 
-def models_for_plan(sweep: SweepConfig) -> ShapeOnlyModels:
+def models_for_plan(sweep: SweepConfig) -> Models:
     """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the published architecture.
 
     Raises:
         ValueError: no such entry or folder; a file is damaged; or nothing determines the architecture.
     """
+    entry = _entry(sweep)
+    return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
+
+
+def network_bytes(sweep: SweepConfig) -> int:
+    """Size of the networks of the sweep's metrics, as far as their files exist. ValueError: no such entry or folder."""
+    sizes = metric_bytes(_entry(sweep))
+    return sum(sizes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
+
+
+def _entry(sweep: SweepConfig) -> Entry:
     models = sweep.models
     if models.name is not None and models.file == BUILTIN_NAME:
-        return published_models(models.name, torch.bfloat16)
-    entry = find_entry(models.file, models.name)
-    return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
+        return published_entry(models.name)
+    return find_entry(models.file, models.name)
 
 
 def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
@@ -246,9 +258,7 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 
-def _extreme(
-    sweep: SweepConfig, shapes: ShapeOnlyModels, heaviest: bool
-) -> tuple[str, DecodingConfig, ShapeOnlyModels, list[str]]:
+def _extreme(sweep: SweepConfig, shapes: Models, heaviest: bool) -> tuple[str, DecodingConfig, Models, list[str]]:
     """The config with the most drafted nodes that a sweep may try, or with the fewest but not none: label, config,
     models, notes on omitted configs.
 
@@ -256,7 +266,7 @@ def _extreme(
         ConfigError: the models support none of the configs.
     """
     notes: dict[str, None] = {}
-    best: tuple[str, DecodingConfig, ShapeOnlyModels] | None = None
+    best: tuple[str, DecodingConfig, Models] | None = None
     for label, config in sorted(_configs(sweep), key=_weight, reverse=heaviest):
         if not heaviest and config.is_vanilla:
             continue
@@ -294,7 +304,7 @@ def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
             break
 
 
-def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
+def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
     """What a sweep of these models needs on `gpus` GPUs, as plain data.
 
     accepted: mean accepted length of all trials except vanilla.
@@ -302,11 +312,11 @@ def plan(sweep: SweepConfig, shapes: ShapeOnlyModels, gpus: int, gpu: Gpu, accep
     Raises:
         ValueError: the models do not support the sweep's settings.
     """
-    target = shapes.models.target
+    target = shapes.target
     sweep = sweep.resolve(target.sampling)
-    nets = sum(shapes.metric_bytes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
+    nets = network_bytes(sweep)
     work = Workload.of(sweep, shapes)
-    batches, small, big, images, models = work.batches, work.small, work.big, work.images, work.shapes.models
+    batches, small, big, images, models = work.batches, work.small, work.big, work.images, work.shapes
 
     available = gpu.memory - RESERVED_BYTES - nets
     other = (

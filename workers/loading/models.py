@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import torch
@@ -17,11 +17,15 @@ from workers.models.vq import VQModel
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the meta device)."""
+    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the meta device).
+
+    assumptions: sentences on what missing files did not say, for plans.
+    """
 
     target: Target
     drafters: Mapping[str, Drafter]
-    hashes: Mapping[str, str]
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
 
     @property
     def drafter_levels(self) -> dict[str, int | None]:

@@ -224,7 +224,7 @@ def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
         drafters = {kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}
     except ValueError as error:
         raise WeightsError(f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)) from error
-    return Models(target, drafters, {})
+    return Models(target, drafters)
 
 
 def _folder_drafters(family: Family) -> dict[str, str]:
@@ -268,20 +268,9 @@ def _absolute(path: str, base: Path) -> str:
     return str((base / Path(path).expanduser()).absolute())
 
 
-@dataclass(frozen=True, slots=True)
-class ShapeOnlyModels:
-    """Models on the meta device. assumptions: sentences on what their files did not say.
-
-    metric_bytes: size of the existing weight files of metric networks, by key.
-    """
-
-    models: Models
-    assumptions: tuple[str, ...] = ()
-    metric_bytes: Mapping[str, int] = field(default_factory=dict)
-
-
-def shape_only_models(entry: Entry, dtype: torch.dtype) -> ShapeOnlyModels:
-    """An entry's models: checked against its files if all exist, else the published architecture that it names.
+def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:
+    """An entry's models on the meta device: checked against its files if all exist, else of the published architecture
+    that it names.
 
     Raises:
         WeightsError: a file is damaged or of another family; or files are missing and the entry does not determine the
@@ -289,7 +278,7 @@ def shape_only_models(entry: Entry, dtype: torch.dtype) -> ShapeOnlyModels:
     """
     missing = [key for key, path in entry.files.items() if not Path(path).exists()]
     if not missing:
-        return ShapeOnlyModels(load_on_meta(entry, dtype), metric_bytes=metric_bytes(entry))
+        return load_on_meta(entry, dtype)
     try:
         target = entry.family.build_on_meta(dtype)
     except ValueError as error:
@@ -302,7 +291,7 @@ def shape_only_models(entry: Entry, dtype: torch.dtype) -> ShapeOnlyModels:
             if Path(path).exists()
         }
     assumption = f"{target.name} by its published architecture; missing files: {', '.join(missing)}"
-    return ShapeOnlyModels(Models(target, drafters, {}), (assumption,), metric_bytes(entry))
+    return Models(target, drafters, assumptions=(assumption,))
 
 
 def metric_bytes(entry: Entry) -> dict[str, int]:
@@ -314,8 +303,8 @@ def metric_bytes(entry: Entry) -> dict[str, int]:
     return sizes
 
 
-def published_models(name: str, dtype: torch.dtype) -> ShapeOnlyModels:
-    """A published model by the name that sweeps use, without files.
+def published_entry(name: str) -> Entry:
+    """A published model by the name that sweeps use.
 
     Raises:
         ValueError: no published model has that name.
@@ -325,20 +314,20 @@ def published_models(name: str, dtype: torch.dtype) -> ShapeOnlyModels:
         raise ValueError(
             f"{name} is not a published model, so give its models.yaml (--models FILE); published: {', '.join(entries)}"
         )
-    return shape_only_models(entries[name], dtype)
+    return entries[name]
 
 
-def add_drafter(shapes: ShapeOnlyModels, config: DecodingConfig) -> ShapeOnlyModels | None:
+def add_drafter(models: Models, config: DecodingConfig) -> Models | None:
     """The models with the drafter that a setting needs; a missing one gets the usual size for its target.
 
     None if drafters of that kind have no usual size.
     """
-    kind, target, implementation = config.drafter.kind, shapes.models.target, drafter_class(config.drafter)
-    if implementation is None or kind in shapes.models.drafters:
-        return shapes
-    usual = implementation.usual(target, config.policy.bounds.depth)
+    kind, implementation = config.drafter.kind, drafter_class(config.drafter)
+    if implementation is None or kind in models.drafters:
+        return models
+    usual = implementation.usual(models.target, config.policy.bounds.depth)
     if usual is None:
         return None
     drafter, assumption = usual
-    models = replace(shapes.models, drafters={**shapes.models.drafters, kind: drafter})
-    return replace(shapes, models=models, assumptions=(*shapes.assumptions, assumption))
+    drafters, assumptions = {**models.drafters, kind: drafter}, (*models.assumptions, assumption)
+    return replace(models, drafters=drafters, assumptions=assumptions)

@@ -160,49 +160,37 @@ def _mid(width: int, config: VQConfig) -> nn.ModuleList:
     return nn.ModuleList([ResBlock(width, width, config.groups), middle, ResBlock(width, width, config.groups)])
 
 
-class Encoder(nn.Module):
-    """Images [B, 3, H, W] -> [B, z_channels, h, w]."""
+class CodecSide(nn.Module):
+    """The encoder, images [B, 3, H, W] -> [B, z_channels, h, w]; or, with `down` False, the decoder, which has the same
+    parts in the opposite order, from the coarsest level to the finest.
+    """
 
-    def __init__(self, config: VQConfig) -> None:
+    def __init__(self, config: VQConfig, *, down: bool) -> None:
         super().__init__()
-        widths, last = (config.channels, *config.widths), len(config.widths) - 1
-        self.conv_in = nn.Conv2d(3, config.channels, 3, padding=1)
+        self.down, last = down, len(config.widths) - 1
+        widths = (config.channels, *config.widths) if down else (config.widths[-1], *reversed(config.widths))
+        blocks, resample = (config.encoder_blocks, "downsample") if down else (config.decoder_blocks, "upsample")
+        pixels, codes = (3, config.z_channels) if down else (config.z_channels, 3)
+        coarsest = last if down else 0
+        self.conv_in = nn.Conv2d(pixels, widths[0], 3, padding=1)
+        if not down:
+            self.mid = _mid(widths[0], config)
         self.conv_blocks = nn.ModuleList()
         for i, (width, out) in enumerate(pairwise(widths)):
-            attention, resample = config.level_attention and i == last, "downsample" if i < last else ""
-            level = Level(width, out, config.encoder_blocks, config, attention=attention, resample=resample)
-            self.conv_blocks.append(level)
-        self.mid = _mid(widths[-1], config)
+            attention = config.level_attention and i == coarsest
+            self.conv_blocks.append(
+                Level(width, out, blocks, config, attention=attention, resample=resample if i < last else "")
+            )
+        if down:
+            self.mid = _mid(widths[-1], config)
         self.norm_out = _norm(widths[-1], config.groups)
-        self.conv_out = nn.Conv2d(widths[-1], config.z_channels, 3, padding=1)
+        self.conv_out = nn.Conv2d(widths[-1], codes, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        for module in (self.conv_in, *self.conv_blocks, *self.mid):
+        inner = (*self.conv_blocks, *self.mid) if self.down else (*self.mid, *self.conv_blocks)
+        for module in (self.conv_in, *inner):
             x = module(x)
-        z: Tensor = self.conv_out(F.silu(self.norm_out(x)))
-        return z
-
-
-class Decoder(nn.Module):
-    """[B, z_channels, h, w] -> images [B, 3, H, W]; `conv_blocks.0` is the coarsest level."""
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        widths, last = (config.widths[-1], *reversed(config.widths)), len(config.widths) - 1
-        self.conv_in = nn.Conv2d(config.z_channels, widths[0], 3, padding=1)
-        self.mid = _mid(widths[0], config)
-        self.conv_blocks = nn.ModuleList()
-        for i, (width, out) in enumerate(pairwise(widths)):
-            attention, resample = config.level_attention and i == 0, "upsample" if i < last else ""
-            level = Level(width, out, config.decoder_blocks, config, attention=attention, resample=resample)
-            self.conv_blocks.append(level)
-        self.norm_out = _norm(widths[-1], config.groups)
-        self.conv_out = nn.Conv2d(widths[-1], 3, 3, padding=1)
-
-    def forward(self, z: Tensor) -> Tensor:
-        for module in (self.conv_in, *self.mid, *self.conv_blocks):
-            z = module(z)
-        y: Tensor = self.conv_out(F.silu(self.norm_out(z)))
+        y: Tensor = self.conv_out(F.silu(self.norm_out(x)))
         return y
 
 
@@ -238,7 +226,7 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.encoder, self.decoder = CodecSide(config, down=True), CodecSide(config, down=False)
         self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.code_dim, config.z_channels, 1)

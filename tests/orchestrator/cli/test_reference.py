@@ -12,7 +12,7 @@ import typer
 from PIL import Image
 from torch import Tensor
 
-import workers.data.real_images
+import workers.data.reference
 from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
@@ -100,7 +100,7 @@ def test_progress_on_a_terminal(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(workers.data.real_images, "_BATCH", 40)
+    monkeypatch.setattr(workers.data.reference, "_BATCH", 40)
     run(str(photos), "--out", str(tmp_path / "a.parquet"), "--device", "cpu")
     assert capsys.readouterr().err == "\r40 of 70 images\r70 of 70 images\n"
 

@@ -424,7 +424,7 @@ def test_the_forecast_spans_the_lightest_and_the_heaviest_setting(tmp_path: Path
     assert slow["this machine"] == pytest.approx([4 * hours for hours in found["hours"]["this machine"]])
     assert slow["H200"] == found["hours"]["H200"]
     shapes = plan.models_for_plan(sweep)
-    heavy = Workload.of(sweep.resolve(shapes.models.target.sampling), shapes)
+    heavy = Workload.of(sweep.resolve(shapes.target.sampling), shapes)
     assert heavy.config.policy.bounds.nodes == 6
     assert found["hours"]["H200"][1] == heavy.hours(plan.GPUS[-1], 1.5)["hours"]
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from workers.data.real_images import real_images
 from workers.data.records import float_lists, write_shard
 from workers.data.reference import (
     Extractor,
@@ -21,6 +20,7 @@ from workers.data.reference import (
     build_reference,
     check_reference,
     read_reference,
+    real_images,
     reference_facts,
     write_reference,
 )

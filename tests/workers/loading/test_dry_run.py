@@ -24,7 +24,6 @@ from workers.decoding.state import Request
 from workers.loading.dry_run import MAX_BATCH, Footprint, footprint, largest_batch, parameter_bytes
 from workers.loading.models import Models
 from workers.loading.models_yaml import (
-    ShapeOnlyModels,
     add_drafter,
     load_entry,
     load_on_meta,
@@ -161,7 +160,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
     for name in ("llamagen-b-c2i", "llamagen-xl-c2i"):
         entry = published_entries()[name]
         outline = shape_only_models(entry, torch.float32)
-        size, target = SIZES[entry.family.size], outline.models.target  # type: ignore[attr-defined]
+        size, target = SIZES[entry.family.size], outline.target  # type: ignore[attr-defined]
         # one layer is a d^2 + b d (ffn being 8/3 of the width), from three widths by least squares
         widths = torch.tensor([[float(d * d), float(d)] for d in (96, 192, 288)], dtype=torch.float64)
         each = torch.tensor([(measured[d, 3][0] - measured[d, 1][0]) / 2 for d in (96, 192, 288)], dtype=torch.float64)
@@ -174,7 +173,7 @@ def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
         assert sum(p.nbytes for p in stack(target).parameters()) == pytest.approx(wide, rel=0.02)
         # a cache grows with layers x width x positions
         unit = (measured[192, 3][1] - measured[192, 1][1]) / (2 * 192 * 16)  # 1 + 9 + 1 columns, aligned to 8
-        found = footprint(outline.models, DecodingConfig(sampling=CFG), 2, 1)
+        found = footprint(outline, DecodingConfig(sampling=CFG), 2, 1)
         assert found.cache == pytest.approx(unit * size.layers * size.dim * 584, rel=0.1)
 
 
@@ -203,9 +202,9 @@ def test_every_preset_can_be_run_dry(name: str) -> None:
     if isinstance(config.policy, Adjacency):
         config = replace(config, policy=replace(config.policy, **SMALLER))  # type: ignore[arg-type]
     models = on_meta(toys(vocab_size=1200, rows=10, cols=10))
-    ready = add_drafter(ShapeOnlyModels(models), config)
+    ready = add_drafter(models, config)
     assert ready is not None
-    found = footprint(ready.models, config.with_sampling(CFG), 2, 1)
+    found = footprint(ready, config.with_sampling(CFG), 2, 1)
     body = models.target.transformer.config
     assert found.cache >= 4 * body.n_layers * 2 * 4 * (5 + 100) * body.dim
     assert found.one_pass.flops >= 2 * 4 * sum(p.numel() for p in stack(models.target).parameters())

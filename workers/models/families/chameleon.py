@@ -27,7 +27,7 @@ from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors, read_json_object
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.token_prompts import TokenPrompts
+from workers.models.families.conditioners import TokenPrompts
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import CHAMELEON, CODEC_LANDMARKS, VQConfig, VQModel, infer_config, load_codec

@@ -19,7 +19,7 @@ from search_spaces.params import Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_json_object
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.token_prompts import TokenPrompts
+from workers.models.families.conditioners import TokenPrompts
 from workers.models.hf_files import HFCodec, HFTokenizer, load_pretrained
 from workers.models.target import Target
 

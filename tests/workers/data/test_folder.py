@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from workers.data.real_images import load_images
+from workers.data.reference import load_images
 
 RED, BLUE = (220, 30, 30), (30, 30, 220)
 
