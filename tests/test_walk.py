@@ -18,20 +18,20 @@ from orchestrator.results.trials import TrialRecord
 from search_spaces.trial import DecodingConfig
 from tests.fakes import local_pool
 from tests.fakes.command_line import specfrontier
+from tests.fakes.tiny_models import tiny_scenes
 
 BUDGETS = (1.40625, 1.59375)  # by which the setting is known
 SPACE = f"""
 name: walk
-models: builtin
-captions: {{source: scenes, count: 8, seed: 1}}
-reference: {{source: scenes, count: 80, seed: 2}}
-quality: {{batch: 8, shard: 8}}
+models: WEIGHTS
+captions: {{source: scenes, count: 2}}
+reference: {{source: none}}
 metrics: [step_compression, caption_accuracy]
 objectives: [step_compression, caption_accuracy]
 search: {{sampler: random, parallel: 1, seed: 0}}
 space:
   drafter: eagle
-  tree: {{policy: chain, length: 4}}
+  tree: {{policy: chain, length: 2}}
   acceptance: {{schedule: constant, budget: {{values: [{BUDGETS[0]}, {BUDGETS[1]}]}}}}
 """
 YAML, PLAIN, SPACE_TREE, CONFIG, RECORD = "YAML", "plain data", "Space", "DecodingConfig", "TrialRecord"
@@ -129,7 +129,7 @@ def stations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The modules that a setting crosses on its way to a front, and the form in which it first comes to each."""
     walk = Walk()
     with chdir(tmp_path_factory.mktemp("walk")), local_pool.local_launches(), followed(walk):
-        Path("walk.yaml").write_text(SPACE)
+        Path("walk.yaml").write_text(SPACE.replace("WEIGHTS", str(tiny_scenes(Path("weights").absolute()))))
         launched = specfrontier("launch", "walk.yaml", "--trials", "2", "--no-mlflow")
     assert launched.code == 0, launched.err
     return {module: form for end in ENDS for module, form in walk.to(end)}
