@@ -60,7 +60,7 @@ _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space
 _LEVEL_COST = 0.1  # seconds of a drafted level over those of a pass of the target
 _FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
 SPEEDUP = "speedup"
-_AXES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # axes of the predicted front
+_OBJECTIVES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
 
 
 def sample_settings(
@@ -221,8 +221,8 @@ class PredictedSpace:
     @cached_property
     def front(self) -> list[PredictedSetting]:
         """The settings that no other beats in predicted speed-up and excess, by rising speed-up."""
-        values = [[setting.prediction.values[name].value for name, _ in _AXES] for setting in self.settings]
-        front = nondominated(values, [direction for _, direction in _AXES])
+        values = [[setting.prediction.values[name].value for name, _ in _OBJECTIVES] for setting in self.settings]
+        front = nondominated(values, [direction for _, direction in _OBJECTIVES])
         members = [setting for setting, member in zip(self.settings, front, strict=True) if member]
         return sorted(members, key=lambda setting: setting.prediction.values[SPEEDUP].value)
 

@@ -111,7 +111,7 @@ def page_data(
         QueryError: the sweeps' values cannot be compared in two metrics.
     """
     names, axes = _metric_names(sweeps), _axes(sweeps, objectives)
-    front = front_of(sweeps, *(axis.name for axis in axes)) if len(axes) > 1 else None
+    front = front_of(sweeps, *(metric.name for metric in axes)) if len(axes) > 1 else None
     candidates = [] if front is None else front.candidates
     named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
     trials, members = page_trials(named), {candidate.name for candidate in candidates if candidate.on_front}
@@ -132,7 +132,7 @@ def page_data(
             "sweeps": [_sweep_entry(name, named[name], vanilla.get(index)) for index, name in enumerate(named)],
             "critical": _critical_values(),
             "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
-            "metrics": {axis.name: _metric_entry(axis) for axis in map(sweeps[0].metric, names)},
+            "metrics": {metric.name: _metric_entry(metric) for metric in map(sweeps[0].metric, names)},
             "keys": keys,
             "trials": entries,
             "looks": group_looks(entries),
@@ -168,19 +168,19 @@ def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]
     return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
 
 
-def _metric_entry(axis: Metric) -> dict[str, Any]:
+def _metric_entry(metric: Metric) -> dict[str, Any]:
     """across, up: what the chart's x and y axis say of it."""
-    title, unit = metric_title(axis.name), "×" if axis.unit == "x" else axis.unit
-    is_maximized = axis.direction == "maximize"
+    title, unit = metric_title(metric.name), "×" if metric.unit == "x" else metric.unit
+    is_maximized = metric.direction == "maximize"
     better = "higher is better" if is_maximized else "lower is better"
     name = f"{title} ({unit})" if unit else title
     return {
         "title": title,
-        "direction": axis.direction,
+        "direction": metric.direction,
         "unit": unit,
-        "about": axis.about,
-        "quality": not axis.is_of_counts,
-        "of_vanilla": axis.is_of_vanilla,
+        "about": metric.about,
+        "quality": not metric.is_of_counts,
+        "of_vanilla": metric.is_of_vanilla,
         "across": f"{name}, {'→' if is_maximized else '←'} {better}",
         "up": f"{name}, {'↑' if is_maximized else '↓'} {better}",
     }
@@ -208,9 +208,9 @@ def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, .
         axes = first.objectives(*objectives[:2])[:2]
     except QueryError:
         axes = ()
-    if not axes or any(axis.name not in measured for axis in axes):
+    if not axes or any(metric.name not in measured for metric in axes):
         axes = tuple(map(first.metric, measured[:2]))
-    names = [axis.name for axis in axes]
+    names = [metric.name for metric in axes]
     return axes[::-1] if names == list(DEFAULT_OBJECTIVES)[::-1] else axes
 
 

@@ -110,11 +110,11 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
     return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
 
 
-def _measured(axis: Metric, record: TrialRecord) -> list[Any]:
+def _measured(metric: Metric, record: TrialRecord) -> list[Any]:
     """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
     shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
     """
-    entry, joint = record.metrics[axis.name], JointErrors.of([record], [axis])
+    entry, joint = record.metrics[metric.name], JointErrors.of([record], [metric])
     own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)

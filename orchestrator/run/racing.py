@@ -233,7 +233,7 @@ class EarlyStopping:
         scores = self._scores(metrics, shape)
         if racing is None or number < first or scores is None:
             return None
-        race = Race([axis.direction for axis in self.objectives], racing.error_rate, len(racing.rungs))
+        race = Race([metric.direction for metric in self.objectives], racing.error_rate, len(racing.rungs))
         eligible = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
         for record in self.finished[:eligible]:
@@ -245,7 +245,7 @@ class EarlyStopping:
 
     def reason(self, stop: EarlyStop) -> str:
         """In one sentence."""
-        names = " and ".join(axis.name for axis in self.objectives)
+        names = " and ".join(metric.name for metric in self.objectives)
         if self.sweep.racing is not None and self.sweep.racing.error_rate is None:
             return f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} images; not a test"
         return (
@@ -264,7 +264,7 @@ class EarlyStopping:
             return f"on {images} images, {missing}; remove the `racing.rungs` that are too small"
         if self._scores(metrics, "") is not None:
             return None
-        counts = ", ".join(f"{axis.name} on {len(metrics[axis.name].replicates)}" for axis in self.objectives)
+        counts = ", ".join(f"{metric.name} on {len(metrics[metric.name].replicates)}" for metric in self.objectives)
         return (
             f"racing: all objectives must be measured on the same blocks of captions, at least 2 ({counts}); choose "
             "other objectives, or leave out `racing`"
@@ -289,7 +289,7 @@ class EarlyStopping:
 
     def _scores(self, metrics: Metrics, shape: str) -> Scores | None:
         """The objectives; None if one of them has no values without blocks of captions."""
-        entries = [metrics.get(axis.name) for axis in self.objectives]
+        entries = [metrics.get(metric.name) for metric in self.objectives]
         measured = [entry for entry in entries if entry is not None and len(entry.replicates) > 1]
         if len(measured) < len(entries) or len({len(entry.replicates) for entry in measured}) > 1:
             return None

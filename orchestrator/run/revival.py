@@ -106,7 +106,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
         return {}
     expected = [at_full_size(record, records[0]) for record in stopped]
     draws = JointErrors.of([*complete, *expected], objectives).draws(_DRAWS, _SEED)
-    draws *= np.array([-1.0 if axis.direction == "maximize" else 1.0 for axis in objectives])
+    draws *= np.array([-1.0 if metric.direction == "maximize" else 1.0 for metric in objectives])
     rivals = draws[:, : len(complete)]
     found = {}
     for row, record in enumerate(stopped, start=len(complete)):

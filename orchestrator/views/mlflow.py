@@ -198,7 +198,7 @@ class MlflowView(View[Sweep]):
             created = self._client.create_run(self._experiment_id, started, tags, runs.run_name(record, sweep.names))
             run = _TrialRun(created.info.run_id, False, dict(tags))
         params = [Param(key, value) for key, value in runs.params(record).items()]
-        objectives = [axis.name for axis in identity.objectives]
+        objectives = [metric.name for metric in identity.objectives]
         self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
         with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state != FAILED:

@@ -222,22 +222,22 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
 
 def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict[str, float]:
     """The metrics of the front of some trials. rows: their places among the records. values: their objectives."""
-    axes, vanilla = sweep.identity.objectives, sweep.baseline
-    toward = directions(axes)
+    objectives, vanilla = sweep.identity.objectives, sweep.baseline
+    toward = directions(objectives)
     front = np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
     found = {"front": float(len(front))}
     if len(front) and (place := knee(values[front], toward)) is not None:
         found["knee"] = float(sweep.records[rows[front[place]]].number)
-    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], axes)[0]).all():
+    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], objectives)[0]).all():
         return found
-    if len(axes) <= _MAX_OBJECTIVES:
+    if len(objectives) <= _MAX_OBJECTIVES:
         found["hypervolume"] = hypervolume(values, reference(base, toward), toward)
-    if len(axes) > 1 and has_default_bar(vanilla, axes[1]):
+    if len(objectives) > 1 and has_default_bar(vanilla, objectives[1]):
         signs = -_worse(toward)  # times a value: more is better
-        bar = DEFAULT_FACTORS[axes[1].direction] * base[1]
+        bar = DEFAULT_FACTORS[objectives[1].direction] * base[1]
         within = values[signs[1] * values[:, 1] >= signs[1] * bar, 0]
         if len(within):
-            found[f"best/{axes[0].name}"] = float(signs[0] * (signs[0] * within).max())
+            found[f"best/{objectives[0].name}"] = float(signs[0] * (signs[0] * within).max())
     return found
 
 
@@ -342,7 +342,7 @@ def _view(identity: Identity, condition: str) -> dict[str, Any]:
     MLflow lists runs below their parents, which are closed at first, unless there is a filter and an order by a metric.
     """
     objectives = identity.objectives
-    names = [axis.name for axis in objectives]
+    names = [metric.name for metric in objectives]
     columns = [f"metrics.`{name}`" for name in (*names, *(ERROR + name for name in names))]
     columns += [f"params.`{name}`" for name in _PARAMS] + [f"tags.`{LABEL}`", f"tags.`{PARETO}`"]
     first = objectives[0]

@@ -139,7 +139,7 @@ class StudyView(View[Sweep]):
 
     def _load(self, sweep: Sweep) -> Study:
         identity, name = sweep.identity, self._config.name
-        directions = [axis.direction for axis in identity.objectives]
+        directions = [metric.direction for metric in identity.objectives]
         storage = open_storage(self._url)
         check_owner(storage, self._url, name, directions, identity.id)
         try:
@@ -149,7 +149,7 @@ class StudyView(View[Sweep]):
         if not own_trials(study.get_trials(deepcopy=False)):  # a new study, or one whose first launch was killed
             study.set_user_attr(SWEEP, identity.id)
             study.set_user_attr(_NAMES, _SHORT)
-            study.set_metric_names([axis.name for axis in identity.objectives])
+            study.set_metric_names([metric.name for metric in identity.objectives])
         is_short = study.user_attrs.get(_NAMES) == _SHORT
         self._short = short_names(self._config.space.parameters()) if is_short else {}
         return study
@@ -195,7 +195,7 @@ class StudyView(View[Sweep]):
         attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {"images": finished.images}
         if finished.cause:
             attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
-        values = objective_values(expected, [axis.name for axis in sweep.identity.objectives])
+        values = objective_values(expected, [metric.name for metric in sweep.identity.objectives])
         stopped = {_STOPPED_EARLY: 1.0} if finished.state == STOPPED else {}
         trial = create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
@@ -222,7 +222,7 @@ class StudyView(View[Sweep]):
         return {self._short.get(name, name): entry for name, entry in entries.items()}
 
     def _add_revival(self, study: Study, sweep: Sweep, record: TrialRecord) -> None:
-        names = [axis.name for axis in sweep.identity.objectives if axis.name in record.metrics]
+        names = [metric.name for metric in sweep.identity.objectives if metric.name in record.metrics]
         values = ", ".join(f"{name} {record.metrics[name].value:.6g}" for name in names)
         key, text = f"revived {record.number}", f"{record.state} at {record.images} images: {values}"
         if study.user_attrs.get(key) != text:
@@ -239,7 +239,7 @@ class StudyView(View[Sweep]):
 
 def describe_sweep(sweep: Sweep) -> str:
     """The note of a study in Markdown: the sweep's facts, its front, and the commands that say more."""
-    goals = ", ".join(f"{axis.direction} {axis.name}" for axis in sweep.identity.objectives)
+    goals = ", ".join(f"{metric.direction} {metric.name}" for metric in sweep.identity.objectives)
     place = sweep.storage.display_name
     lines = [
         f"**{literal(sweep.name)}**: {literal(sweep.identity.target)}; {goals}",

@@ -84,7 +84,7 @@ def front_table(sweep: Sweep, link: Callable[[TrialRecord], str] | None = None, 
     """
     if not sweep.front_records:
         return []
-    names = [axis.name for axis in sweep.identity.objectives]
+    names = [metric.name for metric in sweep.identity.objectives]
     lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:rows]:
         title = literal(f"{record.number} {record.title(sweep.names.name(record.config))}")

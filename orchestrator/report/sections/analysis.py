@@ -32,7 +32,7 @@ def analysis(subject: Subject) -> dict[str, Any]:
     }
 
 
-def importances(sweep: Sweep, axes: Sequence[Metric]) -> dict[str, Any]:
+def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
     """How much each searched parameter matters for being among the best quarter of the trials in each metric.
 
     Optuna's PED-ANOVA evaluator computes them from the sweep's study, rebuilt from its trials. It also covers
@@ -48,7 +48,7 @@ def importances(sweep: Sweep, axes: Sequence[Metric]) -> dict[str, Any]:
         if record.state == "complete"
         and record.duplicate_of is None
         and record.params
-        and all(axis.name in record.metrics for axis in axes)
+        and all(metric.name in record.metrics for metric in metrics)
     ]
     facts: dict[str, Any] = {"trials": len(usable), "needed": MIN_TRIALS, "metrics": {}}
     space = read_sweep_yaml(sweep.storage).get("space")
@@ -62,28 +62,28 @@ def importances(sweep: Sweep, axes: Sequence[Metric]) -> dict[str, Any]:
     except ConfigError:  # a plugin's, which is missing
         return facts
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=directions(axes))
+    study = optuna.create_study(directions=directions(metrics))
     for record in usable:
         trial = optuna.trial.FixedTrial(dict(record.params))
         try:
             tree.suggest(trial, sweep.identity.sampling)
         except (ConfigError, ValueError):  # proposed from another space
             continue
-        values = [record.metrics[axis.name].value for axis in axes]
+        values = [record.metrics[metric.name].value for metric in metrics]
         study.add_trial(
             optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values)
         )
     facts["trials"] = len(study.trials)
     if len(study.trials) >= MIN_TRIALS:
-        facts["metrics"] = {axis.name: _importance(study, index, axis) for index, axis in enumerate(axes)}
+        facts["metrics"] = {metric.name: _importance(study, index, metric) for index, metric in enumerate(metrics)}
     return facts
 
 
-def _importance(study: Study, index: int, axis: Metric) -> dict[str, float]:
+def _importance(study: Study, index: int, metric: Metric) -> dict[str, float]:
     """The share of each parameter in one objective of the study."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-    sign = -1.0 if axis.direction == "maximize" else 1.0
+    sign = -1.0 if metric.direction == "maximize" else 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it reminds that low values are the best
         found = get_param_importances(
@@ -97,7 +97,7 @@ def _importance(study: Study, index: int, axis: Metric) -> dict[str, float]:
 def hypervolumes(front: Front) -> list[dict[str, Any]]:
     """The hypervolume of each sweep's front after each of its trials, in the order in which they finished, up to the
     reference point of all: `name`, `images` spent and `volume`."""
-    reference, axes = front.reference_point(), front.metrics
+    reference, metrics = front.reference_point(), front.metrics
     found = []
     for name, sweep in front.sweeps.items():
         images, rows = 0, []
@@ -106,9 +106,9 @@ def hypervolumes(front: Front) -> list[dict[str, Any]]:
         for record in sorted(sweep.records, key=lambda record: (record.finished, record.number)):
             images += record.images if record.duplicate_of is None else 0
             if record.number in candidates:
-                rows.append(values_of([record], axes)[0])
+                rows.append(values_of([record], metrics)[0])
             curve["images"].append(images)
-            curve["volume"].append(float(f"{hypervolume(rows, reference, directions(axes)):.6g}") if rows else 0.0)
+            curve["volume"].append(float(f"{hypervolume(rows, reference, directions(metrics)):.6g}") if rows else 0.0)
         found.append(curve)
     return found
 

@@ -42,7 +42,7 @@ def facts(sweep: Sweep) -> Facts:
         ("baseline", [] if identity.baseline is None else [describe(identity.baseline)]),
         ("image", _image(identity)),
         ("seed of the images", _lines(identity.seed)),
-        ("objectives", [f"{axis.direction} {axis.name}" for axis in identity.objectives]),
+        ("objectives", [f"{metric.direction} {metric.name}" for metric in identity.objectives]),
         ("constraints", _lines(*identity.constraints)),
         ("versions", _pairs(identity.versions)),
         ("experiment", _lines(identity.experiment)),

@@ -32,7 +32,7 @@ def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     yield "number", "#", number, "trial"
     words = ["sweep"] if len(subject.sweeps) > 1 else []
     yield from ((name, name, text, "trial") for name in [*words, "setting", "acceptance", "tree", "drafter"])
-    for name in dict.fromkeys([*(axis.name for axis in subject.axes), *subject.metrics]):
+    for name in dict.fromkeys([*(metric.name for metric in subject.axes), *subject.metrics]):
         yield name, metric_title(name), number, "metric"
     types = flat_types()
     for key in config_keys(subject.sweeps):
