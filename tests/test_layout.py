@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
     "orchestrator.results": 4156,
-    "orchestrator.run": 4205,
+    "orchestrator.run": 4177,
     "orchestrator.views": 1973,
     "search_spaces": 3829,
     "specfrontier": 377,

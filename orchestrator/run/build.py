@@ -89,8 +89,7 @@ class Build:
         self._wanted: dict[str, _Wanted] = {}
         self._waiting: dict[str, _Wanted] = {}  # those that are not submitted to the workers
         self._results: list[Result] = []
-        self._repeats = Counter[str]()
-        self._unread = Counter[str]()  # how often a target's worker could not read files that this process can
+        self._repeats = Counter[str]()  # by a file that was damaged, or a measurement whose worker could not read one
         self._alive = -1
 
     def want(self, trial: int, *targets: Target) -> None:
@@ -219,8 +218,8 @@ class Build:
         if not target.is_measurement:
             self._forget(target.name)
             return
-        self._unread[target.name] += not removed
-        if self._unread[target.name] <= _MAX_REPEATS:
+        self._repeats[target.name] += not removed
+        if self._repeats[target.name] <= _MAX_REPEATS:
             self._end(target.name, Result((), None, removed))
             self._drop(removed)
         else:
@@ -242,8 +241,8 @@ class Build:
         self.files.discard(name)
         self._repeats[name] += 1
         if self._repeats[name] > _MAX_REPEATS:
-            raise SweepError(f"{reason}: drawn {_MAX_REPEATS} times and damaged again; check the disk or bucket")
-        self._emit({"event": "shard_damaged", "note": f"{reason}, so it is drawn again{kept}"})
+            raise SweepError(f"{reason}: made {_MAX_REPEATS} times and damaged again; check the disk or bucket")
+        self._emit({"event": "shard_damaged", "note": f"{reason}, so it is made again{kept}"})
         return True
 
     def _move(self, name: str) -> str:

@@ -14,10 +14,9 @@ from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.progress import finished_event
 from orchestrator.run.racing import at_full_size, with_constraints
-from orchestrator.run.revival import revive
 from orchestrator.run.study import Proposal, Search
 from orchestrator.run.tasks import Limits, Outcome, SweepError, seconds_taken
-from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, copy_record, make_record
+from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, copy_record, make_record, revive
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage

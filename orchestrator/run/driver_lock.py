@@ -39,7 +39,7 @@ def driver_lock(storage: Storage, note: Callable[[str], object] = lambda text: N
             )
         if not waiting:
             waiting = True
-            note(f"{lock.holder} was running this sweep; waiting for its sign of life, at most {LEASE_S:g} s")
+            note(f"{lock.holder} was running this sweep; waiting until it renews its lock, at most {LEASE_S:g} s")
         time.sleep(random.uniform(*_POLL_INTERVAL_S))
 
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
 from orchestrator.run.preflight import check_enqueued, models_entry
-from orchestrator.run.progress import lost_event, utc_now
+from orchestrator.run.progress import utc_now
 from orchestrator.run.study import Search
-from orchestrator.run.tasks import ClusterLost, EventSink, Loss, Outcome, PoolError
+from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
@@ -96,16 +97,9 @@ def _launch(
     with connected(options.address, options.slots, cores, environment, placement) as slots:
         if options.address:
             check_demand(options.slots, alive_nodes())
-
-        def warn(message: str) -> None:
-            emit({"event": "workers", "alive": pool.alive, "note": message})
-
-        def lose(loss: Loss) -> None:
-            emit(lost_event(loss, pool.alive))
-
         variables = {} if options.address is None else environment
         spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
-        with closing(Pool(spec, slots, variables, warn, placement, _stored_facts(storage), lose)) as pool:
+        with closing(Pool(spec, slots, variables, emit, placement, _stored_facts(storage))) as pool:
             emit({"event": "phase", "phase": "loading the models"})
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
@@ -119,7 +113,8 @@ def _launch(
             build = Build(storage, pool, emit)
             reference = Target.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
-            if predictions := prediction_task(sweep, storage, capabilities, warn):
+            log = partial(_emit_note, emit)
+            if predictions := prediction_task(sweep, storage, capabilities, log):
                 about = f"predicting {len(predictions.configs)} settings from a recording"
                 build.want(SWEEP, Target.of(PREDICTIONS, predictions, about=about))
 
@@ -140,9 +135,12 @@ def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
     """The trials' records. Damaged lines of the events are removed, with a note."""
     records = read_trials(storage)
     if lines := drop_damaged_lines(storage, EVENTS):
-        note = f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete"
-        emit({"event": "note", "note": note})
+        _emit_note(emit, f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete")
     return records
+
+
+def _emit_note(emit: EventSink, note: str) -> None:
+    emit({"event": "note", "note": note})
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
@@ -181,7 +179,7 @@ def _store_id(storage: Storage) -> str:
 
 
 def _stored_facts(storage: Storage) -> dict[str, Any]:
-    """What workers must share with those that drew a resumed sweep's images; empty for a new sweep."""
+    """What workers must share with those that generated a resumed sweep's images; empty for a new sweep."""
     identity = read_identity(storage)
     facts = {} if identity is None else {"device": identity.device, "numerics": identity.numerics or None}
     return {key: value for key, value in facts.items() if value is not None}

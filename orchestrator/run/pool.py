@@ -33,7 +33,8 @@ from orchestrator.run.placement import (
     WorkerAgreement,
     describe_labels,
 )
-from orchestrator.run.tasks import Loss, PoolError, SweepError, Task, TaskResult
+from orchestrator.run.progress import lost_event
+from orchestrator.run.tasks import EventSink, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
 from workers.data.shards import TimingShard
@@ -176,11 +177,9 @@ class PoolWorker:
 class Pool:
     """Actors, and the tasks that wait for them.
 
-    spec: plain data from which an actor loads its models. environment: variables of the actors' processes. warn: called
-    with a message about each worker that cannot be used. placement: on which nodes workers generate and time. stored:
-    facts of a resumed sweep's images, which workers that generate must share. lose: called with each worker that had
-    started and died or stopped responding, when `alive` no longer counts it, and with each node of one that left the
-    cluster.
+    spec: plain data from which an actor loads its models. environment: variables of the actors' processes. emit: called
+    with events of workers that cannot be used, and of those, and their nodes, that are lost. placement: on which nodes
+    workers generate and time. stored: facts of a resumed sweep's images, which workers that generate must share.
     """
 
     def __init__(
@@ -188,13 +187,12 @@ class Pool:
         spec: Mapping[str, Any],
         slots: Slots,
         environment: Mapping[str, str] | None = None,
-        warn: Callable[[str], None] = lambda message: None,
+        emit: EventSink = lambda event: None,
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
-        lose: Callable[[Loss], None] = lambda loss: None,
     ) -> None:
         self._spec, self._slots, self._placement = dict(spec), slots, placement
-        self._environment, self._warn, self._lose = dict(environment or {}), warn, lose
+        self._environment, self._emit = dict(environment or {}), emit
         self._facts: Mapping[str, Any] | None = None
         self._workers: list[PoolWorker] = []
         self._waiting: list[Task] = []  # in the order in which they run
@@ -323,6 +321,9 @@ class Pool:
                 self._remove(worker)
                 self._released += 1
 
+    def _warn(self, note: str) -> None:
+        self._emit({"event": "workers", "alive": self.alive, "note": note})
+
     def _remove(self, worker: PoolWorker) -> None:
         self._workers.remove(worker)
         worker.kill()
@@ -351,7 +352,8 @@ class Pool:
             self._handle_failed_start(worker, death)
             return None
         self._remove(worker)
-        self._lose(Loss(f"{worker.name} on {worker.node}" if worker.node else worker.name, death))
+        what = f"{worker.name} on {worker.node}" if worker.node else worker.name
+        self._emit(lost_event(what, death, self.alive))
         self._suspects[worker.node_id] = worker.node
         for other in self._workers:  # the whole node may have died: give the others no task before they reply
             if other.is_idle:
@@ -399,7 +401,7 @@ class Pool:
         self._monitor.check_node()
         self._nodes = alive_nodes()
         for node in self._suspects.keys() - self._node_ids:
-            self._lose(Loss(f"node {self._suspects.pop(node)}", "it has left the cluster"))
+            self._emit(lost_event(f"node {self._suspects.pop(node)}", "it has left the cluster", self.alive))
         for _ in range(self._target_count() - len(self._workers)):
             labels = self._placement.next_labels([worker.labels for worker in self._workers])
             self._workers.append(self._start_worker(labels))

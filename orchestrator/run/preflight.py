@@ -106,7 +106,7 @@ def preflight(
     if identity is not None and identity.format != FORMAT:
         raise ValueError(
             f"{storage.display_name}: this sweep has shards of format {identity.format}, and this version of "
-            f"specfrontier draws format {FORMAT}; its front can still be queried, but launch under another --name"
+            f"specfrontier writes format {FORMAT}; its front can still be queried, but launch under another --name"
         )
     _check_tracking_uri(mlflow, storage)
     directions = [o.direction or registered[o.metric].direction for o in sweep.objectives]

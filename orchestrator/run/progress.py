@@ -23,7 +23,7 @@ from orchestrator.results.names import SettingNames
 from orchestrator.results.text import clean, counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import Event, EventSink, Loss
+from orchestrator.run.tasks import Event, EventSink
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
@@ -48,10 +48,10 @@ def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) 
     return {"event": event, "trial": trial.number, "label": trial.label, "setting": names.name(trial.config)}
 
 
-def lost_event(loss: Loss, alive: int) -> dict[str, Any]:
-    """The event of a worker or node that was lost; `alive` workers are left."""
-    note = f"lost {loss.what} ({loss.cause}); {counted(alive, 'worker')} left"
-    return {"event": "workers", "alive": alive, "lost": loss.what, "note": note}
+def lost_event(what: str, cause: str, alive: int) -> dict[str, Any]:
+    """The event of a worker that was lost after it had started, or of its node; `alive` workers are left."""
+    note = f"lost {what} ({cause}); {counted(alive, 'worker')} left"
+    return {"event": "workers", "alive": alive, "lost": what, "note": note}
 
 
 def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict[str, Any]:

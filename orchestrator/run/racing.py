@@ -1,7 +1,8 @@
 """Racing: stop a candidate that a rival beats significantly in every objective, for any search with per-item results.
 
-`Race` is the test. `EarlyStopping` applies it to the trials of a sweep, and `at_full_size` says what a stopped trial's
-values mean next to those of complete trials.
+`Race` is the test. `EarlyStopping` applies it to the trials of a sweep, `at_full_size` says what a stopped trial's
+values mean next to those of complete trials, and `next_trials` which stopped trials go on at the end of a sweep: those
+that may still be on the front.
 
 All candidates are measured on the same items (images, prompts, folds), in growing prefixes of one list: the rungs. The
 items of a rung are divided into G blocks. A candidate stops if one rival that was measured on the same items is better
@@ -35,14 +36,15 @@ noise of their differences to rivals. A search chooses candidates that look good
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.results.trials import FAILED, STOPPED, EarlyStop, TrialRecord
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Metric
@@ -52,6 +54,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Metrics = Mapping[str, Estimate]
 
 _HALF = 32  # half of the error rate is for the first `_HALF` candidates
+_DRAWS, _SEED = 4000, 0  # of the joint errors of trials that may go on
 _ROUNDING = 1e-9  # relative; smaller differences are ties
 
 
@@ -281,9 +284,8 @@ class EarlyStopping:
 
     def _rival(self, record: TrialRecord, images: int) -> Scores | None:
         """The scores of a rival on `images` images; None if it has none there, or violates a constraint."""
-        violates = any(value > 0 for value in record.constraints.values())
         metrics = dict(record.history).get(images)
-        if record.state == FAILED or record.duplicate_of is not None or violates or metrics is None:
+        if record.state == FAILED or record.duplicate_of is not None or _violates(record) or metrics is None:
             return None
         return self._scores(metrics, record.shape)
 
@@ -363,3 +365,59 @@ def with_constraints(
         value = record.metrics[constraint.metric].value
         violations[constraint.text] = constraint.violation(value, limit.value if limit else math.nan)
     return replace(record, constraints=violations)
+
+
+def next_trials(
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Metric],
+    numbers: Collection[int],
+    *,
+    threshold: float,
+    budget: int | None,
+    failed: Collection[int] = (),
+) -> list[int]:
+    """Stopped trials in the order in which they would go on to their next rungs; empty: none goes on.
+
+    The first one goes on; the others may generate images at the same time, as they are probably next. First the trials
+    `numbers`, to the end. Then always the one that is most probably on the front, until no probability is above
+    `threshold` or `budget` images (None: no limit) are spent. With a budget of images no others follow the first one:
+    they may not be needed. failed: trials that could not go on.
+    """
+    queue = [number for number in sorted(numbers) if records[number].state == STOPPED and number not in failed]
+    if not queue and threshold < 1 and (budget is None or _generated(records) < budget):
+        shares = front_probabilities(records, objectives)
+        uncertain = [number for number, share in shares.items() if share > threshold and number not in failed]
+        queue = sorted(uncertain, key=lambda number: -shares[number])
+    return queue if budget is None else queue[:1]
+
+
+def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Metric]) -> dict[int, float]:
+    """For each stopped trial, the share of joint draws from all errors in which no complete trial dominates it.
+
+    Its values are those expected on all captions (`at_full_size`). Duplicates, and trials that violate a constraint,
+    are left out on both sides.
+    """
+    kept = [record for record in records if record.duplicate_of is None and not _violates(record)]
+    complete = [record for record in kept if record.state == COMPLETE]
+    stopped = [record for record in kept if record.state == STOPPED]
+    if not complete or not stopped:
+        return {}
+    expected = [at_full_size(record, records[0]) for record in stopped]
+    draws = JointErrors.of([*complete, *expected], objectives).draws(_DRAWS, _SEED)
+    draws *= np.array([-1.0 if metric.direction == "maximize" else 1.0 for metric in objectives])
+    rivals = draws[:, : len(complete)]
+    found = {}
+    for row, record in enumerate(stopped, start=len(complete)):
+        own = draws[:, row : row + 1]
+        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2)
+        found[record.number] = float(1 - np.any(dominated, axis=1).mean())
+    return found
+
+
+def _generated(records: Sequence[TrialRecord]) -> int:
+    """Images of all trials."""
+    return sum(record.images for record in records if record.duplicate_of is None)
+
+
+def _violates(record: TrialRecord) -> bool:
+    return any(value > 0 for value in record.constraints.values())

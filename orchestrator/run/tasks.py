@@ -46,14 +46,6 @@ class TaskResult:
     permanent: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A worker that died or fell silent after it had started, or the node of one. what: it, and where it was."""
-
-    what: str
-    cause: str
-
-
 class PoolError(RuntimeError):
     """No worker is available; the message says why and how to fix it."""
 

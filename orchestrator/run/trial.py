@@ -1,11 +1,13 @@
-"""A trial: the files that it consists of, what it needs at each rung, when it stops, and what its record says."""
+"""A trial: the files that it consists of, what it needs at each rung, when it stops, and what its record says; and how
+stopped trials go on at the end of a sweep.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,8 +22,8 @@ from orchestrator.results.trials import (
     parse_metrics,
 )
 from orchestrator.run.build import Build, Result, Target
-from orchestrator.run.progress import trial_event, utc_now
-from orchestrator.run.racing import EarlyStopping
+from orchestrator.run.progress import finished_event, trial_event, utc_now
+from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import EventSink, SweepError
 from search_spaces.sweep import SweepConfig
@@ -366,3 +368,61 @@ class RunningTrials:
             self._build.withdraw(number)
         else:
             self._build.want(number, target)
+
+
+def revive(
+    trials: Trials,
+    records: MutableSequence[TrialRecord],
+    write: Callable[[TrialRecord], None],
+    numbers: Collection[int],
+    may_go_on: Callable[[], bool],
+) -> None:
+    """Run stopped trials on, rung by rung (see `next_trials`). write: stores a record that was replaced.
+
+    Every step rewrites the record of one trial, and depends on the records alone. So a sweep that is killed in between
+    resumes with the same step. numbers: trials that go on in any case; others only while `may_go_on`.
+
+    Raises:
+        PoolError: no worker is left and none can be started.
+        SweepError: one of `numbers` failed, or is not among the records.
+    """
+    if missing := sorted(number for number in numbers if number >= len(records)):
+        raise SweepError(f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials")
+    for stopped in [record for record in records if record.stop and record.duplicate_of is None]:
+        replace_record(records, write, stopped)  # completes a step that was cut off
+    sweep, running, failed = trials.plan.sweep, RunningTrials(trials.build), set[int]()
+    threshold = sweep.racing.revive_above if sweep.racing is not None and may_go_on() else 1.0
+    while queue := next_trials(
+        records, trials.racing.objectives, numbers, threshold=threshold, budget=sweep.budget.images, failed=failed
+    ):
+        number = queue[0]
+        if number not in numbers and not may_go_on():
+            break
+        for other in queue:  # their images are generated at the same time
+            if other not in running and len(running) < sweep.search.parallel:
+                stopped = records[other]
+                proposal = Proposal(other, stopped.label, stopped.config, stopped.params, {})
+                running.start(RunningTrial(proposal, steps=trials.run(proposal, stopped)))
+        record = running.take(number).record
+        assert record is not None
+        if record.state != FAILED:
+            replace_record(records, write, with_constraints(record, sweep.constraints, records))
+            trials.emit(finished_event("trial_revived", records[number], trials.names))
+        elif number in numbers:
+            raise SweepError(f"trial {number} could not go on: {record.cause}")
+        else:
+            failed.add(number)
+            note = f"trial {number} stays stopped: {record.cause}"
+            trials.emit({"event": "revival_failed", "trial": number, "note": note})
+    running.withdraw()
+
+
+def replace_record(
+    records: MutableSequence[TrialRecord], write: Callable[[TrialRecord], None], record: TrialRecord
+) -> None:
+    """Replace the record of a trial, and the results of its duplicates, in `records`, and write each."""
+    copies = [replace(other, **shared_results(record)) for other in records if other.duplicate_of == record.number]
+    for changed in (record, *copies):
+        if changed != records[changed.number]:
+            records[changed.number] = changed
+            write(changed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -17,7 +17,7 @@ from unittest import mock
 from orchestrator.run import launch
 from orchestrator.run.placement import ANYWHERE, Placement, Slots
 from orchestrator.run.pool import _PERMANENT_ERRORS
-from orchestrator.run.tasks import Loss, Task, TaskResult
+from orchestrator.run.tasks import EventSink, Task, TaskResult
 from workers.actor import Worker
 
 
@@ -31,10 +31,9 @@ class LocalPool:
         spec: Mapping[str, Any],
         slots: Slots,
         environment: Mapping[str, str] | None = None,
-        warn: Callable[[str], None] | None = None,
+        emit: EventSink = lambda event: None,
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
-        lose: Callable[[Loss], None] | None = None,
     ) -> None:
         self.worker = Worker(_sent({**spec, "worker": "local"}))
         self.queue: list[tuple[tuple[int, int, int], Task]] = []

@@ -30,7 +30,7 @@ from orchestrator.results.store import EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.driver_lock import driver_lock
 from orchestrator.run.progress import lost_event
-from orchestrator.run.tasks import ClusterLost, Loss, PoolError
+from orchestrator.run.tasks import ClusterLost, PoolError
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
@@ -175,7 +175,7 @@ def test_a_folder_of_something_else_is_no_sweep(tmp_path: Path, file: str) -> No
 
 def test_lost_workers_and_clusters_are_said(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    lost = lost_event(Loss("worker-1 on node-b", "its process has died"), alive=1)
+    lost = lost_event("worker-1 on node-b", "its process has died", alive=1)
     again = {"event": "launch", "note": f"{ClusterLost('Ray on this machine lost its raylet')}; starting another"}
     add_events(folder, {"event": "launch"}, {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 1})
     write_sweep(folder.with_name("other"), trials=1)

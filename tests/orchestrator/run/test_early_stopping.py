@@ -15,8 +15,14 @@ import pytest
 from benchmarks.instant import InstantWorkers, plausible
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.racing import EarlyStopping, _moved, at_full_size, with_constraints
-from orchestrator.run.revival import front_probabilities, next_trials
+from orchestrator.run.racing import (
+    EarlyStopping,
+    _moved,
+    at_full_size,
+    front_probabilities,
+    next_trials,
+    with_constraints,
+)
 from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
 from orchestrator.views.study import open_storage
 from search_spaces.constraints import Constraint

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -18,7 +18,7 @@ from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
-from orchestrator.run.tasks import Loss, PoolError, Task, TaskResult
+from orchestrator.run.tasks import Event, EventSink, PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
 
 pytestmark = pytest.mark.slow(seconds=85)
@@ -88,11 +88,10 @@ def make() -> Iterator[Any]:
     def make(
         slots: Slots,
         placement: Placement = ANYWHERE,
-        warn: Callable[[str], None] = lambda text: None,
-        lose: Callable[[Loss], None] = lambda loss: None,
+        emit: EventSink = lambda event: None,
         **spec: Any,
     ) -> Pool:
-        pools.append(Pool(spec, slots, None, warn, placement, lose=lose))
+        pools.append(Pool(spec, slots, None, emit, placement))
         return pools[-1]
 
     yield make
@@ -219,12 +218,12 @@ def test_a_kind_that_no_node_has_ends_the_sweep_at_once(mixed: Any) -> None:
 def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The only node that times goes while it runs a shard, and another one joins."""
     monkeypatch.setattr(pool_module, "_TIMING_DELAY_S", 1.0)
-    warnings: list[str] = []
-    lost: list[tuple[str, int]] = []
-    pool: Pool = make(
-        Slots(None, 1.0), Placement({}, A10G), warnings.append, lambda loss: lost.append((loss.what, pool.alive)),
-        precision="float32",
-    )  # fmt: skip
+    events: list[Event] = []
+
+    def lost() -> list[tuple[str, int]]:
+        return [(event["lost"], event["alive"]) for event in events if "lost" in event]
+
+    pool: Pool = make(Slots(None, 1.0), Placement({}, A10G), events.append, precision="float32")
     wait(pool, 2)
     pool.submit(Task(0, "timing", {"kind": "timing", "seconds": 5.0}))
     timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
@@ -235,11 +234,12 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
     assert drawn.output == {"kind": "h100"}
     assert pool._attempts._nodes == {"timing": [timing.node_id]}
     start = time.monotonic()
-    while time.monotonic() < start + 3.0 or len(lost) < 2:  # Ray takes some seconds to call a node dead
+    while time.monotonic() < start + 3.0 or len(lost()) < 2:  # Ray takes some seconds to call a node dead
         assert time.monotonic() < start + TIMEOUT_S
         pool.collect(0.2)
-    assert [(what.split(" ", 1)[1], left) for what, left in lost] == [("on a10g", 1), ("a10g", 1)], "worker, node"
-    assert [text for text in warnings if "gpu=a10g" in text] == ["timing shards wait for a worker on gpu=a10g"]
+    assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [("on a10g", 1), ("a10g", 1)], "worker, node"
+    notes = [event["note"] for event in events]
+    assert [note for note in notes if "gpu=a10g" in note] == ["timing shards wait for a worker on gpu=a10g"]
     mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)
     assert (timed.task.name, timed.output) == ("timing", {"kind": "a10g"})

@@ -30,7 +30,6 @@ from orchestrator.run.progress import (
     title,
     trial_line,
 )
-from orchestrator.run.tasks import Loss
 
 OBJECTIVES = {
     "event": "identity",
@@ -396,7 +395,7 @@ def test_a_finished_sweep_leaves_one_line() -> None:
 
 def test_a_lost_worker_is_said_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """The note of the view goes when the next trial ends; the line above the view stays."""
-    lost = lost_event(Loss("worker-1 on node-b", "no sign of life for 60 s"), alive=1)
+    lost = lost_event("worker-1 on node-b", "no heartbeat for 60 s", alive=1)
     text = live(after(), {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 2}, finished(0))
     assert text.count("worker-1 on node-b") == 1
     show_lines(after())(lost)
