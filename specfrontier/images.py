@@ -106,10 +106,7 @@ def load_engine(
     models = models or (BUILTIN if trial is None else trial.models)
     batch = batch or (_BATCH if trial is None else trial.batch)
     loaded = load_entry(find_entry(models), pick_device(device or AUTO))
-    config = _config(setting, loaded.target.sampling)
-    config.check_model(loaded.target.vocab_size, drafters=loaded.drafter_levels)
-    drafter = loaded.drafters.get(config.drafter.kind)
-    engine = Engine(loaded.target, config, drafter, seed=seed, batch_size=batch)
+    engine = loaded.engine(_config(setting, loaded.target.sampling), seed=seed, batch_size=batch)
     return ImageEngine(engine, "" if trial is None else trial.title)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.results.config_file import Setting
     from orchestrator.results.selection import Selection
 
-_BATCH = 16
 EPILOG = """\b
 Examples:
   specfrontier generate "a large red circle on a cloudy blue background" --preset lantern
@@ -57,37 +56,8 @@ class Source:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The options that say how images are generated, and where they go."""
-
-    assignments: o.Assignments = None
-    against: Literal["vanilla"] | None = o.option(
-        "Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
-        "turn, and measure the speed-up.",
-        "vanilla",
-    )
-    batch: int | None = o.option(
-        "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
-    )
-    seed: int = o.option(
-        "Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: where "
-        "scores nearly tie, it can change an image.",
-        "N",
-        default=0,
-        min=0,
-        max=o.MAX_SEED,
-    )
-    samples: int = o.option("Images per caption.", "N", default=1, min=1, max=65536)
-    out: str = o.option("Output folder; created if missing.", "DIR", default="generated", callback=o.given_path)
-    models: o.Models = None
-    device: o.Device = None
-    threads: o.Threads = None
-    as_json: bool = o.flag("Print statistics.json instead of a summary.", "--json")
-
-
 @o.grouped
-def generate(source: Source, wanted: q.TrialOptions, options: Run) -> None:
+def generate(source: Source, wanted: q.TrialOptions, options: q.GenerationOptions) -> None:
     """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's trial, with --set for
     single keys.
 
@@ -102,21 +72,10 @@ def generate(source: Source, wanted: q.TrialOptions, options: Run) -> None:
     mapping = _with_assignments(setting.mapping, options.assignments or [])
     texts = _read_captions(source.captions or [], source.captions_file, options.seed)
     o.say_on_terminal("loading the models")
-    from orchestrator.cli.generation import Generation, generate_images  # after the checks: this imports torch
+    from orchestrator.cli.generation import generate_images  # after the checks: this imports torch
 
-    generation = Generation(
-        source.preset,
-        options.seed,
-        options.batch or setting.batch or _BATCH,
-        options.samples,
-        Path(options.out),
-        o.pick_device(options.device),
-        options.models or setting.models,
-        setting,
-        options.against is not None,
-    )
-    with output_folder(generation.folder):
-        typer.echo(generate_images(mapping, texts, generation, as_json=options.as_json))
+    with output_folder(Path(options.out)):
+        typer.echo(generate_images(mapping, texts, setting, source.preset, options))
 
 
 def _describe_presets() -> str:

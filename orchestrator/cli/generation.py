@@ -9,31 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
+from PIL import Image, PngImagePlugin
 
+from orchestrator.cli.query_options import GenerationOptions
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.options import pick_device
 from orchestrator.results.config_file import Setting
 from orchestrator.results.names import VANILLA, SettingNames, format_number
 from orchestrator.results.status import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.pictures import (
-    INK,
-    LINE,
-    MARGIN,
-    PAPER,
-    TEXT_SIZE,
-    accepted_by_cell,
-    enlarge,
-    heat_map,
-    to_pictures,
-    wrap,
-)
+from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map, to_pictures
 from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.kernels import implementation
 from workers.decoding.state import Request
@@ -42,108 +34,190 @@ from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import VANILLA as SIDE
-from workers.metrics.estimate import measured as number_text
-from workers.metrics.estimate import ratio_estimate
-from workers.models.target import Grid
+from workers.metrics.estimate import measured, ratio_estimate
 from workers.runtime.device import device_name, versions
-from workers.runtime.timing import Generate, time_pairs
+from workers.runtime.timing import time_pairs
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
+_BATCH = 16  # by default
 _MAX_CAPTION_CHARS = 48  # of a caption in a file name
 _PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
 _STATISTICS = "statistics.json"
 _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """Options of a run besides its config and captions. preset: the name that the user gave, for the statistics.
-    setting: where the config is from. against_vanilla: generate vanilla's images too, and measure the speed-up.
-    """
-
-    preset: str | None
-    seed: int
-    batch: int
-    samples: int
-    folder: Path
-    device: torch.device
-    models: str = "builtin"
-    setting: Setting = field(default_factory=lambda: Setting({}))
-    against_vanilla: bool = False
-
-
 @dataclass
 class Gallery:
-    """The finished images of a run, in the order of their requests."""
+    """The images of one engine: each is written to the folder as soon as it is added. results, pictures: by request."""
 
+    engine: Engine
     folder: Path
-    digest: str
-    seed: int
-    entries: dict[tuple[int, int], tuple[Result, Image.Image, str]] = field(default_factory=dict)
+    results: dict[Request, Result] = field(default_factory=dict)
+    pictures: dict[Request, Image.Image] = field(default_factory=dict)
 
-    def add(self, result: Result, picture: Image.Image) -> None:
+    def add(self, result: Result) -> None:
         """Write one picture, with caption and config digest as PNG text, and keep it."""
-        request = result.request
+        request, engine = result.request, self.engine
+        (picture,) = to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))
         note = PngImagePlugin.PngInfo()
         note.add_itxt("caption", request.caption)
-        origin = f"config {self.digest}, seed {self.seed}, caption {request.caption_id}, sample {request.sample}"
-        note.add_text("specfrontier", origin)
-        name = file_name(request)
-        enlarge(picture, _PICTURE_SIDE).save(self.folder / name, pnginfo=note)
-        self.entries[request.caption_id, request.sample] = (result, picture, name)
+        image = f"caption {request.caption_id}, sample {request.sample}"
+        note.add_text("specfrontier", f"config {engine.config.digest()}, seed {engine.seed}, {image}")
+        enlarge(picture, _PICTURE_SIDE).save(self.folder / file_name(request), pnginfo=note)
+        self.results[request], self.pictures[request] = result, picture
 
-    @property
-    def ordered(self) -> list[tuple[Result, Image.Image, str]]:
-        return [self.entries[key] for key in sorted(self.entries)]
+    def generate(self, requests: Sequence[Request]) -> float:
+        """Generate the images of all requests.
+
+        Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing files.
+
+        Raises:
+            CommandError: decoding failed (1) or was interrupted (130).
+        """
+        seconds, mark = 0.0, time.perf_counter()
+        with self.progress(len(requests)) as advance:
+            for result in self.engine.run(requests):
+                seconds += time.perf_counter() - mark
+                self.add(result)
+                advance()
+                mark = time.perf_counter()
+        return seconds
+
+    def generate_beside(self, vanilla: Gallery, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see `time_pairs`).
+
+        Both first generate a batch that is not timed. A batch ends with its longest image, as in a sweep's timings.
+
+        Raises:
+            CommandError: decoding failed (1) or was interrupted (130).
+        """
+        size, target = self.engine.batch_size, self.engine.target
+        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+        galleries = (vanilla, self)
+        found: tuple[dict[Request, Result], dict[Request, Result]] = ({}, {})
+
+        def run(side: int, batch: Sequence[Request]) -> list[Result]:
+            results = list(galleries[side].engine.run(batch))
+            for result in results:
+                if side and result.request not in found[side]:  # the batch that is not timed is generated again
+                    advance()
+                found[side][result.request] = result
+            return results
+
+        with self.progress(len(requests)) as advance:
+            try:
+                return time_pairs(
+                    partial(run, 0),
+                    partial(run, 1),
+                    batches,
+                    repetitions=1,
+                    device=self.engine.device,
+                    encode=lambda batch: target.encode([request.caption for request in batch], guided=False),
+                )
+            finally:
+                for gallery, results in zip(galleries, found, strict=True):
+                    for result in results.values():
+                        gallery.add(result)
+
+    @contextmanager
+    def progress(self, images: int) -> Iterator[Callable[[], None]]:
+        """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130 interrupted."""
+        try:
+            with ends_with(FAILED, DecodingError, OSError), _progress(images) as advance:
+                yield advance
+        except KeyboardInterrupt:
+            done = f"{len(self.results)} of {images} images are in {self.folder}"
+            again = "The same command generates the same images again"
+            raise CommandError(f"interrupted; {done}. {again}", INTERRUPTED) from None
+
+    def write(self, header: Mapping[str, Any], wall_seconds: float, comments: str = "") -> dict[str, Any]:
+        """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics.
+
+        header: facts of the run, to which those of the config are added. comments: at the head of config.yaml.
+        """
+        config, grid = self.engine.config, self.engine.target.grid
+        results = sorted(self.results.values(), key=lambda result: (result.request.caption_id, result.request.sample))
+        rows = [_image_row(result) for result in results]
+        cells = accepted_by_cell((result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols)
+        overall = _overall(rows, wall_seconds)
+        own = {"setting": SettingNames(Sampling()).name(config), "config": config.to_mapping()}
+        own["digest"] = config.digest()
+        statistics = {**header, **own, "overall": overall, "accepted_length_by_cell": cells, "images": rows}
+        pictures = [self.pictures[result.request] for result in results]
+        contact_sheet(pictures, [row["caption"] for row in rows]).save(self.folder / "contact_sheet.png")
+        mean, images = overall["mean_accepted_length"], counted(len(rows), "image")
+        # passes that accept more cover more cells, so the mean over cells exceeds the mean over passes
+        title = f"accepted length of each cell's pass, {images} (mean over passes {mean:.2f})"
+        heat_map(cells, title).save(self.folder / "heatmap.png")
+        text = json.dumps(statistics, indent=2, ensure_ascii=False)
+        (self.folder / _STATISTICS).write_text(text + "\n", "utf-8")
+        text = comments + yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
+        (self.folder / "config.yaml").write_text(text, "utf-8")
+        return statistics
 
 
-def generate_images(mapping: Mapping[str, Any], captions: Sequence[str], options: Generation, *, as_json: bool) -> str:
+def generate_images(
+    mapping: Mapping[str, Any],
+    captions: Sequence[str],
+    setting: Setting,
+    preset: str | None,
+    options: GenerationOptions,
+) -> str:
     """Generate all images and write the output folder; returns the text to print.
 
-    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
+    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults. setting: where the
+    config is from. preset: the name that the user gave, for the statistics.
 
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
     """
+    folder, batch, device = Path(options.out), options.batch or setting.batch or _BATCH, pick_device(options.device)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
         with ends_with(WRONG_USAGE):
-            entry = find_entry(options.models)
+            entry = find_entry(options.models or setting.models)
         with ends_with(FAILED):
-            models = load_entry(entry, options.device)
-        target = models.target
+            models = load_entry(entry, device)
         with ends_with(WRONG_USAGE):
-            config = DecodingConfig.from_mapping(mapping, target.sampling)
-            config.check_model(target.vocab_size, drafters=models.drafter_levels)
-            drafter = models.drafters.get(config.drafter.kind)
-            engine = Engine(target, config, drafter, seed=options.seed, batch_size=options.batch)
-            target.check(captions)  # all of them, before the first image is generated
+            config = DecodingConfig.from_mapping(mapping, models.target.sampling)
+            gallery = Gallery(models.engine(config, seed=options.seed, batch_size=batch), folder)
+            models.target.check(captions)  # all of them, before the first image is generated
     requests = [
         Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
     ]
-    gallery = Gallery(options.folder, config.digest(), options.seed)
     with ends_with(WRONG_USAGE):
-        replaced = _remove_previous(options.folder) + _remove_previous(options.folder / VANILLA)
-    against = None
-    with in_memory(f"at batch {engine.batch_size}; try --batch {max(1, engine.batch_size // 2)}"):
-        if options.against_vanilla:
-            vanilla = _vanilla(config, options.setting, target.sampling)
-            engines = Engine(target, vanilla, seed=options.seed, batch_size=options.batch), engine
-            against = VanillaRun(*engines, Gallery(options.folder / VANILLA, vanilla.digest(), options.seed))
-            seconds = against.draw(requests, gallery)
+        replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA)
+    vanilla, timings = None, list[dict[str, Any]]()
+    with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
+        if options.against is None:
+            seconds = gallery.generate(requests)
         else:
-            seconds = _draw(engine, requests, gallery)
-    header = _header(mapping, engine, models, options, len(requests)) | {
+            baseline = _vanilla(config, setting, models.target.sampling)
+            vanilla = Gallery(models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA)
+            vanilla.folder.mkdir(exist_ok=True)
+            timings = gallery.generate_beside(vanilla, requests)
+            seconds = sum(float(row["seconds"]) for row in timings)
+    header = _header(mapping, gallery.engine, models, setting, len(requests)) | {
+        "preset": preset,
+        "samples": options.samples,
         "warnings": _warnings(gallery, config.drafter.kind, entry.files),
-        "against": None if against is None else against.facts(),
+        "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},
     }
     with ends_with(FAILED):
-        comments = options.setting.comments_for(config.digest())
-        statistics = _write_report(gallery, target.grid, header, seconds, comments)
-        if against is not None:
-            against.write(header)
-    if as_json:
+        statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
+        if vanilla is not None:
+            others: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
+            vanilla.write(header | others, sum(row[f"seconds{SIDE}"] for row in timings))
+    if options.as_json:
         return json.dumps(statistics, indent=2, ensure_ascii=False)
-    return _summary(statistics, options.folder, replaced)
+    return _summary(statistics, folder, replaced)
+
+
+def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The measured speed-up with its standard error (None: of a single batch), and vanilla's seconds per image."""
+    vanilla, own = (torch.tensor([row[f"seconds{side}"] for row in timings]) for side in (SIDE, ""))
+    error = ratio_estimate(vanilla, own, torch.arange(len(timings))).error if len(timings) > 1 else None
+    latency = float(vanilla.sum()) / sum(row["images"] for row in timings)
+    return {"speedup": float(vanilla.sum() / own.sum()), "error": error, "latency_vanilla": latency}
 
 
 def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> DecodingConfig:
@@ -155,16 +229,15 @@ def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> De
 
 
 def _header(
-    mapping: Mapping[str, Any], engine: Engine, models: Models, options: Generation, images: int
+    mapping: Mapping[str, Any], engine: Engine, models: Models, setting: Setting, images: int
 ) -> dict[str, Any]:
     """What the statistics say of the run besides its images. measured: the speed-up that a sweep measured of this
     config, and why it is not that of this run."""
-    config, setting, batch = engine.config, options.setting, min(options.batch, images)
-    measured = None
+    batch, promised = min(engine.batch_size, images), None
     if setting.speed is not None:
         files = setting.differing_files(models.hashes)
-        reasons = setting.speed.differences(config.digest(), batch, device_name(engine.device), files)
-        measured = asdict(setting.speed) | {"differences": reasons, "text": setting.speed.describe(reasons)}
+        reasons = setting.speed.differences(engine.config.digest(), batch, device_name(engine.device), files)
+        promised = asdict(setting.speed) | {"differences": reasons, "text": setting.speed.describe(reasons)}
     return {
         "versions": versions(),
         "target": engine.target.name,
@@ -173,29 +246,21 @@ def _header(
         "threads": torch.get_num_threads(),
         "cuda_graphs": engine.uses_graphs,
         "kernels": implementation(engine.device.type),
-        "preset": options.preset,
         "origin": setting.origin,
-        "setting": SettingNames(Sampling()).name(config),
-        "config": config.to_mapping(),
         "default_sampling": [key for key in Sampling.fields() if key not in (mapping.get("sampling") or {})],
-        "digest": config.digest(),
-        "seed": options.seed,
+        "seed": engine.seed,
         "batch": batch,
-        "samples": options.samples,
-        "measured": measured,
+        "measured": promised,
     }
 
 
 def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
     """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by key."""
-    statistics = [result.statistics for result, _, _ in gallery.entries.values()]
-    tokens, passes = sum(int(image.emitted.sum()) for image in statistics), sum(image.passes for image in statistics)
+    images = [result.statistics for result in gallery.results.values()]
+    tokens, passes = sum(int(image.emitted.sum()) for image in images), sum(image.passes for image in images)
     file = files.get(f"drafters.{drafter}")
-    return (
-        []
-        if file is None or not is_hardly_accepted(tokens, passes)
-        else [drafter_warning(drafter, file, tokens, passes)]
-    )
+    is_bad = file is not None and is_hardly_accepted(tokens, passes)
+    return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []
 
 
 def _remove_previous(folder: Path) -> int:
@@ -210,109 +275,6 @@ def _remove_previous(folder: Path) -> int:
     for path in [*pictures, statistics]:
         path.unlink(missing_ok=True)
     return len(pictures)
-
-
-def _draw(engine: Engine, requests: Sequence[Request], gallery: Gallery) -> float:
-    """Run all requests and write each picture when it is finished.
-
-    Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing files.
-
-    Raises:
-        CommandError: decoding failed (1) or was interrupted (130).
-    """
-    seconds, mark = 0.0, time.perf_counter()
-    with _decoding(gallery, len(requests)) as advance:
-        for result in engine.run(requests):
-            seconds += time.perf_counter() - mark
-            gallery.add(result, to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))[0])
-            advance()
-            mark = time.perf_counter()
-    return seconds
-
-
-@dataclass
-class VanillaRun:
-    """Vanilla's images of the same captions, generated in turn with a config's, batch by batch. rows: see
-    `time_pairs`."""
-
-    vanilla: Engine
-    engine: Engine
-    gallery: Gallery
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    def draw(self, requests: Sequence[Request], gallery: Gallery) -> float:
-        """Run all requests with both engines and write the pictures; returns the config's wall time in seconds.
-
-        Both first draw a batch that is not timed. A batch ends with its longest image, as in a sweep's timings.
-
-        Raises:
-            CommandError: decoding failed (1) or was interrupted (130).
-        """
-        self.gallery.folder.mkdir(exist_ok=True)
-        size, target = self.engine.batch_size, self.engine.target
-        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
-        results: dict[Request, Result] = {}
-        vanillas: dict[Request, Result] = {}
-
-        def drawing(engine: Engine, found: dict[Request, Result], advance: Callable[[], None]) -> Generate:
-            def draw(batch: Sequence[Request]) -> list[Result]:
-                drawn = list(engine.run(batch))
-                for result in drawn:
-                    if result.request not in found:  # the batch that is not timed is generated again
-                        advance()
-                    found[result.request] = result
-                return drawn
-
-            return draw
-
-        with _decoding(gallery, len(requests)) as advance:
-            try:
-                self.rows = time_pairs(
-                    drawing(self.vanilla, vanillas, lambda: None),
-                    drawing(self.engine, results, advance),
-                    batches,
-                    repetitions=1,
-                    device=self.engine.device,
-                    encode=lambda batch: target.encode([request.caption for request in batch], guided=False),
-                )
-            finally:
-                for place, found in ((self.gallery, vanillas), (gallery, results)):
-                    for result in found.values():
-                        place.add(result, to_pictures(target.decode(result.tokens[None].to(self.engine.device)))[0])
-        return sum(float(row["seconds"]) for row in self.rows)
-
-    def facts(self) -> dict[str, Any]:
-        """The measured speed-up with its standard error (None: of a single batch), vanilla's seconds per image, and
-        where its images are."""
-        vanilla, own = (torch.tensor([row[f"seconds{side}"] for row in self.rows]) for side in (SIDE, ""))
-        batches = torch.arange(len(self.rows))
-        error = ratio_estimate(vanilla, own, batches).error if len(self.rows) > 1 else None
-        images, ratio = sum(row["images"] for row in self.rows), float(vanilla.sum() / own.sum())
-        latency = float(vanilla.sum()) / images
-        return {"speedup": ratio, "error": error, "latency_vanilla": latency, "folder": str(self.gallery.folder)}
-
-    def write(self, header: Mapping[str, Any]) -> None:
-        """Write vanilla's contact sheet, heat map, statistics and config. header: of the config's statistics."""
-        config = self.vanilla.config
-        own: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
-        own |= {"setting": SettingNames(Sampling()).name(config), "config": config.to_mapping()}
-        seconds = sum(row[f"seconds{SIDE}"] for row in self.rows)
-        _write_report(self.gallery, self.vanilla.target.grid, {**header, **own, "digest": self.gallery.digest}, seconds)
-
-
-@contextmanager
-def _decoding(gallery: Gallery, images: int) -> Iterator[Callable[[], None]]:
-    """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130 interrupted."""
-    try:
-        with _progress(images) as advance:
-            yield advance
-    except KeyboardInterrupt:
-        finished = f"{len(gallery.entries)} of {images} images are in {gallery.folder}"
-        raise CommandError(
-            f"interrupted; {finished}. The same command draws the same images again", INTERRUPTED
-        ) from None
-    except (DecodingError, OSError) as error:
-        raise CommandError(str(error), FAILED) from error
 
 
 @contextmanager
@@ -337,11 +299,11 @@ def file_name(request: Request) -> str:
     return f"{request.caption_id:04d}-{request.sample}{'-' if slug else ''}{slug}.png"
 
 
-def _image_row(result: Result, file: str) -> dict[str, Any]:
+def _image_row(result: Result) -> dict[str, Any]:
     """The statistics of one image. `latency`: its share of the seconds of its rounds."""
     request, statistics = result.request, result.statistics
     return {
-        "file": file,
+        "file": file_name(request),
         "caption_id": request.caption_id,
         "caption": request.caption,
         "sample": request.sample,
@@ -371,52 +333,6 @@ def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, A
     }
 
 
-def _write_report(
-    gallery: Gallery, grid: Grid, header: dict[str, Any], wall_seconds: float, comments: str = ""
-) -> dict[str, Any]:
-    """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics. comments: at the
-    head of config.yaml."""
-    entries, folder = gallery.ordered, gallery.folder
-    rows = [_image_row(result, name) for result, _, name in entries]
-    cells = accepted_by_cell((result.statistics.emitted.tolist() for result, _, _ in entries), grid.rows, grid.cols)
-    statistics = {**header, "overall": _overall(rows, wall_seconds), "accepted_length_by_cell": cells, "images": rows}
-    sheet = contact_sheet([picture for _, picture, _ in entries], [row["caption"] for row in rows])
-    sheet.save(folder / "contact_sheet.png")
-    mean, images = statistics["overall"]["mean_accepted_length"], counted(len(rows), "image")
-    # passes that accept more cover more cells, so the mean over cells exceeds the mean over passes
-    title = f"accepted length of each cell's pass, {images} (mean over passes {mean:.2f})"
-    heat_map(cells, title).save(folder / "heatmap.png")
-    text = json.dumps(statistics, indent=2, ensure_ascii=False)
-    (folder / _STATISTICS).write_text(text + "\n", "utf-8")
-    text = comments + yaml.safe_dump(header["config"], sort_keys=False, allow_unicode=True)
-    (folder / "config.yaml").write_text(text, "utf-8")
-    return statistics
-
-
-def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
-    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four pictures are one row; more
-    are a grid of at most six columns that is as square as possible.
-    """
-    font = ImageFont.load_default(TEXT_SIZE)
-    thumbs = [enlarge(picture, side) for picture in pictures]
-    width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
-    texts = [wrap(caption, width, font) for caption in captions]
-    columns = len(thumbs) if len(thumbs) <= 4 else min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
-    rows = [range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)]
-    row_heights = [height + LINE * max(len(texts[i]) for i in row) + 2 * MARGIN for row in rows]
-    sheet = Image.new("RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER)
-    draw = ImageDraw.Draw(sheet)
-    top = MARGIN
-    for row, row_height in zip(rows, row_heights, strict=True):
-        for column, index in enumerate(row):
-            left = MARGIN + column * (width + MARGIN)
-            sheet.paste(thumbs[index], (left, top))
-            for number, line in enumerate(texts[index]):
-                draw.text((left, top + height + 4 + number * LINE), line, INK, font)
-        top += row_height
-    return sheet
-
-
 def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     """The setting, its speed and its passes of the target, in words, and the files. replaced: images of the
     last run."""
@@ -425,8 +341,8 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
     passes = f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} tokens"
     drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
-    measured, against = statistics["measured"], statistics["against"]
-    ratio = "" if against is None else number_text(against["speedup"], against["error"])
+    promised, against = statistics["measured"], statistics["against"]
+    ratio = "" if against is None else measured(against["speedup"], against["error"])
     ratio += ", of one batch, so without an error" if against is not None and against["error"] is None else ""
     return "\n".join(
         [
@@ -435,7 +351,7 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
             _describe_sampling(config["sampling"], statistics["default_sampling"]),
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
             passes + ("" if DecodingConfig.from_mapping(config).is_vanilla else drafts),
-            *([] if measured is None else [measured["text"]]),
+            *([] if promised is None else [promised["text"]]),
             *(
                 []
                 if against is None

@@ -1,14 +1,15 @@
-"""Options that commands on sweeps share, and the sweeps, query and trial that they mean."""
+"""Groups of options, and the sweeps, query and trial that they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from orchestrator import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_sweep, flag, option
 
@@ -90,6 +91,35 @@ class TrialOptions:
         if len(names) > 1 and names != ["--best", "--lossless"]:
             raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
         return Selection(self.trial, tuple(self.best or ()), self.lossless, self.knee)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationOptions:
+    """The options that say how images are generated, and where they go."""
+
+    assignments: o.Assignments = None
+    against: Literal["vanilla"] | None = option(
+        "Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
+        "turn, and measure the speed-up.",
+        "vanilla",
+    )
+    batch: int | None = option(
+        "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
+    )
+    seed: int = option(
+        "Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: where "
+        "scores nearly tie, it can change an image.",
+        "N",
+        default=0,
+        min=0,
+        max=o.MAX_SEED,
+    )
+    samples: int = option("Images per caption.", "N", default=1, min=1, max=65536)
+    out: str = option("Output folder; created if missing.", "DIR", default="generated", callback=o.given_path)
+    models: o.Models = None
+    device: o.Device = None
+    threads: o.Threads = None
+    as_json: bool = flag("Print statistics.json instead of a summary.", "--json")
 
 
 @contextmanager

@@ -64,6 +64,30 @@ def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -
     return grid
 
 
+def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
+    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four pictures are one row; more
+    are a grid of at most six columns that is as square as possible.
+    """
+    font = ImageFont.load_default(TEXT_SIZE)
+    thumbs = [enlarge(picture, side) for picture in pictures]
+    width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
+    texts = [wrap(caption, width, font) for caption in captions]
+    columns = len(thumbs) if len(thumbs) <= 4 else min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
+    rows = [range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)]
+    row_heights = [height + LINE * max(len(texts[i]) for i in row) + 2 * MARGIN for row in rows]
+    sheet = Image.new("RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    top = MARGIN
+    for row, row_height in zip(rows, row_heights, strict=True):
+        for column, index in enumerate(row):
+            left = MARGIN + column * (width + MARGIN)
+            sheet.paste(thumbs[index], (left, top))
+            for number, line in enumerate(texts[index]):
+                draw.text((left, top + height + 4 + number * LINE), line, INK, font)
+        top += row_height
+    return sheet
+
+
 def png(picture: Image.Image) -> bytes:
     """The picture as a PNG file's bytes."""
     buffer = io.BytesIO()

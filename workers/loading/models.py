@@ -11,6 +11,7 @@ import torch
 
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.drafter import Drafter
+from workers.decoding.engine import Engine
 from workers.models.target import Target
 from workers.models.vq import VQModel
 
@@ -31,6 +32,16 @@ class Models:
     def drafter_levels(self) -> dict[str, int | None]:
         """The levels that each drafter can draft, by kind; None: any number."""
         return {kind: drafter.max_levels for kind, drafter in sorted(self.drafters.items())}
+
+    def engine(self, config: DecodingConfig, *, seed: int, batch_size: int) -> Engine:
+        """An engine that generates with a config.
+
+        Raises:
+            ConfigError: the models do not support the config.
+        """
+        config.check_model(self.target.vocab_size, drafters=self.drafter_levels)
+        drafter = self.drafters.get(config.drafter.kind)
+        return Engine(self.target, config, drafter, seed=seed, batch_size=batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 import orchestrator.cli.generation
-from orchestrator.cli.generation import contact_sheet, file_name
+from orchestrator.cli.generation import file_name
 from orchestrator.errors import CommandError
 from orchestrator.options import pick_device
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
+from workers.data.pictures import contact_sheet
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.timer import PHASES
