@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
-    "orchestrator.results": 4156,
+    "orchestrator.results": 4157,
     "orchestrator.run": 4177,
     "orchestrator.views": 1973,
     "search_spaces": 3829,

@@ -293,20 +293,21 @@ class Front:
         on_front, confidence = nondominated(joint.values, toward), front_confidence(joint.draws(), toward)
         order = [int(index) for index in np.lexsort(joint.values.T[::-1])]
         members = [index for index in order if on_front[index]]
-        marks: dict[int, dict[str, Any]] = {index: {} for index in order}
+        within, distinct = dict[int, list[str]](), dict[int, list[str]]()
         for place, index in enumerate(members):
-            differs = [joint.differ(index, other) for other in members]
-            following = differs[place + 1] if place + 1 < len(members) else None
-            marks[index]["within_error_of"] = [
-                found[other].name
-                for other, differ in zip(members, differs, strict=True)
-                if other != index and not differ.any()
-            ]
-            if following is not None:
-                names = [metric.name for metric, differ in zip(self.metrics, following, strict=True) if differ]
-                marks[index]["distinct_from_next"] = names
+            differs = {other: joint.differ(index, other) for other in members}
+            within[index] = [found[other].name for other in members if other != index and not differs[other].any()]
+            for following in members[place + 1 : place + 2]:
+                pairs = zip(self.metrics, differs[following], strict=True)
+                distinct[index] = [metric.name for metric, differ in pairs if differ]
         return [
-            replace(found[index], on_front=bool(on_front[index]), confidence=float(confidence[index]), **marks[index])
+            replace(
+                found[index],
+                on_front=bool(on_front[index]),
+                confidence=float(confidence[index]),
+                distinct_from_next=distinct.get(index),
+                within_error_of=within.get(index),
+            )
             for index in order
         ]
 

@@ -44,7 +44,7 @@ def test_every_form_of_a_setting(engine: ImageEngine, tmp_path: Path) -> None:
     saved = trial.save(tmp_path / "setting.yaml")
     for setting in (trial, trial.config, trial.config.to_mapping(), saved, str(saved)):
         assert load_engine(setting, device="cpu").config == trial.config
-    assert f", {trial.setting}, cpu)" in repr(load_engine(trial, device="cpu"))
+    assert f", {trial.title}, cpu)" in repr(load_engine(trial, device="cpu"))
     assert engine.config == PRESETS["speculative"].with_sampling(engine.decoder.target.sampling)
 
 
