@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1236,
     "orchestrator.results": 4157,
     "orchestrator.run": 4177,
-    "orchestrator.views": 1973,
+    "orchestrator.views": 1987,
     "search_spaces": 3829,
     "specfrontier": 374,
     "workers": 406,

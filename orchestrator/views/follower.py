@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Generic, Literal, TypeVar
 
 from orchestrator.results.store import Identity
@@ -19,6 +20,7 @@ from workers.data.storage import Storage
 
 Ending = Literal["finished", "interrupted", "failed"]
 Source = TypeVar("Source")
+_MAX_ATTEMPTS = 5
 RETRY_S = (1.0, 60.0)  # the first wait after a failure, and the longest; each wait doubles the last
 
 
@@ -38,12 +40,22 @@ class View(ABC, Generic[Source]):
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.is_abandoned = False  # its end took too long: nobody waits for it, and it starts no more writes
+        self._attempts: Counter[int] = Counter()  # at each trial that it lacks
 
     def update(self, source: Source) -> object:
         """Add everything that the view lacks."""
 
     def end(self, source: Source, how: Ending) -> None:
         """Complete the view when its source has ended, after an `update`."""
+
+    def in_turn(self, records: Iterable[TrialRecord], done: Container[int]) -> Iterator[TrialRecord]:
+        """The records whose numbers are not done, each of which counts as an attempt. One that was refused several
+        times comes after all others, so that it does not keep them out.
+        """
+        for record in sorted(records, key=lambda record: self._attempts[record.number] >= _MAX_ATTEMPTS):
+            if record.number not in done:
+                self._attempts[record.number] += 1
+                yield record
 
     def close(self) -> None:
         """Release what the view holds, such as a lock."""

@@ -104,13 +104,19 @@ class MlflowView(View[Sweep]):
         self._trial_runs = None  # until everything succeeds
         logged = self._client.get_run(self._parent).data  # fails on a server that lost its runs, before any is created
         front = {record.number for record in source.front_records}
+        marks = {r.number: runs.marks(self._parent, pareto=r.number in front) for r in source.records}
+        done = set[int]()
         for record in source.records:
-            run, marks = trial_runs.get(record.number), runs.marks(self._parent, pareto=record.number in front)
+            run = trial_runs.get(record.number)
             if run is None or not run.complete or (record.stop and run.tags.get(runs.IMAGES) != str(record.images)):
-                trial_runs[record.number] = self._log_trial(source, record, run, marks)
-                self.logged += 1
-            elif not marks.items() <= run.tags.items():
-                self._set_tags(run, marks)
+                continue
+            done.add(record.number)
+            if not marks[record.number].items() <= run.tags.items():
+                self._set_tags(run, marks[record.number])
+        for record in self.in_turn(source.records, done):
+            run = trial_runs.get(record.number)
+            trial_runs[record.number] = self._log_trial(source, record, run, marks[record.number])
+            self.logged += 1
         self._log_sweep(source, trial_runs, logged)
         self._trial_runs = trial_runs
         self.location = MlflowLocation(
@@ -285,10 +291,9 @@ def sync(
         resources.callback(view.close)
         view.notes += replace_damaged(storage)
         sweep = Sweep.open(storage)
+        resources.callback(lambda: [note(text) for text in view.notes])
         view.update(sweep)
         view.end(sweep, _find_ending(sweep))
-    for text in view.notes:
-        note(text)
     assert view.location is not None, "after an update"
     return SyncResult(view.logged, len(sweep.records) - view.logged, view.location)
 

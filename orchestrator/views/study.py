@@ -43,7 +43,6 @@ from workers.metrics.definition import Direction
 _STOPPED_EARLY = "stopped early"  # a constraint
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _ARTIFACT = "artifacts:"  # prefix of the attributes in which Optuna keeps what it knows of an artifact
-_MAX_ATTEMPTS = 5  # at a trial that the storage refuses, before it waits for all others
 _BRANCH = re.compile(r"=([^.]+)")
 
 Entry = TypeVar("Entry")
@@ -85,7 +84,6 @@ class StudyView(View[Sweep]):
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
         self._known: set[int] | None = None  # trials that the study has; None if it must be opened again
-        self._attempts: Counter[int] = Counter()
 
     def update(self, source: Sweep) -> None:
         """Add the trials that the study lacks, and new results of revived ones.
@@ -98,13 +96,12 @@ class StudyView(View[Sweep]):
             self._known = self._read_known(self._study)
             self._write_note(self._study, source)
         known, self._known = self._known, None  # until everything is written: an entry may arrive although it failed
-        for record in sorted(source.records, key=lambda record: self._attempts[record.number] >= _MAX_ATTEMPTS):
+        for record in self.in_turn(source.records, known):
             if self.is_abandoned:  # the next launch may add trials by now
                 return
-            if record.number not in known:
-                self._attempts[record.number] += 1
-                self._study.add_trial(self._make_trial(source, record))
-                known.add(record.number)
+            self._study.add_trial(self._make_trial(source, record))
+            known.add(record.number)
+        for record in source.records:
             if record.is_revived:
                 self._add_revival(self._study, source, record)
         self._known = known

@@ -7,11 +7,11 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -33,7 +33,7 @@ from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
     from mlflow.tracking import MlflowClient
 
 TRIALS, FAILED = 9, 7
@@ -316,6 +316,31 @@ def test_no_run_is_created_among_those_of_others_when_a_server_lost_its_data(sto
     view.close()
     assert len(runs_of(client(storage))[1]) == TRIALS
     assert client(storage).search_runs([experiment.experiment_id]) == []
+
+
+def test_a_trial_that_mlflow_refuses_does_not_keep_the_others_out(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    log_batch = MlflowClient.log_batch
+
+    def refuse(self: MlflowClient, run_id: str, metrics: Sequence[Metric] = (), *rest: Any, **options: Any) -> None:
+        if any(metric.key == "speedup" and metric.value == refused for metric in metrics):
+            raise ValueError("refused by a rule")
+        log_batch(self, run_id, metrics, *rest, **options)
+
+    refused = read_trials(storage)[1].metrics["speedup"].value
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "log_batch", refuse)
+        view = MlflowView(storage)
+        for _ in range(6):
+            with pytest.raises(ValueError, match="refused by a rule"):
+                view.update(Sweep.open(storage))
+        view.close()
+    _, children = runs_of(client(storage))
+    assert [number for number, run in sorted(children.items()) if run.info.status == "RUNNING"] == [1]
+    assert sync(storage) == sync_result(1, TRIALS - 1)
 
 
 def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
