@@ -21,10 +21,10 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from search_spaces.params import ConfigError, Extensible, unknown_choice
 
@@ -80,6 +80,11 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         load_plugins()
         if self._package:
             import_modules(self._package)
+
+    def all(self) -> Self:
+        """This registry, with the entries of all plugins and of all modules of the package."""
+        self.load()
+        return self
 
     def register(self, entry: T) -> T:
         """Class decorator: adds a class under its attribute `kind`.
@@ -236,7 +241,12 @@ def _import_stored(name: str, folder: Path | None) -> None:
 
 def import_modules(package: str) -> None:
     """Import every module of a package, in the order of their names."""
-    for module in sorted(info.name for info in pkgutil.iter_modules(importlib.import_module(package).__path__)):
+    _import_folders(package, tuple(importlib.import_module(package).__path__))
+
+
+@cache
+def _import_folders(package: str, folders: tuple[str, ...]) -> None:
+    for module in sorted(info.name for info in pkgutil.iter_modules(folders)):
         importlib.import_module(f"{package}.{module}")
 
 

@@ -33,10 +33,9 @@ from tests.test_layout import sources
 from workers.decoding.kernels import FusedRule
 from workers.decoding.state import Request
 from workers.loading.models_yaml import find_entry, load_folder, load_on_meta
-from workers.metrics import registry as metric_registry
 from workers.metrics.extractors import unavailable_metrics
 from workers.metrics.metric import METRICS, MetricInputs, Rows
-from workers.metrics.registry import compute_metrics, registered_metrics
+from workers.metrics.registry import compute_metrics
 from workers.models.families.catalogue import FAMILIES
 from workers.models.families.scenes import BUILTIN
 from workers.replay.prediction_table import why_unpredictable
@@ -234,7 +233,6 @@ def add(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     """Writes a part as one file of a package, or of another folder. Nothing else changes; all goes at the end."""
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
-    registered_metrics()
     for registry in REGISTRIES:
         registry.load()
         monkeypatch.setattr(registry, "_entries", {**registry})
@@ -253,10 +251,8 @@ def add(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         else:
             parent = importlib.import_module(package)
             monkeypatch.setattr(parent, "__path__", [*parent.__path__, str(folder)])
-        metric_registry._import_own.cache_clear()
 
     yield add_part
-    metric_registry._import_own.cache_clear()
     assert len([*tmp_path.rglob("*.py")]) == len(names)
     for name in names:
         sys.modules.pop(name, None)

@@ -42,8 +42,8 @@ from workers.data.shards import (
 from workers.decoding.state import Request
 from workers.metrics.definition import OWN_TIMINGS, REFERENCE
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import Classifier, MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.registry import compute_metrics, registered_metrics, select_metrics
+from workers.metrics.metric import METRICS, Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.registry import compute_metrics, select_metrics
 from workers.models.target import Target
 from workers.runtime.device import compute_facts, versions
 from workers.runtime.loaded import LoadedSweep
@@ -261,7 +261,7 @@ def _trial_metrics(
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
         half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
-        image_metrics = [name for name in estimates if OWN_TIMINGS not in registered_metrics()[name].needs]
+        image_metrics = [name for name in estimates if OWN_TIMINGS not in METRICS.all()[name].needs]
         history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
     metrics = _plain(estimates)
     return {"metrics": metrics, "history": [*history, (full.images.count, metrics)], "skipped": skipped}

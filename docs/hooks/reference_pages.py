@@ -19,8 +19,9 @@ from search_spaces.sweep import KEYS, SWEEP_SECTIONS, SweepConfig, ready_spaces
 from search_spaces.sweep_sections import Enqueued, Racing, SweepHeader
 from search_spaces.trial import SECTIONS, Section
 from workers.loading.models_yaml import CommonKeys
-from workers.metrics.registry import registered_extractors, registered_metrics, registered_scorers
-from workers.models.families.catalogue import families
+from workers.metrics.metric import METRICS
+from workers.metrics.networks import EXTRACTORS, SCORERS
+from workers.models.families.catalogue import FAMILIES
 
 # The keys of a sweep that are lists or decoding configs; their forms are in docs/sweeps.md.
 OTHER_KEYS: Mapping[str, str] = {
@@ -99,7 +100,7 @@ def yaml_keys() -> str:
         parts += [f"### `{name}` of a config", *_section(section)]
     parts += ["## An entry of models.yaml", "Keys of every entry; `drafters` and `metrics` map kinds to paths."]
     parts.append(_table(CommonKeys.fields().values()))
-    for kind, family in families().items():
+    for kind, family in FAMILIES.all().items():
         parts += [f"### family `{kind}`", *_params(family)]
         if family.published:
             parts.append(f"Published: {', '.join(f'`{name}`' for name in family.published)}.")
@@ -128,16 +129,16 @@ def metrics() -> str:
             _escaped(entry.about),
             ", ".join(f"`{n}`" for n in entry.needs),
         )
-        for name, entry in registered_metrics().items()
+        for name, entry in METRICS.all().items()
     ]
     parts = ["# Metrics", "How they are measured, and their errors: [metrics](../metrics.md).",
              _rows(("metric", "better", "unit", "what it is", "needs"), rows), "## Weights",
              "Keys of `metrics` in an entry of models.yaml."]  # fmt: skip
-    weights = [(f"`{key}`", entry.role, _escaped(entry.architecture)) for key, entry in registered_extractors().items()]
+    weights = [(f"`{key}`", entry.role, _escaped(entry.architecture)) for key, entry in EXTRACTORS.all().items()]
     parts.append(_rows(("extractor", "role", "network"), weights))
     scores = [
         (f"`{name}`", ", ".join(f"`{key}`" for key in entry.weight_keys), _escaped("; ".join(entry.weights.values())))
-        for name, entry in registered_scorers().items()
+        for name, entry in SCORERS.all().items()
     ]
     return "\n\n".join([*parts, _rows(("score of an image", "keys", "files"), scores)])
 

@@ -42,8 +42,9 @@ from workers.metrics import fid
 from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
+from workers.metrics.metric import METRICS
 from workers.metrics.networks import Extractor
-from workers.metrics.registry import registered_metrics, uses_timings, weight_keys
+from workers.metrics.registry import uses_timings, weight_keys
 from workers.models.checkpoint_files import WeightsError
 from workers.runtime.process import cores
 
@@ -74,7 +75,7 @@ class _Inputs:
     @property
     def decisive(self) -> Iterator[tuple[ConfigPath, Metric]]:
         """The metrics of objectives and constraints, by their keys. A trial without one of them fails."""
-        metrics = registered_metrics()
+        metrics = METRICS.all()
         return ((path, metrics[name]) for path, name in self.sweep.named_metrics if path[0] != "metrics")
 
 
@@ -89,7 +90,7 @@ def preflight(
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    registered = registered_metrics()
+    registered = METRICS.all()
     for path, name in sweep.named_metrics:
         if name not in registered:
             raise ConfigError(path, unknown_choice(name, registered))
@@ -209,7 +210,7 @@ def _unavailable_metrics(inputs: _Inputs) -> Problems:
 def _constraint_problems(inputs: _Inputs) -> Problems:
     """Constraints that multiply a value of vanilla that is 0 by definition."""
     for index, constraint in enumerate(inputs.sweep.constraints):
-        vanilla = registered_metrics()[constraint.metric].vanilla
+        vanilla = METRICS.all()[constraint.metric].vanilla
         try:
             if vanilla is not None:
                 constraint.check_vanilla(vanilla)

@@ -18,7 +18,7 @@ import specfrontier
 from search_spaces.sweep import KEYS, SWEEP_SECTIONS, ready_spaces
 from tests.docs.pages import PAGES, ROOT, prose
 from tests.fakes.command_line import specfrontier as command
-from workers.metrics.registry import registered_metrics
+from workers.metrics.metric import METRICS
 
 MAX_README_LINES = 150
 
@@ -86,7 +86,7 @@ def test_references_have_every_key_metric_command_and_name(site: Path) -> None:
     keys = text("yaml")
     assert all(f"<code>{key}</code>" in keys for key in KEYS)
     assert all(f"<code>{key}</code>" in keys for section in SWEEP_SECTIONS.values() for key in section.fields())
-    assert all(f"<code>{name}</code>" in text("metrics") for name in registered_metrics())
+    assert all(f"<code>{name}</code>" in text("metrics") for name in METRICS.all())
     assert all(f"<code>{name}</code>" in text("spaces") for name in ready_spaces())
     assert all(f"<code>{name}</code>" in text("python") for name in specfrontier.__all__)
     listed = re.findall(r"^  ([a-z]+) ", command("--help").out.partition("Commands:")[2], flags=re.M)

@@ -11,8 +11,8 @@ from torch import Tensor
 from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import Estimate
 from workers.metrics.metric import TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.networks import ScoreContext, Scorer
-from workers.metrics.registry import compute_metrics, registered_scorers
+from workers.metrics.networks import SCORERS, ScoreContext, Scorer
+from workers.metrics.registry import compute_metrics
 
 DIM = 6
 
@@ -93,7 +93,7 @@ def load_scorer(name: str, weights: Mapping[str, Path]) -> Scorer:
         device=torch.device("cpu"),
         weights={key: str(path) for key, path in weights.items()},
     )
-    return registered_scorers()[name].load_for(context)
+    return SCORERS.all()[name].load_for(context)
 
 
 def paler_and_red(images: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from workers.decoding.build import drafter_class, kinds_with_weights, load_draft
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
-from workers.models.families.catalogue import Family, families
+from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.scenes import BUILTIN, Scenes
 
 BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
@@ -107,7 +107,7 @@ class Entry:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Read what `to_mapping` wrote."""
         values = dict(mapping)
-        return cls(**values | {"family": families().lookup(mapping["family"]).from_mapping(values.pop("settings"))})
+        return cls(**values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(values.pop("settings"))})
 
 
 def read_models_yaml(file: str | Path) -> dict[str, Entry]:
@@ -185,7 +185,7 @@ def published_entries() -> dict[str, Entry]:
     """The published models by their usual names. Their files need not exist: this is enough to plan with."""
     return {
         name: Entry(name, family.from_mapping(keys), where="published models")
-        for family in families().values()
+        for family in FAMILIES.all().values()
         for name, keys in family.published.items()
     }
 
@@ -237,9 +237,9 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
     """The entry in plain data. base: the folder that relative paths start from."""
     given = expect_mapping(keys)
     if "family" not in given:
-        raise ConfigError(("family",), f"missing; give one of {', '.join(families())}")
+        raise ConfigError(("family",), f"missing; give one of {', '.join(FAMILIES.all())}")
     with at("family"):
-        kind = families().lookup(given["family"])
+        kind = FAMILIES.all().lookup(given["family"])
     common, own = CommonKeys.fields(), kind.fields()
     expect_mapping(given, [*own, *common, "drafters", "metrics"])
     shared = CommonKeys.from_mapping({key: given[key] for key in common if key in given})

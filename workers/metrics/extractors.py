@@ -15,8 +15,10 @@ from search_spaces.params import unknown_choice
 from workers.metrics import features
 from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.metric import Classifier
+from workers.metrics.metric import METRICS, Classifier
 from workers.metrics.networks import (
+    EXTRACTORS,
+    SCORERS,
     Extractor,
     ExtractorFactory,
     Role,
@@ -25,9 +27,6 @@ from workers.metrics.networks import (
     own_or_builtin,
 )
 from workers.metrics.registry import (
-    registered_extractors,
-    registered_metrics,
-    registered_scorers,
     required_inputs,
     select_metrics,
     weight_keys,
@@ -96,7 +95,7 @@ class Extractors:
         context = ScoreContext(image_size=image_size, captions=captions, folder=folder, device=device, weights=weights)
         needed = None if metrics is None else required_inputs(metrics)
         scorers: dict[str, Scorer] = {}
-        for name, factory in registered_scorers().items():
+        for name, factory in SCORERS.all().items():
             if needed is not None and SCORE_PREFIX + name not in needed:
                 unavailable[SCORE_PREFIX + name] = "no requested metric needs it"
                 continue
@@ -159,7 +158,7 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     for key in given:
         if key not in known:
             raise WeightsError(f"metrics: {unknown_choice(key, known)}")
-    extractors = registered_extractors()
+    extractors = EXTRACTORS.all()
     for role in get_args(Role):
         keys = [key for key in given if key in extractors and extractors[key].role == role]
         if len(keys) > 1:
@@ -186,7 +185,7 @@ def check_weights(folder: Path, weights: Mapping[str, str], metrics: Collection[
     loads: dict[str, Callable[[], object]] = {
         factory.key: partial(factory.load_from, path, meta) for factory, path in _given_extractors(weights)
     }
-    for name, scorer in registered_scorers().items():
+    for name, scorer in SCORERS.all().items():
         if (not metrics or SCORE_PREFIX + name in needed) and (key := next(iter(scorer.weight_keys), None)) in weights:
             loads[key] = partial(scorer.load_for, context)
     for key in loads.keys() - problems.keys():
@@ -230,7 +229,7 @@ def unavailable_metrics(
         reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
     missing = select_metrics(names, extractors.available(reference=reference and FEATURES in extractors.by_role))[1]
     for name, needs in missing.items():
-        found = [reason for need, reason in reasons.items() if need in registered_metrics()[name].needs]
+        found = [reason for need, reason in reasons.items() if need in METRICS.all()[name].needs]
         missing[name] = "; ".join(found) or needs
     return missing
 
@@ -251,6 +250,6 @@ def load_extractors(folder: Path, weights: Mapping[str, str] | None, device: tor
 
 def _given_extractors(weights: Mapping[str, str] | None) -> list[tuple[ExtractorFactory, Path]]:
     """The extractors that the user gives weights for, features first. Raises WeightsError (see `check_keys`)."""
-    extractors = registered_extractors()
+    extractors = EXTRACTORS.all()
     given = [(extractors[key], Path(path)) for key, path in check_keys(weights).items() if key in extractors]
     return sorted(given, key=lambda entry: entry[0].role)

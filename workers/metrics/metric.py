@@ -177,7 +177,7 @@ class ComputedMetric(Metric):
     compute: Callable[[MetricInputs], Estimate]
 
 
-METRICS: Registry[ComputedMetric] = Registry("metric")
+METRICS: Registry[ComputedMetric] = Registry("metric", "workers.metrics")
 Compute = TypeVar("Compute", bound=Callable[[MetricInputs], Estimate])
 
 

@@ -73,7 +73,7 @@ class ExtractorFactory:
         return extractor
 
 
-EXTRACTORS: Registry[ExtractorFactory] = Registry("feature extractor")
+EXTRACTORS: Registry[ExtractorFactory] = Registry("feature extractor", "workers.metrics")
 
 
 def register_extractor(key: str, *, role: Role, architecture: str, load: Callable[[Path], Extractor]) -> None:
@@ -160,7 +160,7 @@ class ScorerFactory:
         return self.load(context)
 
 
-SCORERS: Registry[ScorerFactory] = Registry("per-image score")
+SCORERS: Registry[ScorerFactory] = Registry("per-image score", "workers.metrics")
 
 
 def register_score(

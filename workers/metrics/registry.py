@@ -8,46 +8,25 @@ and doctor check its files, and sweeps compute it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import cache
 
 from search_spaces.params import unknown_choice
-from search_spaces.plugins import PluginNames, Registry, import_modules, load_plugins
+from search_spaces.plugins import PluginNames
 from workers.metrics.definition import SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.metric import METRICS, ComputedMetric, MetricInputs
-from workers.metrics.networks import EXTRACTORS, SCORERS, ExtractorFactory, ScorerFactory
-
-
-def registered_metrics() -> Registry[ComputedMetric]:
-    """Every metric by name."""
-    _import_all()
-    return METRICS
-
-
-def registered_scorers() -> Registry[ScorerFactory]:
-    """Every per-image score by name."""
-    _import_all()
-    return SCORERS
-
-
-def registered_extractors() -> Registry[ExtractorFactory]:
-    """Every feature extractor that a user may give weights for, by key."""
-    _import_all()
-    return EXTRACTORS
+from workers.metrics.networks import EXTRACTORS, SCORERS
 
 
 def weight_keys(metrics: Collection[str] = ()) -> PluginNames:
     """Keys under `metrics` of a models.yaml entry that are read to compute these metrics (default: all metrics)."""
-    needed = required_inputs(metrics or registered_metrics())
-    scorers = [scorer for name, scorer in registered_scorers().items() if SCORE_PREFIX + name in needed]
-    return PluginNames(
-        dict.fromkeys([*registered_extractors(), *(key for scorer in scorers for key in scorer.weight_keys)])
-    )
+    needed = required_inputs(metrics or METRICS.all())
+    scorers = [scorer for name, scorer in SCORERS.all().items() if SCORE_PREFIX + name in needed]
+    return PluginNames(dict.fromkeys([*EXTRACTORS.all(), *(key for scorer in scorers for key in scorer.weight_keys)]))
 
 
 def required_inputs(names: Collection[str]) -> set[str]:
     """The union of these metrics' needs; unknown names have none."""
-    return {need for name, metric in registered_metrics().items() if name in names for need in metric.needs}
+    return {need for name, metric in METRICS.all().items() if name in names for need in metric.needs}
 
 
 def uses_timings(names: Collection[str]) -> bool:
@@ -65,7 +44,7 @@ def select_metrics(
     Raises:
         ValueError: no metric has that name.
     """
-    metrics = registered_metrics()
+    metrics = METRICS.all()
     requested = list(metrics) if names is None else list(names)
     for name in requested:
         if name not in metrics:
@@ -81,17 +60,7 @@ def compute_metrics(inputs: MetricInputs, names: Iterable[str]) -> tuple[dict[st
     skipped: dict[str, str] = {}
     for name in names:
         try:
-            estimates[name] = registered_metrics()[name].compute(inputs)
+            estimates[name] = METRICS.all()[name].compute(inputs)
         except MetricUnavailable as reason:
             skipped[name] = str(reason)
     return estimates, skipped
-
-
-def _import_all() -> None:
-    _import_own()
-    load_plugins()
-
-
-@cache
-def _import_own() -> None:
-    import_modules("workers.metrics")

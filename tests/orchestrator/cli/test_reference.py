@@ -16,9 +16,8 @@ import workers.data.reference
 from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
 from workers.data.reference import read_reference
-from workers.metrics import extractors
 from workers.metrics.features import load_features
-from workers.metrics.networks import Extractor, ExtractorFactory, Role
+from workers.metrics.networks import EXTRACTORS, Extractor, ExtractorFactory, Role
 from workers.models.checkpoint_files import content_hash
 
 
@@ -77,7 +76,7 @@ def test_extractors_of_the_users_files(
         return ExtractorFactory(key=key, role=role, architecture=key, load=load)
 
     entries = {"inception": entry("inception", "features"), "vgg": entry("vgg", "manifold")}
-    monkeypatch.setattr(extractors, "registered_extractors", lambda: entries)
+    monkeypatch.setattr(EXTRACTORS, "_entries", entries)
     out = tmp_path / "mine.parquet"
     files = [tmp_path / "a.pth", tmp_path / "b.pth"]
     for file in files:

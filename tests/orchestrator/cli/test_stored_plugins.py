@@ -30,7 +30,7 @@ from tests.fakes.plugin_modules import forget_plugins, write_plugin
 from tests.fakes.synthetic_sweeps import SAMPLING, write_sweep
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
-from workers.models.families.catalogue import FAMILIES, families
+from workers.models.families.catalogue import FAMILIES
 
 READERS = (("status",), ("pareto",), ("report",), ("sync",))
 ADVICE_TO_DELETE = re.compile(r"\b(remove|delete) (it|the)\b")
@@ -187,7 +187,7 @@ def test_the_report_loads_a_family_that_no_record_names(
 ) -> None:
     Path("added_family.py").write_text(FAMILY)
     forget_plugins(monkeypatch, "added_family")
-    monkeypatch.setattr(FAMILIES, "_entries", {**families()})
+    monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES.all()})
     Path("models.yaml").write_text("mine: {family: added}\n")
     write_sweep(Path("sweeps/drawn"), 4, name="drawn", failed=(), shards=True, models={}, plugins=["added_family"])
     drawn = Storage("sweeps/drawn")

@@ -14,7 +14,7 @@ from orchestrator.results.trials import TrialRecord
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
-from workers.metrics.registry import registered_metrics
+from workers.metrics.metric import METRICS
 
 
 def speed_warnings(records: list[TrialRecord], batch: int = 1) -> list[str]:
@@ -148,7 +148,7 @@ def test_a_metrics_unit_and_needs_make_it_a_time(unit: str, needs: list[str], is
 
 def test_a_plugins_rate_is_noted_as_well_as_latency() -> None:
     """Without speedup in the sweep nothing is named instead."""
-    facts = {name: metric.to_mapping() for name, metric in registered_metrics().items()}
+    facts = {name: metric.to_mapping() for name, metric in METRICS.all().items()}
     facts["throughput"] = {"direction": "maximize", "unit": "images/s", "about": "", "needs": ["timings"]}
     (note,) = time_notes([identity("timed", metrics=facts)], ["fid", "throughput", "latency <= 2 * vanilla"])
     assert note.startswith("throughput and latency ")

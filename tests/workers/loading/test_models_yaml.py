@@ -25,7 +25,7 @@ from workers.loading.models_yaml import (
     read_models_yaml,
 )
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
-from workers.models.families.catalogue import FAMILIES, Family, families
+from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.llamagen import SIZES, FlanT5XLShapes, LlamaGen
 from workers.models.families.scenes import BUILTIN
 from workers.models.target import Target
@@ -58,8 +58,8 @@ def change(folder: Path, **keys: Any) -> Path:
 
 
 def test_every_family_is_found() -> None:
-    assert {"llamagen", "scenes"} <= set(families())
-    assert all(name == family.kind for name, family in families().items())
+    assert {"llamagen", "scenes"} <= set(FAMILIES.all())
+    assert all(name == family.kind for name, family in FAMILIES.all().items())
 
 
 def test_paths_are_relative_to_the_file(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from workers.metrics.definition import CLASSIFIER, FEATURES, MANIFOLD
 from workers.metrics.extractors import Extractors, check_keys, load_extractors, unavailable_metrics
-from workers.metrics.networks import EXTRACTORS, Extractor, register_extractor
-from workers.metrics.registry import registered_extractors, registered_scorers, weight_keys
+from workers.metrics.networks import EXTRACTORS, SCORERS, Extractor, register_extractor
+from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.families.scenes import BUILTIN
 from workers.scenes.captions import caption
@@ -45,7 +45,7 @@ class ColourClasses(MeanColours):
 @pytest.fixture
 def user_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     """Registers an extractor of each role; their weights, by key."""
-    monkeypatch.setattr(EXTRACTORS, "_entries", {**registered_extractors()})
+    monkeypatch.setattr(EXTRACTORS, "_entries", {**EXTRACTORS.all()})
     (tmp_path / "weights.pth").write_bytes(b"weights")
 
     def load_colours(path: Path) -> MeanColours:
@@ -157,7 +157,7 @@ def test_missing_and_empty_files_are_refused_by_name(key: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["hpsv2", "image_reward", "aesthetic"])
 def test_scores_name_the_weights_that_they_need(name: str) -> None:
     assert f"metrics.{name} (" in load().unavailable[f"score.{name}"]
-    assert registered_scorers()[name].weight_keys[0] == name
+    assert SCORERS.all()[name].weight_keys[0] == name
 
 
 def test_a_score_with_a_part_of_its_weights_is_refused() -> None:

@@ -15,8 +15,8 @@ from tests.fakes import metric_inputs
 from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import BLOCKS, Estimate
 from workers.metrics.frechet import Gaussian, difference, distance_between
-from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.registry import compute_metrics, registered_metrics
+from workers.metrics.metric import METRICS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.registry import compute_metrics
 
 
 def numpy_fid(a: Tensor, b: Tensor) -> float:
@@ -40,7 +40,7 @@ def test_a_value_of_vanilla_by_definition_is_exact() -> None:
     """Rounding alone would make it a tiny number of either sign, which a front would take for a difference."""
     inputs = metric_inputs.trial_inputs()
     assert inputs.baseline is not None
-    known = {name: metric.vanilla for name, metric in registered_metrics().items() if metric.vanilla is not None}
+    known = {name: metric.vanilla for name, metric in METRICS.all().items() if metric.vanilla is not None}
     assert known.keys() == {"drift", "fid_gain"}
     estimates, _ = compute_metrics(replace(inputs, images=inputs.baseline), known)
     assert {name: estimate.value for name, estimate in estimates.items()} == known

@@ -17,7 +17,8 @@ from workers.metrics.extractors import load_extractors
 from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.metrics.inception import InceptionFeatures, load_inception
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.registry import compute_metrics, registered_extractors
+from workers.metrics.networks import EXTRACTORS
+from workers.metrics.registry import compute_metrics
 from workers.models.checkpoint_files import WeightsError
 from workers.models.weights import skip_init
 from workers.scenes.images import render, sample_attributes
@@ -77,7 +78,7 @@ def test_the_identity_names_the_resizing(file: Path) -> None:
     assert names == ("inception-clean256", "inception-tf256")
     assert len(set(hashes)) == 1
     for key, shape in shapes.items():
-        loaded = registered_extractors()[key].load_from(file, cpu)
+        loaded = EXTRACTORS.all()[key].load_from(file, cpu)
         assert (loaded.name, loaded.identity, loaded.width, loaded.image_size) == (key, shape.identity, 2048, None)
 
 

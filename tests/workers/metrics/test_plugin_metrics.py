@@ -19,7 +19,6 @@ from workers.loading.models_yaml import read_entry
 from workers.metrics.extractors import check_weights, unavailable_metrics
 from workers.metrics.metric import METRICS
 from workers.metrics.networks import EXTRACTORS, SCORERS
-from workers.metrics.registry import registered_metrics
 from workers.runtime.specification import WorkerSpec
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -36,7 +35,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("my_metrics.yaml").write_text(sweep)
     exec(weights, {})
     monkeypatch.syspath_prepend(str(tmp_path))
-    registered_metrics()  # imports the package's own before the registries are copied
+    METRICS.all()  # imports the package's own before the registries are copied
     for registry in (METRICS, SCORERS, EXTRACTORS):
         monkeypatch.setattr(registry, "_entries", {**registry})
     monkeypatch.setattr("search_spaces.plugins._loaded", set())
@@ -84,4 +83,4 @@ def test_a_sweep_computes_them(plugin: Path) -> None:
     result = evaluator.make(MeasureTask(shard.config, (name,), (), (), names))
     assert set(result["metrics"]) == set(names)
     assert result["metrics"]["probe"]["error"] > 0
-    assert registered_metrics()["probe"].unit == "points"
+    assert METRICS.all()["probe"].unit == "points"

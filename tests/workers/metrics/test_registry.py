@@ -18,11 +18,10 @@ from workers.metrics.estimate import (
     ratio_estimate,
 )
 from workers.metrics.features import load_features
-from workers.metrics.metric import TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import METRICS, TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.networks import SCORERS
 from workers.metrics.registry import (
     compute_metrics,
-    registered_metrics,
-    registered_scorers,
     select_metrics,
     uses_timings,
 )
@@ -36,14 +35,14 @@ WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})
 
 
 def test_every_metric_is_registered_with_its_description() -> None:
-    assert set(registered_metrics()) >= EXPECTED
-    for metric in registered_metrics().values():
+    assert set(METRICS.all()) >= EXPECTED
+    for metric in METRICS.all().values():
         assert metric.direction in ("maximize", "minimize")
         assert metric.unit
         assert metric.about
         assert metric.needs
-    columns = {f"score.{name}" for name in registered_scorers()} | {"features", "emitted", "rounds", "depth"}
-    needed = {need for metric in registered_metrics().values() for need in metric.needs}
+    columns = {f"score.{name}" for name in SCORERS.all()} | {"features", "emitted", "rounds", "depth"}
+    needed = {need for metric in METRICS.all().values() for need in metric.needs}
     assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS, CLASSIFIER}
 
 

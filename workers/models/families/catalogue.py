@@ -61,9 +61,3 @@ class Family(Params, ABC):
     def drafter_file(self, kind: str) -> Path | None:
         """Where the target's own folder may hold a drafter of a kind; None for families without such a folder."""
         return None
-
-
-def families() -> Registry[type[Family]]:
-    """Every family by name."""
-    FAMILIES.load()
-    return FAMILIES
