@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +19,9 @@ from orchestrator.outputs import output_folder
 from workers.training import DRAFTERS
 
 if TYPE_CHECKING:
-    from workers.training.job import DrafterJob
+    import torch
+
+    from workers.training.job import DrafterJob, DrafterRecipe
 
 EPILOG = """\b
 Examples:
@@ -23,6 +30,17 @@ Examples:
   specfrontier train eagle --captions captions.txt --models runs/photos --out runs/drafter --resume
 """
 Drafters = Annotated[list[str], typer.Argument(metavar="DRAFTER", help=f"{', '.join(DRAFTERS)}.")]
+_RAY_FOLDER = "ray"  # Ray's own files
+_MAX_RESTARTS = 2
+_BARRIER_TIMEOUT_S = 6 * 3600  # one process may still be generating images
+_LOG_INTERVAL_S = 0.5
+_RAY_VARIABLES = {
+    "RAY_TRAIN_V2_ENABLED": "1",  # the default of later versions
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine takes minutes to import torch in every process
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # checkpoints are frequent enough
+}
 _RATES = {"eagle": 1e-4, "medusa": 1e-3, "independent": 1e-3}
 
 
@@ -50,7 +68,6 @@ class Recipe:
 
     def job(self, kind: str) -> DrafterJob:
         """The training of a drafter of this kind, checked."""
-        from orchestrator.cli.training import drafter_job
         from workers.training.job import DrafterRecipe
 
         recipe = DrafterRecipe(
@@ -86,15 +103,193 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
         raise CommandError(f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE)
     if run.device is not None and (run.workers > 1 or run.address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    from orchestrator.cli.training import train_drafter
-
-    options = asdict(run) | {"device": o.pick_device(run.device)}
     from orchestrator.run.tasks import PoolError
     from workers.models.checkpoint_files import WeightsError
 
+    options = asdict(run) | {"device": o.pick_device(run.device)}
     resume = "interrupted; resume with the same command and --resume"
     stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
     with output_folder(Path(wanted.out)), stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError, PoolError):
         jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
         for job in jobs:
             typer.echo(f"{job.kind}: {train_drafter(job, **options, log=typer.echo)}")
+
+
+def drafter_job(
+    models: str, captions: str, out: Path, recipe: DrafterRecipe, *, kind: str = "eagle", count: int | None = None
+) -> DrafterJob:
+    """The training of a drafter, checked before anything is computed. models: see `find_entry`.
+
+    Raises:
+        ValueError: captions that cannot be read, or too few of them; no such file, folder or entry; a target that
+            cannot have such a drafter.
+        WeightsError: a file of the entry is missing or of another family.
+    """
+    from workers.data.captions import read_captions
+    from workers.loading.models import unreadable_captions
+    from workers.loading.models_yaml import find_entry, load_on_meta
+    from workers.training.job import DrafterJob
+
+    entry = replace(find_entry(models), drafters={})
+    target = load_on_meta(entry).target
+    found = read_captions(captions, count=count, seed=recipe.seed)
+    if unreadable := unreadable_captions(target, [caption.text for caption in found]):
+        index, problem = unreadable[0]
+        more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
+        raise ValueError(f"{found[index].location or captions}: {problem}{more}")
+    job = DrafterJob(entry=entry, captions=tuple(found), out=out, recipe=recipe, kind=kind)
+    job.check(target)
+    return job
+
+
+def train_drafter(
+    job: DrafterJob,
+    *,
+    device: torch.device | None = None,
+    workers: int = 1,
+    address: str | None = None,
+    threads: int | None = None,
+    mlflow: bool = True,
+    tracking_uri: str | None = None,
+    resume: bool = False,
+    log: Callable[[str], None] = print,
+) -> Path:
+    """Run the job; returns the weight file.
+
+    device: of a single process (None: a GPU if torch can use one). workers: number of processes, on Ray if there are
+    several or an address is given. address: a Ray cluster (None: this machine). threads: of each process on Ray (None:
+    its cores). mlflow: whether to log the loss to MLflow. tracking_uri None: the same default as for sweeps.
+
+    Raises:
+        ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
+        PoolError: no cluster, or no room on it; the workers failed.
+    """
+    from workers.runtime.device import AUTO, pick_device
+    from workers.training.loop import ProcessGroup
+
+    ProcessGroup(0, workers).share(job.recipe.batch)
+    job.out.mkdir(parents=True, exist_ok=True)
+    with _tracked(job, tracking_uri, resume, log) if mlflow else contextlib.nullcontext():
+        if workers == 1 and address is None:
+            return job.run(device or pick_device(AUTO), resume=resume, log=log)
+        return _train_in_group(job, workers, address, threads, resume=resume, log=log)
+
+
+@contextlib.contextmanager
+def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str], None]) -> Iterator[None]:
+    """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
+    from orchestrator.views.follower import Ending, Follower
+    from orchestrator.views.mlflow_client import resolve_uri
+    from orchestrator.views.training import TrainingView
+    from workers.data.storage import Storage
+
+    journal, storage = job.file("journal.jsonl"), Storage(str(job.out))
+    params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
+    view = TrainingView(journal, resolve_uri(storage, uri), params, resume=resume)
+    follower: Follower[Path] = Follower(view, lambda: journal)
+    how: Ending = "failed"
+    follower.notify()
+    try:
+        yield
+        how = "finished"
+    except KeyboardInterrupt:
+        how = "interrupted"
+        raise
+    finally:
+        if problem := follower.end(how):
+            log(problem)
+
+
+def _train_in_group(
+    job: DrafterJob, workers: int, address: str | None, threads: int | None, *, resume: bool, log: Callable[[str], None]
+) -> Path:
+    """Train with Ray Train in `workers` processes of the cluster at `address` (None: this machine).
+
+    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and the
+    training resumes from the checkpoint. Returns the weight file.
+
+    Raises:
+        ValueError: see `DrafterJob.can_resume`.
+        PoolError: no cluster, no room on it, or the workers failed; the message has the cause.
+    """
+    for key, value in _RAY_VARIABLES.items():
+        os.environ.setdefault(key, value)
+    from orchestrator.run.cluster import connected
+    from orchestrator.run.placement import Slots
+    from orchestrator.run.tasks import PoolError
+
+    if resume:
+        job.can_resume()  # reports another training here, before processes start
+    name = f"{job.kind}-{datetime.now():%Y%m%d-%H%M%S}"
+    with connected(address, Slots(workers), workers) as slots, _follow_log(job.file("log"), log):
+        import ray.train
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        resources = {"CPU": slots.cpus, **({"GPU": slots.gpus} if slots.gpus else {})}
+        trainer = TorchTrainer(
+            _run_process,
+            train_loop_config={"job": replace(job, out=job.out.absolute(), launch=name), "resume": resume},
+            torch_config=TorchConfig(timeout_s=_BARRIER_TIMEOUT_S),
+            scaling_config=ray.train.ScalingConfig(
+                num_workers=workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
+            ),
+            run_config=ray.train.RunConfig(  # type: ignore[call-arg]  # mypy sees the one before V2
+                name=name,
+                storage_path=str((job.out / _RAY_FOLDER).absolute()),
+                worker_runtime_env={"env_vars": slots.environment(threads)},
+                failure_config=ray.train.FailureConfig(max_failures=_MAX_RESTARTS),
+            ),
+        )
+        try:
+            trainer.fit()
+        except ray.train.TrainingFailedError as error:
+            raise PoolError(f"the training failed on its workers: {_cause(error)}") from error
+    return job.file("safetensors")
+
+
+def _run_process(config: dict[str, Any]) -> None:
+    """One process of the group; Ray has set up torch.distributed."""
+    from ray.train.torch import get_device
+
+    from workers.training.loop import ProcessGroup
+
+    job: DrafterJob = config["job"]
+    group = ProcessGroup.current()
+
+    def log(line: str) -> None:
+        if group.is_main:
+            with job.file("log").open("a", encoding="utf-8") as lines:
+                lines.write(line + "\n")
+
+    job.run(get_device(), resume=config["resume"], log=log)
+
+
+@contextlib.contextmanager
+def _follow_log(path: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Pass on the lines that the main process writes, until the block ends."""
+    path.write_text("", encoding="utf-8")
+    stop = threading.Event()
+
+    def follow() -> None:
+        rest, stopped = "", False
+        with path.open(encoding="utf-8") as file:
+            while not stopped:
+                stopped = stop.wait(_LOG_INTERVAL_S)
+                *lines, rest = (rest + file.read()).split("\n")
+                for line in lines:
+                    log(line)
+
+    thread = threading.Thread(target=follow, name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(5)
+
+
+def _cause(error: Exception) -> str:
+    """The last line of the first worker's traceback."""
+    failures = getattr(error, "worker_failures", None) or {0: error}
+    lines = [line.strip() for line in str(next(iter(failures.values()))).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.cli.training import drafter_job, train_drafter
+from orchestrator.cli.train import drafter_job, train_drafter
 from orchestrator.views.training import TrainingView
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.cli import training
+from orchestrator.cli import train as training
 from orchestrator.run import cluster
 from orchestrator.run.tasks import PoolError
 from search_spaces.trial import DecodingConfig
