@@ -117,10 +117,10 @@ def _commands(front: Front) -> dict[str, str]:
     models = sweeps[0].models
     plugins = {module for trial in front.candidates for module in trial.config.plugins}
     plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}  # the target's family may be one's
-    draw = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
-    draw += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]
-    draw += ["--", prompt] if prompt.startswith("-") else []
-    return {"pareto": shlex.join(words), "generate": shlex.join(draw), "config": _CONFIG_FILE}
+    generate = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
+    generate += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]
+    generate += ["--", prompt] if prompt.startswith("-") else []
+    return {"pareto": shlex.join(words), "generate": shlex.join(generate), "config": _CONFIG_FILE}
 
 
 def _short_caption(sweep: Sweep) -> str:

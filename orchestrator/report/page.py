@@ -43,15 +43,15 @@ _LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js":
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
-def write_report(storage: Storage, note: Note = ignore, *, draw: bool = True) -> str:
+def write_report(storage: Storage, note: Note = ignore, *, decode: bool = True) -> str:
     """Write the report of the sweep in `storage` to report.html there; returns that name. note: called with a sentence
-    about each damaged file whose image or captions are missing. draw: decode images from tokens; without it, which
+    about each damaged file whose image or captions are missing. decode: make images from tokens; without it, which
     needs no model, the page has the first images of each trial only.
 
     Raises:
         ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
     """
-    storage.write(REPORT, dump_text(report_page(storage, note, draw=draw), HTML))
+    storage.write(REPORT, dump_text(report_page(storage, note, decode=decode), HTML))
     return REPORT
 
 
@@ -62,15 +62,15 @@ class ReportView(View[Sweep]):
     may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
 
     def end(self, source: Sweep, how: Ending) -> None:
-        write_report(source.storage, draw=how == "finished")
+        write_report(source.storage, decode=how == "finished")
 
     def describe(self, problem: str) -> str:
         return f"report not written: {problem}"
 
 
-def report_page(storage: Storage, note: Note = ignore, *, draw: bool = True) -> str:
-    """The report of the sweep in `storage`, as HTML. note, draw, errors: as `write_report`."""
-    return render(page_data([Sweep.open(storage)], note, draw=draw))
+def report_page(storage: Storage, note: Note = ignore, *, decode: bool = True) -> str:
+    """The report of the sweep in `storage`, as HTML. note, decode, errors: as `write_report`."""
+    return render(page_data([Sweep.open(storage)], note, decode=decode))
 
 
 def render(data: dict[str, Any]) -> str:
@@ -98,13 +98,13 @@ def page_data(
     note: Note = ignore,
     objectives: Sequence[str] = (),
     *,
-    draw: bool = True,
+    decode: bool = True,
     comparison: Comparison | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
 
-    objectives: the two metrics shown first; by default the first sweep's. draw: as `write_report`. comparison: of the
+    objectives: the two metrics shown first; by default the first sweep's. decode: as `write_report`. comparison: of the
     sweeps' fronts. warnings: on how far the sweeps can be compared.
 
     Raises:
@@ -117,7 +117,7 @@ def page_data(
     trials, members = page_trials(named), {candidate.name for candidate in candidates if candidate.on_front}
     ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
     shown = [trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.state == COMPLETE]
-    subject = Subject(named, axes, names, front, shown, note, draw, comparison, warnings)
+    subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys, confidence = config_keys(named), {candidate.name: candidate.confidence for candidate in candidates}
     entries = [trial.entry(names, keys, confidence.get(trial.id)) for trial in trials]
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}

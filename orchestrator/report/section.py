@@ -26,7 +26,7 @@ class Subject:
 
     sweeps: by name. axes: shown first. metrics: names of all. front: of the axes; None if there are not two. trials:
     the complete ones that are vanilla, on the front or labelled, in this order. note: called with a sentence about each
-    damaged file. draw: whether images may be decoded from tokens. comparison: of the sweeps' fronts. warnings: on how
+    damaged file. decode: whether images may be decoded from tokens. comparison: of the sweeps' fronts. warnings: on how
     far the sweeps can be compared.
     """
 
@@ -36,7 +36,7 @@ class Subject:
     front: Front | None
     trials: Sequence[PageTrial] = ()
     note: Note = ignore
-    draw: bool = True
+    decode: bool = True
     comparison: Comparison | None = None
     warnings: Sequence[str] = ()
 

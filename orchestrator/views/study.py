@@ -175,7 +175,8 @@ class StudyView(View[Sweep]):
             return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
         for number, trial in trials.items():
             record = records.get(number)
-            if record is None or not _is_same(trial, self._make_trial(sweep, record)):
+            same = () if record is None else _facts(self._make_trial(sweep, record))
+            if _facts(trial) != same:
                 return f"trial {number} differs from its record"
         return None
 
@@ -287,9 +288,9 @@ def _times(record: TrialRecord) -> list[datetime]:
     return [moment.astimezone().replace(tzinfo=None) for moment in moments]
 
 
-def _is_same(trial: FrozenTrial, other: FrozenTrial) -> bool:
-    """Whether a trial of a study has the parameters, values and attributes of another one."""
-    return (trial.params, trial.values, trial.user_attrs) == (other.params, other.values, other.user_attrs)
+def _facts(trial: FrozenTrial) -> tuple[object, ...]:
+    """What a trial's record says of it: parameters, values and attributes."""
+    return trial.params, trial.values, trial.user_attrs
 
 
 def _link_pictures(journal: Path | None, digest: str) -> dict[str, str]:
@@ -376,19 +377,18 @@ def check_owner(
         return
     found = [direction.name.lower() for direction in storage.get_study_directions(study)]
     others = [*attributes, *(key for key in storage.get_study_system_attrs(study) if key != _METRIC_NAMES)]
-    differences = [
-        f"belongs to another sweep, which started {str(owner).rpartition(' ')[2]}" if owner is not None else "",
-        f"has {counted(trials, 'trial')}" if trials and owner is None else "",
-        f"has the attributes {', '.join(others)}" if others and owner is None else "",
-        f"has the directions {', '.join(found)}, and this sweep {', '.join(directions)}"
-        if found != list(directions)
-        else "",
-    ]
-    if any(differences):
-        raise StudyError(
-            f"{without_credentials(url)}: the study {name!r} there {'; it '.join(filter(None, differences))}; launch "
-            "under another --name, or give another --study"
-        )
+    if owner is not None:
+        problem = f"belongs to another sweep, which started {str(owner).rpartition(' ')[2]}"
+    elif trials:
+        problem = f"has {counted(trials, 'trial')}"
+    elif others:
+        problem = f"has the attributes {', '.join(others)}"
+    elif found != list(directions):
+        problem = f"has the directions {', '.join(found)}, and this sweep {', '.join(directions)}"
+    else:
+        return
+    fix = "launch under another --name, or give another --study"
+    raise StudyError(f"{without_credentials(url)}: the study {name!r} there {problem}; {fix}")
 
 
 def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:

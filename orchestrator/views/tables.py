@@ -64,7 +64,7 @@ def replace_damaged(storage: Storage) -> list[str]:
         except ValueError as error:
             notes.append(str(error))
     if storage.exists(FRONT_PLOT) and not is_intact_png(storage.read(FRONT_PLOT)):
-        notes.append(f"{place}/{FRONT_PLOT}: damaged; drawn anew from the trials' records")
+        notes.append(f"{place}/{FRONT_PLOT}: damaged; plotted anew from the trials' records")
     if notes:
         write_tables(Sweep.open(storage))
     try:

@@ -4,7 +4,7 @@ import { followPointer } from "./chart.js";
 import { drawControls, redraw } from "./controls.js";
 import { DATA, metricTitle } from "./data.js";
 import "./details.js";
-import { byId, el, narrow, show } from "./dom.js";
+import { byId, el, items, narrow, show } from "./dom.js";
 import { unpin } from "./selection.js";
 import { follow, state } from "./state.js";
 import { indistinguishable } from "./values.js";
@@ -30,17 +30,17 @@ function drawWithinError() {
   const line = (words, ...metrics) => {
     const alike = pairs.filter((pair) => pair.metrics.join() === metrics.join()),
       names = alike.map(({ a, b }, i) => [i ? "; " : " ", el("strong", a.title), " and ", el("strong", b.title)]);
-    return alike.length > 0 && el("li", words, names);
+    return alike.length > 0 && [words, names];
   };
+  const lines = [
+    line(`In both ${x} and ${y}:`, state.x, state.y),
+    line(`In ${x} only:`, state.x),
+    line(`In ${y} only:`, state.y),
+  ];
   const none = `No neighbours on this front are within error of each other in ${x} or ${y} (95 %).`;
   const list = [
     el("p", "Neighbours on this front that are within error of each other (95 %):"),
-    el(
-      "ul",
-      line(`In both ${x} and ${y}:`, state.x, state.y),
-      line(`In ${x} only:`, state.x),
-      line(`In ${y} only:`, state.y),
-    ),
+    items("", lines.filter(Boolean)),
   ];
   return show("within-error", el("div.note", pairs.length ? list : el("p", none)));
 }

@@ -19,14 +19,14 @@ _LEAD = (
 
 
 def heat(subject: Subject) -> dict[str, Any] | None:
-    """Mean accepted length of the rounds that emitted each token, by trial, as far as they fit.
+    """Mean accepted length of the passes that emitted each token, by trial, as far as they fit.
 
     Skips trials whose shards are missing or damaged; `note` of the subject is called with a sentence about each.
 
     Returns:
         rows, columns: of the first trial's token grid; trials of another grid are skipped. low, high: ends of the
-        scale that all trials share. cells: {key: values in raster order, None where no round emitted a token}. means:
-        {key: mean accepted length, over rounds}; the mean of the cells is larger, because a round counts there once for
+        scale that all trials share. cells: {key: values in raster order, None where no pass emitted a token}. means:
+        {key: mean accepted length, over passes}; the mean of the cells is larger, because a pass counts there once for
         each of its tokens. ramp: colours of the scale. None without any trial.
     """
     trials = subject.trials

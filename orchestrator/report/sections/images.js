@@ -65,15 +65,7 @@ function drawControls(controls, others) {
       setZoom();
     };
   compared.zoom = sides.findIndex((side) => side >= 90);
-  const slider = {
-    type: "range",
-    id: "zoom",
-    min: 0,
-    max: sides.length - 1,
-    step: 1,
-    value: compared.zoom,
-    input: zoom,
-  };
+  const slider = { type: "range", id: "zoom", max: sides.length - 1, value: compared.zoom, input: zoom };
   show(
     controls,
     compared.trials.slice(1).map(select),

@@ -28,7 +28,7 @@ CAPTIONS, COLUMNS = 60, 10
 _MAX_SIDE = 128  # pixels of a tile
 _MAX_CHARACTERS = 1_300_000  # of all sheets together
 _MAX_BYTES_ON_CPU = 2 << 30  # of a target's files; larger targets are loaded for a report on a GPU only
-_MAX_PIXELS = 1 << 18  # of the images that are drawn at once
+_MAX_PIXELS = 1 << 18  # of the images that are decoded at once
 _GRID_GAP = 2
 GRID_SIDE = 288  # pixels of the longer side of an image grid in the page
 _MAX_GRID_CHARACTERS = 500_000  # of all image grids together
@@ -37,9 +37,9 @@ _MAX_GRID_CHARACTERS = 500_000  # of all image grids together
 def images(subject: Subject) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
-    Each sweep's own target draws the tokens. Without `draw`, or if a target fails to load or to draw, `from_tokens` is
-    false and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or damaged, and trials
-    of other captions than the first one's; `note` is called with a sentence about what is left out.
+    Each sweep's own target decodes the tokens. Without `decode`, or if a target fails to load or to decode,
+    `from_tokens` is false and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or
+    damaged, and trials of other captions than the first one's; `note` is called with a sentence about what is left out.
 
     Returns:
         captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
@@ -49,10 +49,10 @@ def images(subject: Subject) -> dict[str, Any]:
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
     count = min((len(rows) for _, rows in found), default=0)
-    from_tokens = subject.draw and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
+    from_tokens = subject.decode and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
     if from_tokens:
         try:
-            sheets = _drawn_sheets(found)
+            sheets = _decoded_sheets(found)
         except Exception as error:  # of any kind: the report is worth more than these images
             reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ValueError, OSError)) else str(error)
             note(f"the report shows the first images of each trial only: {reason}")
@@ -107,11 +107,11 @@ def _rows(trial: PageTrial, wanted: Set[Key], note: Note) -> Rows:
     return rows
 
 
-def _drawn_sheets(found: Sequence[tuple[PageTrial, Rows]]) -> dict[str, Sheet]:
-    """Sheets of the images that the sweeps' targets draw. Raises what loading and drawing raise."""
+def _decoded_sheets(found: Sequence[tuple[PageTrial, Rows]]) -> dict[str, Sheet]:
+    """Sheets of the images that the sweeps' targets decode. Raises what loading and decoding raise."""
     sweeps = {trial.index: trial.sweep for trial, _ in found}
     targets = {index: _load_target(sweep) for index, sweep in sweeps.items()}
-    return _sheets((trial.key, _draw(targets[trial.index], trial.sweep, rows)) for trial, rows in found)
+    return _sheets((trial.key, _decode(targets[trial.index], trial.sweep, rows)) for trial, rows in found)
 
 
 def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
@@ -129,7 +129,7 @@ def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
     return sheets
 
 
-def _draw(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
+def _decode(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
     import torch
 
     from workers.data.pictures import to_pictures
@@ -141,7 +141,7 @@ def _draw(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
 
 
 def _load_target(sweep: Sweep) -> Target:
-    """The target that drew the sweep's images.
+    """The target that generated the sweep's images.
 
     Raises:
         ValueError, OSError: its files are missing, damaged, others than the sweep's, or too large for this machine.

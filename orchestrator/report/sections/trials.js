@@ -8,7 +8,8 @@ import { follow, state } from "../assets/state.js";
 import { withError } from "../assets/values.js";
 
 const ROWS = 100; // before the reader asks for all
-const METRICS = 4; // columns at first
+const FIRST = ["number", "sweep", "setting", "images", "seconds"]; // columns, with METRICS metrics
+const METRICS = 4;
 const SPARE = ["drafter", "tree", "acceptance", "images", "seconds"]; // these say more about a setting than is needed
 const FACTS = {
   setting: (trial) => (trial.label || trial.description).toLowerCase(),
@@ -30,20 +31,9 @@ const columnsOf = (part) => [...table.columns.values()].filter((column) => colum
 export function draw(host, { columns, patterns }, controls) {
   table.columns = new Map(columns.map((column) => [column.key, { ...column, value: reader(column) }]));
   read = queryReader(table.columns, patterns);
-  const first = [
-    "number",
-    "sweep",
-    "setting",
-    ...(narrow() ? [] : ["acceptance", "tree", "drafter"]),
-    "images",
-    "seconds",
-  ];
-  table.shown = new Set([
-    ...first,
-    ...columnsOf("metric")
-      .slice(0, METRICS)
-      .map(({ key }) => key),
-  ]);
+  const metrics = columnsOf("metric").map(({ key }) => key),
+    words = narrow() ? [] : ["acceptance", "tree", "drafter"];
+  table.shown = new Set([...FIRST, ...words, ...metrics.slice(0, METRICS)]);
   drawControls(controls);
   const region = { id: "table", tabindex: 0, role: "region", "aria-labelledby": "trials-title" };
   show(host, el("p.problem", { id: "filter-error", role: "alert" }), el("div.panel.scroll", region));

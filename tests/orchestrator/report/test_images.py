@@ -71,11 +71,11 @@ def test_without_drawing_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.
     store_grids(tmp_path, Sweep.open(tmp_path))
     monkeypatch.setattr(images, "_load_target", lambda *_: pytest.fail("loaded"))
     notes: list[str] = []
-    data = page_data([Sweep.open(tmp_path)], notes.append, draw=False)["sections"]["images"]["data"]
+    data = page_data([Sweep.open(tmp_path)], notes.append, decode=False)["sections"]["images"]["data"]
     assert not data["from_tokens"]
     assert data["sheets"]
     assert notes == []
-    write_report(Storage(tmp_path), notes.append, draw=False)
+    write_report(Storage(tmp_path), notes.append, decode=False)
     assert notes == []
 
 
