@@ -116,7 +116,7 @@ def captions_in_order(
 
 
 def captions_of_text(text: str, name: str) -> list[Caption]:
-    """The captions of a text with one per line, as in a .txt file. name: of its source, for locations.
+    """The captions of a text with one per line, as in a .txt file. name: the source's, for locations.
 
     Raises:
         ValueError: a blank line between others, or invalid characters.

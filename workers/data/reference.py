@@ -35,8 +35,8 @@ _FIX = "create it again: specfrontier reference DIR --out FILE, with --inception
 
 
 class Extractor(Protocol):
-    """A feature extractor. name: of its column in the file, if it is an additional extractor. identity: architecture
-    and weight hash. width: number of features.
+    """A feature extractor. name: the ending of its column's name in the file, if it is an additional extractor.
+    identity: its architecture and the hash of its weights. width: the number of features.
     """
 
     name: str

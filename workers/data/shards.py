@@ -158,8 +158,8 @@ class TimingShard(Serializable):
 class MeasureTask(Serializable):
     """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's.
 
-    timing: of a config of the same shape. own_timing: of this one; empty if it was not timed itself. halfway: measure
-    also at half of the quality shards.
+    timing: files of a config of the same shape. own_timing: files of this one; empty if it was not timed. halfway:
+    measure also at half of the quality shards.
     """
 
     config: DecodingConfig

@@ -54,7 +54,7 @@ def read_text(path: Path) -> str:
 
 
 def decode(data: bytes, name: str) -> str:
-    """UTF-8 text, with or without a byte order mark. name: of its file, for errors.
+    """UTF-8 text, with or without a byte order mark. name: the file's, for errors.
 
     Raises:
         ValueError: it is not UTF-8.

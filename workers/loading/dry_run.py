@@ -142,7 +142,7 @@ _shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = 
 def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     """The function's result. A call like an earlier one only allocates: most meta kernels take a millisecond.
 
-    func: as `__torch_dispatch__` gets it.
+    func: the operator that `__torch_dispatch__` gets.
     """
     allocates, mutates = _effects(func)
     key = _signature(func, args, options) if allocates or mutates else None
@@ -203,9 +203,9 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 class Footprint:
     """Memory of a config at a batch size, in bytes, and the work of its steps.
 
-    parameters: of target, codec, text encoder and drafters. cache: what persists between passes: keys and values of
-    target and drafter, masks, tables. activations: peak of prefill or a pass beyond that. pictures: peak of decoding
-    tokens to images. prefill, one_pass: work of the whole batch; picture: of one call's images.
+    parameters: those of target, codec, text encoder and drafters. cache: what persists between passes: keys and values
+    of target and drafter, masks, tables. activations: peak of prefill or a pass beyond that. pictures: peak of decoding
+    tokens to images. prefill, one_pass: work of the whole batch. picture: work of the images that are decoded together.
     """
 
     parameters: int
@@ -237,7 +237,7 @@ def parameter_bytes(models: Models) -> int:
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
     """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images at once.
 
-    models: on the meta device. The pass is the last one, when caches are full.
+    models: models on the meta device. The pass is the last one, when caches are full.
 
     Raises:
         ValueError: the models do not support the config.

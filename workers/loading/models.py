@@ -48,9 +48,8 @@ class Models:
 class Capabilities:
     """What a target and its drafters support, as plain data: configs can be checked without loading weights.
 
-    target: its name. vocab_size: number of image codes. rows, cols: of the token grid. image_size: pixels along the
-    longer side.
-    sampling: the target's defaults. drafters: see `Models.drafter_levels`.
+    target: its name. vocab_size: number of image codes. rows, cols: sizes of the token grid. image_size: pixels along
+    the longer side. sampling: the target's defaults. drafters: see `Models.drafter_levels`.
     """
 
     target: str

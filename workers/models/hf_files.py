@@ -25,7 +25,7 @@ from workers.models.layouts import FOREIGN_CONFIGS
 def load_pretrained(
     folder: str | Path, model_class: Any, dtype: torch.dtype, *, keep: str = "", renamed: bool = True
 ) -> Any:
-    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: of the library.
+    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: a class of the library.
 
     Weights are cast to `dtype`, except those with `keep` in their name, which keep the file's dtype. Buffers are not
     cast: rotary frequencies stay in fp32. renamed: files may have older names, which the library renames.

@@ -41,7 +41,7 @@ class T5Encoder:
     batch. This takes little time compared with generating an image. The features of the latest captions are cached.
 
     batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a caption's features.
-    width: of the features.
+    width: the number of features.
     """
 
     batch_size: int = 1

@@ -37,7 +37,7 @@ class VQConfig:
         channels, multipliers: level l has width channels * multipliers[l]; all levels but the last halve the sides.
         encoder_blocks, decoder_blocks: residual blocks per level.
         z_channels: width of the encoder's output, before the 1x1 convolution to d.
-        groups: of every GroupNorm; must divide every width.
+        groups: the number of groups of every GroupNorm; it must divide every width.
         level_attention: self-attention after each block of the coarsest level (VQ-16: yes; Chameleon: no).
         mid_attention: self-attention between the two middle blocks.
     """

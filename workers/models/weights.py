@@ -57,7 +57,7 @@ def interleave_rotary(weight: Tensor, channels: int) -> Tensor:
 def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> list[KeyMapping]:
     """The tensors of a decoder layer in Hugging Face's layout, for a `Layer` of this project's transformer.
 
-    source, target: the layer's name, such as "model.layers.{l}". channels: of a head, if the file rotates halves (see
+    source, target: the layer's name, such as "model.layers.{l}". channels: a head's, if the file rotates halves (see
     `interleave_rotary`).
     """
 

@@ -13,8 +13,8 @@ class WorkerSpec:
 
     store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
     built-in model. device: "auto", "cpu", "cuda" or "cuda:N". captions, reference: those sections of the sweep (None:
-    no reference). seed: of all images. metrics: requested names; None: all. worker: its name in results. token: content
-    of the store's file store.id, if the driver wrote one. gpu_share: of the GPU's memory, 1: all of it.
+    no reference). seed: the seed of all images. metrics: requested names; None: all. worker: its name in results.
+    token: content of the store's file store.id, if the driver wrote one. gpu_share: share of the GPU's memory.
     """
 
     store: str

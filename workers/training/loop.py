@@ -70,7 +70,7 @@ class TrainConfig:
             raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
 
     def optimisers(self, model: nn.Module, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
-        """The optimisers of all parameters that need gradients. dtype: in which products are computed."""
+        """The optimisers of all parameters that need gradients. dtype: the one in which products are computed."""
         trainable = [p for p in model.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trainable, self.rate, self.betas, weight_decay=self.weight_decay)]
 

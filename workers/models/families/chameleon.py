@@ -187,9 +187,9 @@ def _differ(left: Tensor, right: Tensor) -> bool:
 class ImageFormat:
     """What a model of this architecture generates, and how it is prompted.
 
-    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt. rows, cols: of the
-    grid of codes. row_end: id of the fixed token after every row, if there is one. special_tokens: spelling and id of
-    tokens that the tokenizer must have.
+    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt. rows, cols: codes in a
+    column and in a row. row_end: id of the fixed token after every row, if there is one. special_tokens: spelling and
+    id of tokens that the tokenizer must have.
     """
 
     name: str

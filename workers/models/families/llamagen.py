@@ -337,7 +337,7 @@ class LlamaGen(Family):
         return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), self.size, self.image_size)
 
     def _grid_side(self, pixels: int) -> int:
-        """Codes along a side. pixels: of a code."""
+        """Codes along a side of an image. pixels: the side of a code."""
         if self.image_size % pixels:
             raise ValueError(f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 or 512)")
         return self.image_size // pixels
