@@ -37,11 +37,11 @@ MAX_PACKAGE_LINES = {
     "workers.data": 1877,
     "workers.decoding": 3281,
     "workers.drafters": 368,
-    "workers.loading": 788,
+    "workers.loading": 787,
     "workers.metrics": 2996,
     "workers.models": 3463,
     "workers.replay": 1330,
-    "workers.runtime": 957,
+    "workers.runtime": 945,
     "workers.scenes": 373,
     "workers.training": 1060,
 }

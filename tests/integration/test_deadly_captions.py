@@ -37,8 +37,8 @@ from search_spaces.schedules import SCHEDULES, Constant
 class Deadly(Constant):
     kind: ClassVar[str] = "deadly"
 
-if "workers.runtime.engines" in sys.modules:  # in a worker
-    from workers.runtime.engines import Engines
+if "workers.runtime.loaded" in sys.modules:  # in a worker
+    from workers.runtime.loaded import Engines
     generate_once = Engines.generate_once
 
     def generate_or_die(self, config, requests, *args, **kwargs):

@@ -54,9 +54,9 @@ class ARModel(nn.Module):
         """The config in its file's header, from which `build_ar_model` makes it again."""
         return {"transformer": asdict(self.transformer.config), "conditioner": self.conditioner.settings()}
 
-    def as_target(self, name: str = "training") -> Target:
+    def as_target(self) -> Target:
         """A target without a codec that shares these weights."""
-        return Target(name, self.transformer, self.conditioner, None, SAMPLING)
+        return Target("training", self.transformer, self.conditioner, None, SAMPLING)
 
 
 def build_ar_model(config: Mapping[str, Any]) -> ARModel:
