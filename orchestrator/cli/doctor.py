@@ -26,7 +26,7 @@ class Examined:
 
     models: str | None = o.option("Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights.", "MODELS")
     plan: str | None = o.option("Estimate the memory, images and hours of a sweep, without running it.", "SPACE")
-    batch: int = o.option("For --models: images drawn at once.", "N", default=1, min=1)
+    batch: int = o.option("For --models: images generated together.", "N", default=1, min=1)
     gpus: int | None = o.option("For --plan. Default: this machine's, else 1.", "N", min=1)
     gpu_memory: float | None = o.option(
         "Of each GPU. Default: this machine's, else 80.", "GIB", min=1.0, max=1000000.0, callback=o.finite

@@ -24,7 +24,7 @@ EPILOG = """\b
 Examples:
   specfrontier generate "a large red circle on a cloudy blue background" --preset lantern
   specfrontier generate --captions captions.txt --preset eagle2 --set acceptance=lantern --set tree.depth=4
-  specfrontier generate "a small blue star" --config drawn/config.yaml --set acceptance.divergence=jsd --json
+  specfrontier generate "a small blue star" --config generated/config.yaml --set acceptance.divergence=jsd --json
   specfrontier generate "a small blue star" --from quickstart --best 'fid <= 1.2 * vanilla' --against vanilla
   specfrontier generate "a small blue star" --from quickstart --trial 0
 """
@@ -173,7 +173,7 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
     from workers.data.text_files import decode, read_text
 
     if any(not caption.strip() for caption in captions):
-        raise CommandError("a caption is empty; describe what to draw", WRONG_USAGE)
+        raise CommandError("a caption is empty; describe an image", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
         found = [caption_in_one_line(caption, f"caption {number}") for number, caption in enumerate(captions, start=1)]
         if file == "-":

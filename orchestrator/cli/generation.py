@@ -300,7 +300,7 @@ def file_name(request: Request) -> str:
 
 
 def _image_row(result: Result) -> dict[str, Any]:
-    """The statistics of one image. `latency`: its share of the seconds of its rounds."""
+    """The statistics of one image. `latency`: its share of the seconds of its passes."""
     request, statistics = result.request, result.statistics
     return {
         "file": file_name(request),

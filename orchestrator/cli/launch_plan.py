@@ -26,19 +26,14 @@ def describe_plan(config: SweepConfig, storage: Storage) -> str:
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     from workers.metrics.registry import uses_timings
 
-    quality, timing, size = config.quality, config.timing, config.space.size()
-    drawn = config.captions.count * quality.samples
-    search, budget = config.search, config.budget
+    quality, timing, search, size = config.quality, config.timing, config.search, config.space.size()
+    captions, reference = config.captions, config.reference
     yield "store", storage.display_name
     yield from _resume(config, storage)
-    models = config.models
-    yield "models", str(models)
-    yield "captions", f"{config.captions.count} of {config.captions.source}, seed {config.captions.seed}"
-    reference = config.reference
-    yield (
-        "reference",
-        "none" if reference.source == "none" else f"at most {reference.count} images of {reference.source}",
-    )
+    yield "models", str(config.models)
+    yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
+    compared = f"at most {reference.count} images of {reference.source}"
+    yield "reference", "none" if reference.source == "none" else compared
     yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
     yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
     yield "space", counted(size, "point") if size and config.space.source else ""
@@ -46,21 +41,12 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
     for name, domain in searched.items():
         yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else str(domain)
-    yield (
-        "budget",
-        ", ".join(
-            f"{amount:g} {unit}"
-            for amount, unit in ((budget.trials, "trials"), (budget.images, "images"), (budget.hours, "hours"))
-            if amount is not None
-        ),
-    )
-    yield (
-        "quality",
-        (
-            f"{config.captions.count} captions x {quality.samples}, batch {quality.batch}: {drawn} images a trial, "
-            f"at most {drawn * budget.trials:,} in all{_on(quality.nodes)}"
-        ),
-    )
+    limits = config.budget.to_mapping()
+    yield "budget", ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    images = captions.count * quality.samples
+    total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
+    shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
+    yield "quality", f"{shards}: {total}{_on(quality.nodes)}"
     pairs = (
         f"{counted(timing.direct, 'trial')} of each shape, {timing.images} captions x at most {timing.repetitions}, "
         f"batch {timing.batch}, paired with vanilla{_on(timing.nodes)}"
@@ -99,7 +85,7 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     more = f"{left} more of the budget" if left else "no other: the budget of trials is spent (--trials raises it)"
     recorded = {name for record in records for name in record.shards}
     unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
-    kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be drawn again" if unfinished else ""
+    kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be generated again" if unfinished else ""
     yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
     if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
         yield "running", f"{driver.name}: a launch is refused until it ends"
@@ -120,11 +106,8 @@ def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
     images, (fewest, most) = found["images"], found["target passes"]
     total = images["quality"] + images["timing"]
     passes = " to ".join(dict.fromkeys((f"{fewest:,.0f}", f"{most:,.0f}")))
-    yield (
-        "forecast",
-        f"{total:,} images and {passes} target passes, if trials emit {LENGTHS[0]:g} to {LENGTHS[1]:g} tokens per pass "
-        "and none stops early",
-    )
+    lengths = f"trials emit {LENGTHS[0]:g} to {LENGTHS[1]:g} tokens per pass and none stops early"
+    yield "forecast", f"{total:,} images and {passes} target passes, if {lengths}"
     machines: dict[str, list[str]] = {}  # by what they take
     for name, (low, high) in found["hours"].items():
         machines.setdefault(describe_range(3600 * low, 3600 * high), []).append(name)

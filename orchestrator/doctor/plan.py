@@ -138,7 +138,7 @@ class Workload:
         heaviest: bool = True,
         plain: dict[str, Footprint] | None = None,
     ) -> Self:
-        """Of a sweep whose trials are all like the heaviest of its settings, or like the lightest one with a drafter.
+        """The workload of a sweep whose trials are all like its heaviest setting, or its lightest with a drafter.
 
         plain: vanilla's footprints, if they are known.
 
@@ -356,7 +356,7 @@ def _assumptions(gpu: Gpu, label: str) -> list[str]:
     return [
         f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} TFLOP/s ({gpu.name}); "
         f"{BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
-        f"{KERNEL_LAUNCH_S * 1e6:.0f} µs; a step takes as long as the slowest of the three",
+        f"{KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as long as the slowest of the three",
         f"every trial except vanilla costs as much as {label}, with full caches",
         f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and fragmentation; loading time and "
         "metric nets without files are not included",
