@@ -91,7 +91,7 @@ def load_engine(
     batch: int | None = None,
     seed: int = 0,
 ) -> ImageEngine:
-    """Load models and prepare them to draw with a setting.
+    """Load models and prepare them to generate with a setting.
 
     setting: a trial, a config, a mapping with its keys, the name of a preset, or a YAML file. models: builtin, a folder
     of weights, or FILE#ENTRY of a models.yaml; None for those of the trial's sweep, else the built-in ones. device:

@@ -129,11 +129,11 @@ class Sweep(results.Sweep):
         """Plot the front with error bars on matplotlib axes (by default on a new figure); returns them."""
         from matplotlib import pyplot
 
-        from orchestrator.results.plots import FIGURE_SIZE, draw_front
+        from orchestrator.results.plots import FIGURE_SIZE, plot_front
 
         if ax is None:
             _, ax = pyplot.subplots(figsize=FIGURE_SIZE, layout="constrained")
-        draw_front(ax, self._front(x, y, where), self.name)
+        plot_front(ax, self._front(x, y, where), self.name)
         return ax
 
     def __repr__(self) -> str:

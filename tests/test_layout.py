@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
-    "orchestrator.results": 4157,
+    "orchestrator.results": 4144,
     "orchestrator.run": 4178,
     "orchestrator.views": 1987,
     "search_spaces": 3839,

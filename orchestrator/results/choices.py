@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.results.front import KNEE, Front, Trial
-from orchestrator.results.query import NoChoiceError, QueryError, limit_draws
+from orchestrator.results.query import NoChoiceError, QueryError, limit_samples
 from orchestrator.results.selection import Selection
 from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
@@ -114,7 +114,7 @@ def has_default_bar(vanilla: TrialRecord | None, quality: Metric) -> bool:
     that vanilla's images are its own, and it is positive in all draws from its error."""
     if quality.is_of_counts or quality.is_of_vanilla or vanilla is None or quality.name not in vanilla.metrics:
         return False
-    return vanilla.metrics[quality.name].value > 0 and bool((limit_draws(vanilla, None, [quality])[0] > 0).all())
+    return vanilla.metrics[quality.name].value > 0 and bool((limit_samples(vanilla, None, [quality])[0] > 0).all())
 
 
 def example_limit(front: Front) -> str:

@@ -48,9 +48,9 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
     return _area(cost, corner) if len(corner) == 2 else _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
 
 
-def drawn_hypervolumes(drawn: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
-    """The hypervolume [draws] of the front of each sample of [draws, n, m]."""
-    candidates = drawn[:, possible_front(drawn, directions)]
+def sampled_hypervolumes(samples: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
+    """The hypervolume [samples] of the front of each sample of [samples, n, m]."""
+    candidates = samples[:, possible_front(samples, directions)]
     return np.array([hypervolume(sample, reference, directions) for sample in candidates])
 
 
@@ -175,14 +175,14 @@ def compare(
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
     volumes = {name: hypervolume(front, point, toward) for name, front in fronts.items()}
-    drawn = joint.draws()
-    drawn_volumes = {name: drawn_hypervolumes(drawn[:, rows], point, toward) for name, rows in groups.items()}
+    samples = joint.samples()
+    sampled = {name: sampled_hypervolumes(samples[:, rows], point, toward) for name, rows in groups.items()}
     pairs = []
     for a, b in combinations(fronts, 2):
         ways = (fronts[a], fronts[b]), (fronts[b], fronts[a])
         first, second = (additive_epsilon(*way, toward, scale) for way in ways)
         covers, covered = (coverage(*way, toward) for way in ways)
-        difference = volumes[a] - volumes[b], standard_error(drawn_volumes[a] - drawn_volumes[b])
+        difference = volumes[a] - volumes[b], standard_error(sampled[a] - sampled[b])
         pairs.append(Pair(a, b, (first, second), (covers, covered), difference))
     measured = {name: int((~np.isnan(values).any(axis=1)).sum()) for name, values in points.items()}
     return Comparison(
@@ -190,7 +190,7 @@ def compare(
         scale=tuple(scale.tolist()),
         sizes={name: (measured[name], len(front)) for name, front in fronts.items()},
         hypervolumes=volumes,
-        hypervolume_errors={name: standard_error(drawn) for name, drawn in drawn_volumes.items()},
+        hypervolume_errors={name: standard_error(volume) for name, volume in sampled.items()},
         pairs=tuple(pairs),
     )
 

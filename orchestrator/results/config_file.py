@@ -42,7 +42,7 @@ class MeasuredSpeed:
 
     @classmethod
     def of(cls, identity: Identity, record: TrialRecord) -> Self | None:
-        """That of a sweep's trial; None if it was not measured."""
+        """The speed-up of a sweep's trial; None if it was not measured."""
         entry, timing = record.metrics.get(SPEEDUP), identity.timing
         if entry is None:
             return None
@@ -51,7 +51,7 @@ class MeasuredSpeed:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """That of the comments at the head of a config file; None if they state none."""
+        """The speed-up that the comments at the head of a config file state; None if they state none."""
         comments = [line[1:].strip() for line in head_comments(text).splitlines()]
         found = [next(filter(None, map(part.fullmatch, comments)), None) for part in (_TRIAL, _SPEED, _CONFIG)]
         trial, speed, config = found

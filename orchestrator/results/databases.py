@@ -50,7 +50,7 @@ def local_file(url: str) -> Path | None:
 
 @contextmanager
 def sole_creator(url: str) -> Iterator[None]:
-    """Of the processes that open a new database or file at once, one runs the block, and the others wait.
+    """Run the block in one of the processes that open a new database or file at once, while the others wait.
 
     Optuna and MLflow look for tables and then create them, so two processes would create them twice. Supports files
     and PostgreSQL; elsewhere the block runs at once.

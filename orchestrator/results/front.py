@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from orchestrator.results.compare import drawn_hypervolumes, hypervolume, reference_point, require_comparable
+from orchestrator.results.compare import hypervolume, reference_point, require_comparable, sampled_hypervolumes
 from orchestrator.results.config_file import MeasuredSpeed, Setting, config_header
 from orchestrator.results.joint import JointErrors, directions, standard_error, values_of
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, front_confidence, knee, knee_confidence, nondominated
-from orchestrator.results.query import NoChoiceError, QueryError, limit_confidence, limit_draws, passing
+from orchestrator.results.query import NoChoiceError, QueryError, limit_confidence, limit_samples, passing
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, html_table, percent, signed_percent
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
@@ -148,7 +148,7 @@ class Trial:
         metric, vanilla = self.front.metrics[0], self._vanilla_with(self.front.metrics[0])
         if vanilla is None or any(r.metrics[metric.name].known_error is None for r in (self.record, vanilla)):
             return None
-        own, base = limit_draws(self.record, vanilla, [metric])
+        own, base = limit_samples(self.record, vanilla, [metric])
         ahead = own - base if metric.direction == "maximize" else base - own
         return float((ahead > 0).mean())
 
@@ -290,7 +290,7 @@ class Front:
         owned = [(name, record) for name, sweep in self.sweeps.items() for record in sweep.records]
         found = [Trial(self, *owned[row], row) for row in self.rows]
         joint, toward = self._joint(found), directions(self.metrics)
-        on_front, confidence = nondominated(joint.values, toward), front_confidence(joint.draws(), toward)
+        on_front, confidence = nondominated(joint.values, toward), front_confidence(joint.samples(), toward)
         order = [int(index) for index in np.lexsort(joint.values.T[::-1])]
         members = [index for index in order if on_front[index]]
         within, distinct = dict[int, list[str]](), dict[int, list[str]]()
@@ -325,8 +325,8 @@ class Front:
         return self._joint(self.candidates)
 
     @cached_property
-    def _draws(self) -> Floats:
-        return self.joint_errors.draws()
+    def _samples(self) -> Floats:
+        return self.joint_errors.samples()
 
     def table(self, trials: Sequence[Trial]) -> pyarrow.Table:
         """Trials as rows. Columns: `sweep`, those of `trial_table`, and the front's marks."""
@@ -389,7 +389,7 @@ class Front:
     def knee_confidence(self, trial: Trial) -> float:
         """The share of draws from the candidates' errors in which this one is the knee."""
         place = [candidate.record for candidate in self.candidates].index(trial.record)
-        return knee_confidence(self._draws, directions(self.metrics), place)
+        return knee_confidence(self._samples, directions(self.metrics), place)
 
     def limit_notes(self, limits: Sequence[str]) -> list[str]:
         """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
@@ -410,8 +410,8 @@ class Front:
         """The front's hypervolume up to a reference point, and its standard error: the spread over draws from the
         candidates' errors."""
         toward, values = directions(self.metrics), values_of([trial.record for trial in self.members], self.metrics)
-        drawn = drawn_hypervolumes(self._draws, reference, toward)
-        return hypervolume(values, reference, toward), standard_error(drawn)
+        samples = sampled_hypervolumes(self._samples, reference, toward)
+        return hypervolume(values, reference, toward), standard_error(samples)
 
 
 def front_of(

@@ -1,4 +1,4 @@
-"""Errors of several trials together: what they share cancels in a difference, and moves all of them in a draw.
+"""Errors of several trials together: what they share cancels in a difference, and moves all of them in a sample.
 
 Trials of a sweep generate images for the same captions with the same random numbers, and trials of one shape share the
 costs of a step. So the errors of their metrics are correlated, and the error of a difference is not the root of the sum
@@ -10,7 +10,7 @@ with independent standard normal z: one for each block of captions, whose jackkn
 shape, whose step costs make all of its trials slower together. The variances and covariances of this model are those of
 the delete-a-group jackknife (Shao and Tu 1995, section 2.3). A value without replicates has an error of its own.
 
-These variances are estimates: of 24 blocks, or of as few as two timings. So tests and draws use Student's t: a z is
+These variances are estimates: of 24 blocks, or of as few as two timings. So tests and samples use Student's t: a z is
 divided by an independent sqrt(chi-square / dof) of its source, which all blocks of captions share.
 """
 
@@ -23,7 +23,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.results.pareto import DRAWS, LEVEL, Bools, Floats
+from orchestrator.results.pareto import LEVEL, SAMPLES, Bools, Floats
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Direction, Metric
@@ -95,29 +95,29 @@ class JointErrors:
         source_dof = np.array([noise_dof.get(source, np.nan) for source in columns], dtype=np.float64)
         return cls(values, dense, source_dof, own, dof, own_dof)
 
-    def draws(self, count: int = DRAWS, seed: int = 0) -> Floats:
+    def samples(self, count: int = SAMPLES, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
         rng, blocks = np.random.default_rng(seed), np.isnan(self.source_dof)
         z, flat = rng.standard_normal((count, len(blocks))), self._flat_effects
         costs = z[:, ~blocks] * _student_scale(1 - rng.random((count, sum(~blocks))), self.source_dof[~blocks])
         by_blocks = (z[:, blocks] @ flat[:, blocks].T).reshape(count, *self.values.shape)
         by_blocks *= _student_scale(1 - rng.random((count, 1, 1)), self.dof)
-        drawn: Floats = self.values + by_blocks + (costs @ flat[:, ~blocks].T).reshape(by_blocks.shape)
+        samples: Floats = self.values + by_blocks + (costs @ flat[:, ~blocks].T).reshape(by_blocks.shape)
         own = np.nan_to_num(self.own)
         if own.any():
-            scale = _student_scale(1 - rng.random(drawn.shape), self.own_dof)
-            drawn += own * scale * rng.standard_normal(drawn.shape)
-        return drawn
+            scale = _student_scale(1 - rng.random(samples.shape), self.own_dof)
+            samples += own * scale * rng.standard_normal(samples.shape)
+        return samples
 
     def covariance(self) -> Floats:
-        """Of all values, [n m, n m]."""
+        """The covariance of all values [n m, n m]."""
         flat = self._flat_effects
         covariance: Floats = flat @ flat.T + np.diag(np.nan_to_num(self.own).ravel() ** 2)
         return covariance
 
     @property
     def _flat_effects(self) -> Floats:
-        """[n m, k]"""
+        """The effects [n m, k]."""
         return self.effects.reshape(self.values.size, self.effects.shape[2])
 
     def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
@@ -134,7 +134,7 @@ class JointErrors:
         return self.values[a] - self.values[b], np.sqrt(variance), dof
 
     def differ(self, a: int, b: int, level: float = LEVEL) -> Bools:
-        """In which metrics [m] two trials differ significantly: a two-sided t test of each difference at `level`.
+        """Test in which metrics [m] two trials differ: a two-sided t test of each difference at `level`.
 
         No correction for multiple tests. False where an error is unknown.
         """
@@ -154,7 +154,7 @@ def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:
 
 
 def degrees_of_freedom(entry: Estimate) -> float:
-    """Of a value's error: of blocks, step costs and what else there is together (Welch, Satterthwaite)."""
+    """The degrees of freedom of a value's error, from blocks, step costs and the rest (Welch, Satterthwaite)."""
     blocks, noise, total = float(np.square(block_effects(entry)).sum()), entry.noise**2, (entry.known_error or 0.0) ** 2
     own = max(0.0, total - blocks - noise) if entry.error_dof else 0.0
     parts = (blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)
@@ -162,11 +162,11 @@ def degrees_of_freedom(entry: Estimate) -> float:
     return total**2 / spread if spread else np.inf
 
 
-def standard_error(drawn: Floats) -> float:
-    """The spread of draws [count] as a standard error: half of the central 68.3 %. Their standard deviation may not
+def standard_error(samples: Floats) -> float:
+    """The spread of samples [count] as a standard error: half of the central 68.3 %. Their standard deviation may not
     exist, because Student's t has none with two degrees of freedom or fewer.
     """
-    low, high = np.quantile(drawn, [(1 - _ONE_SIGMA) / 2, (1 + _ONE_SIGMA) / 2])
+    low, high = np.quantile(samples, [(1 - _ONE_SIGMA) / 2, (1 + _ONE_SIGMA) / 2])
     return float(high - low) / 2
 
 

@@ -34,12 +34,6 @@ STOPPED: Final = "not running"  # how it ended is unknown: an earlier version ra
 
 _RECENT_EVENTS = 3
 _RESUME = "`launch SPACE --resume` goes on"
-_VERBS = {
-    "trial_started": "started",
-    "trial_finished": "finished",
-    "trial_resumed": "resumed",
-    "trial_revived": "revived",
-}
 
 
 @dataclass(slots=True)
@@ -104,7 +98,7 @@ def describe_event(event: Mapping[str, Any]) -> str:
     """`03:00:19 trial 19 failed`."""
     name, number = event["event"], event.get("trial")
     trial = f"trial {number} " if isinstance(number, int) and number >= 0 else ""
-    verb = counted(event["alive"], "worker") if name == "workers" else event.get("state") or _VERBS.get(name, name)
+    verb = counted(event["alive"], "worker") if name == "workers" else event.get("state") or name.removeprefix("trial_")
     note = event.get("cause") or event.get("note") or event.get("phase")
     return f"{datetime.fromisoformat(event['at']):%H:%M:%S} {trial}{verb}" + (f": {note}" if note else "")
 

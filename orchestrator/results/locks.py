@@ -134,17 +134,12 @@ def _lock_file(path: Path) -> Iterator[Lock]:
         if not acquired:
             yield lock
             return
-        _write(path, _own_facts())
+        path.write_bytes(_own_facts())  # in place: the lock belongs to its inode
         try:
             yield lock
         finally:
             with suppress(OSError):  # of a store that is full or read-only by now; the lock itself is released
-                _write(path, b"")
-
-
-def _write(path: Path, holder: bytes) -> None:
-    """Change the file in place: the lock belongs to its inode."""
-    path.write_bytes(holder)
+                path.write_bytes(b"")
 
 
 def _flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

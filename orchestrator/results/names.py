@@ -52,7 +52,7 @@ def family(config: DecodingConfig) -> str:
 
 
 def format_number(value: float, digits: int | None) -> str:
-    """With `digits` significant digits; None writes it in full."""
+    """A number with `digits` significant digits; None writes it in full."""
     if isinstance(value, int):
         return str(value)
     return repr(value).removesuffix(".0") if digits is None else f"{value:.{digits}g}"
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
     values: tuple[tuple[ParamField, Any], ...]
 
     def text(self, *, short: bool, digits: int, shown: int) -> str:
-        """shown: number of values to write; the others are omitted."""
+        """The part of a name. shown: number of values to write; the others are omitted."""
         kind = self.abbreviation if short else self.kind
         values = [_value(field, value, digits, short=short) for field, value in self.values[:shown]]
         if not values:
@@ -79,7 +79,7 @@ class _Part(NamedTuple):
         return f"{self.glue}{kind}({','.join(values)})"
 
     def words(self, digits: int | None) -> str:
-        """digits: significant digits; None writes every number in full."""
+        """The part in words. digits: significant digits; None writes every number in full."""
         kind = self.kind if self.kind != _EXACT or not self.values else ""
         return _WORD_GLUE[self.glue] + " ".join([kind, *(_words(*entry, digits) for entry in self.values)]).strip()
 
@@ -129,7 +129,7 @@ def _new_name(config: DecodingConfig, baseline: Sampling | None) -> str:
 
 
 def _parts(config: DecodingConfig, baseline: Sampling | None, *, in_words: bool = False) -> list[_Part]:
-    """in_words: values in their declared order, and those of a schedule with defaults."""
+    """The parts of a setting. in_words: values in their declared order, and those of a schedule with defaults."""
     rule = config.acceptance
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]

@@ -16,7 +16,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = ArrayLike | Sequence[Sequence[float | None]]
 
 LEVEL = 0.05  # significance level of two-sided tests for a difference
-DRAWS = 1000  # samples of all values from their errors
+SAMPLES = 1000  # of all values, from their errors
 _BLOCK = 2_000_000  # numbers in memory at once while sampling or comparing pairs
 
 
@@ -38,7 +38,7 @@ def costs(values: Rows, directions: Sequence[str]) -> Floats:
 
 
 def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
-    """Which points [n] are on the front: no other point is at least as good everywhere and better somewhere.
+    """Find the points [n] on the front: no other point is at least as good everywhere and better somewhere.
 
     Equal points are all kept. O(n log n) for one and two objectives, O(n²) for more.
     """
@@ -49,20 +49,20 @@ def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
     return mask
 
 
-def front_confidence(drawn: Floats, directions: Sequence[str]) -> Floats:
-    """The share of draws [n] in which each point is on the front, 0 for points that were not measured.
+def front_confidence(samples: Floats, directions: Sequence[str]) -> Floats:
+    """The share of samples [n] in which each point is on the front, 0 for points that were not measured.
 
-    drawn: samples [draws, n, m] of the values (see `JointErrors.draws`).
+    samples: of the values, [samples, n, m] (see `JointErrors.samples`).
     """
-    counts = np.zeros(drawn.shape[1])
-    for points, _, on_front in _drawn_fronts(drawn, directions):
+    counts = np.zeros(samples.shape[1])
+    for points, _, on_front in _sampled_fronts(samples, directions):
         counts[points] += on_front.sum(axis=0)
-    return counts / max(1, len(drawn))
+    return counts / max(1, len(samples))
 
 
-def possible_front(drawn: Floats, directions: Sequence[str]) -> NDArray[np.intp]:
-    """The points that may be on the front of some draw [draws, n, m]: their fronts are the fronts of all points."""
-    return _drawn_costs(drawn, directions)[1]
+def possible_front(samples: Floats, directions: Sequence[str]) -> NDArray[np.intp]:
+    """The points that may be on the front of some sample [samples, n, m]: their fronts are the fronts of all points."""
+    return _sampled_costs(samples, directions)[1]
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
@@ -80,13 +80,13 @@ def knee(front: Rows, directions: Sequence[str]) -> int | None:
     return None if found < 0 else int(found)
 
 
-def knee_confidence(drawn: Floats, directions: Sequence[str], row: int) -> float:
-    """The share of samples [draws, n, m] on whose front this point is the knee."""
+def knee_confidence(samples: Floats, directions: Sequence[str], row: int) -> float:
+    """The share of samples [samples, n, m] on whose front this point is the knee."""
     count = 0
-    for points, cost, on_front in _drawn_fronts(drawn, directions):
+    for points, cost, on_front in _sampled_fronts(samples, directions):
         knees = _knees(cost, on_front)
         count += int((points[knees[knees >= 0]] == row).sum())
-    return count / len(drawn)
+    return count / len(samples)
 
 
 def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
@@ -105,28 +105,28 @@ def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
     return np.where((span > 0).all(axis=1) & (top > 1e-9), members[first], -1)
 
 
-def _drawn_costs(drawn: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:
-    """Costs [draws, p, m] of the p points of samples [draws, n, m] that may be on a front, and their indices."""
-    draws, n, m = drawn.shape
-    cost = costs(drawn.reshape(draws * n, m), directions).reshape(draws, n, m)
+def _sampled_costs(samples: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:
+    """Costs [samples, p, m] of the p points of samples [samples, n, m] that may be on a front, and their indices."""
+    count, n, m = samples.shape
+    cost = costs(samples.reshape(count * n, m), directions).reshape(count, n, m)
     measured = np.flatnonzero(~np.isnan(cost).any(axis=(0, 2)))
     kept = _minimal_somewhere(cost[:, measured])
     return cost[:, measured[kept]], measured[kept]
 
 
-def _drawn_fronts(drawn: Floats, directions: Sequence[str]) -> Iterator[tuple[NDArray[np.intp], Floats, Bools]]:
-    """The fronts of samples [draws, n, m], some samples at a time: the p points that may be on one, their costs
+def _sampled_fronts(samples: Floats, directions: Sequence[str]) -> Iterator[tuple[NDArray[np.intp], Floats, Bools]]:
+    """The fronts of samples [samples, n, m], some samples at a time: the p points that may be on one, their costs
     [samples, p, m], and which are on the sample's front [samples, p].
     """
-    cost, points = _drawn_costs(drawn, directions)
+    cost, points = _sampled_costs(samples, directions)
     size = max(1, _BLOCK // max(1, cost[0].size))
     for start in range(0, len(cost) if len(points) else 0, size):
-        samples = cost[start : start + size]
-        yield points, samples, _minimal(samples)
+        part = cost[start : start + size]
+        yield points, part, _minimal(part)
 
 
 def _minimal(cost: Floats) -> Bools:
-    """Which points of each set are not dominated: [sets, n, m] -> [sets, n]. Costs have no NaN; less is better."""
+    """Find the points of each set that are not dominated, [sets, n, m] -> [sets, n]. Costs have no NaN."""
     if cost.shape[2] == 1:
         best: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
         return best
@@ -163,7 +163,7 @@ def _minimal_pairs(cost: Floats) -> Bools:
 
 
 def _dominates(points: Floats, others: Floats) -> Bools:
-    """[others, points]: which points dominate which others."""
+    """Find which points dominate which others: [others, points]."""
     nowhere_worse = np.ones((len(others), len(points)), dtype=np.bool_)
     better = np.zeros_like(nowhere_worse)
     for other, point in zip(others.T, points.T, strict=True):  # by objective: short last axes are slow to reduce
@@ -172,14 +172,14 @@ def _dominates(points: Floats, others: Floats) -> Bools:
     return nowhere_worse & better
 
 
-def _minimal_somewhere(drawn: Floats) -> NDArray[np.intp]:
-    """The points that may be on the front in some draw of [draws, n, m]: no other point's worst is below their best.
+def _minimal_somewhere(samples: Floats) -> NDArray[np.intp]:
+    """The points that may be on the front of some sample [samples, n, m]: no other point's worst is below their best.
 
-    Each of the other points is dominated by one of these in every draw, so the fronts of these are the fronts of all.
+    Each of the other points is dominated by one of these in every sample, so the fronts of these are the fronts of all.
     """
-    if not drawn.size:
+    if not samples.size:
         return np.zeros(0, dtype=np.intp)
-    best, worst = drawn.min(axis=0), drawn.max(axis=0)
+    best, worst = samples.min(axis=0), samples.max(axis=0)
     kept = np.ones(len(best), dtype=np.bool_)
     rows = max(1, _BLOCK // max(1, best.size))
     for start in range(0, len(best), rows):

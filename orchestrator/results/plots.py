@@ -37,11 +37,7 @@ FIGURE_SIZE = (7.6, 5.6)
 _DPI, _TRUETYPE = 120, 42
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
-_NAME_SIZE, _NAME_LINE, _NAME_GAP = (
-    8.0,
-    10.5,
-    3.0,
-)  # of names in the margin, of their lines, between names; in 1/72 inch
+_NAME_SIZE, _NAME_LINE, _NAME_GAP = 8.0, 10.5, 3.0  # of names in the margin, their lines, the gaps; in 1/72 inch
 _NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
@@ -67,11 +63,11 @@ def looks(families: Sequence[str]) -> dict[str, Look]:
 
 
 def front_plot(front: Front, title: str = "", ending: str = ".png") -> bytes:
-    """A file of the first two metrics with one standard error in each direction (see `draw_front`).
+    """A file of the first two metrics with one standard error in each direction (see `plot_front`).
 
     ending: one of `orchestrator.outputs.PLOTS`.
     """
-    return _render(lambda plot: draw_front(plot, front, title), ending)
+    return _render(lambda plot: plot_front(plot, front, title), ending)
 
 
 def scatter_plot(
@@ -130,7 +126,7 @@ def axis_label(metric: Metric) -> str:
     return f"{metric.name}{unit}, {'higher' if metric.direction == 'maximize' else 'lower'} is better"
 
 
-def draw_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, Trial] | None = None) -> None:
+def plot_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, Trial] | None = None) -> None:
     """Draw a front on matplotlib axes. Points off the front are pale, except vanilla. Those on it have names, up to a
     dozen, and rings mark the choices (default: `default_choices`). With three metrics the front has no line.
     """

@@ -46,7 +46,7 @@ class NoChoiceError(QueryError):
 
 
 def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
-    """Which rows of the table pass all filters: bool [rows].
+    """Find the rows of the table that pass all filters: bool [rows].
 
     A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with values between commas;
     quotes around a value are dropped; `and` joins several. The name of a true/false column alone is a filter, too, such
@@ -172,7 +172,7 @@ def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[st
 
 
 def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> Bools:
-    """Which entries stand in a relation to the values: bool [rows]. ValueError if the values do not suit the type."""
+    """Find the entries that stand in a relation to the values: bool [rows]. ValueError: the values do not suit it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -237,17 +237,17 @@ def limit_confidence(
     entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
     if any(entry.known_error is None for entry in entries):
         return None
-    own, base = limit_draws(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
+    own, base = limit_samples(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
     rows = zip(own.tolist(), base.tolist(), strict=True)
     met = [all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True)) for row in rows]
     return sum(met) / len(met)
 
 
-def limit_draws(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
-    """Draws [draws, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's own twice."""
+def limit_samples(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
+    """Samples [samples, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's twice."""
     records = [record] if vanilla is None or vanilla is record else [record, vanilla]
-    drawn = JointErrors.of(records, metrics).draws()
-    return drawn[:, 0], drawn[:, -1]
+    samples = JointErrors.of(records, metrics).samples()
+    return samples[:, 0], samples[:, -1]
 
 
 def _unquote(value: str) -> str:

@@ -93,8 +93,8 @@ def time_notes(identities: Sequence[Identity], expressions: Iterable[str]) -> li
 
 
 def _comparisons(records: Sequence[TrialRecord], batch: int) -> Iterator[tuple[str, float, float, int]]:
-    """What two values that should agree would say if they do not, their difference, its standard error and its degrees
-    of freedom."""
+    """Pairs of values that should agree: what to say if they do not, their difference, its standard error and its
+    degrees of freedom."""
     first: dict[str, tuple[int, Estimate]] = {}
     for record in records:
         metrics, number = record.metrics, record.number
@@ -191,7 +191,9 @@ _MAX_TRIALS = 3  # in a warning
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
-    """launch: the latest one. planned: trials in the budget, None if it has none. failed, stopped: number and cause of
+    """The progress of a sweep.
+
+    launch: the latest one. planned: trials in the budget, None if it has none. failed, stopped: number and cause of
     each. running: trials that the latest launch started and did not finish. images: those generated, each config's
     counted once. lost: workers and clusters that the launch lost, with the time. events: the latest, described. idle_s:
     seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the
@@ -215,7 +217,7 @@ class SweepStatus:
 
 
 def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | None = None) -> SweepStatus:
-    """sweep: None before its first results. now: the time from which `idle_s` counts."""
+    """Read the status. sweep: None before its first results. now: the time from which `idle_s` counts."""
     now = now or datetime.now(UTC)
     log, records = read_events(storage), () if sweep is None else sweep.records
     finished = {record.number for record in records}
@@ -245,7 +247,7 @@ def _notes(sweep: Sweep) -> list[str]:
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
-    """What the events lack."""
+    """Sentences on what the events lack."""
     missing = [str(record.number) for record in records if log.last and record.number not in log.finished]
     problems = [f"{log.damaged} damaged lines are left out"] if log.damaged else []
     problems += [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []

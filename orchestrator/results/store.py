@@ -128,7 +128,7 @@ class Identity:
 
     @property
     def caption_set(self) -> tuple[Any, Any]:
-        """What the captions are: the same in sweeps that generated images for the same ones."""
+        """An identity of the captions, which sweeps with the same captions share."""
         return self.captions.get("hash"), self.captions.get("count")
 
     @property

@@ -153,7 +153,7 @@ class Sweep:
                 owners.setdefault(shard, record.number)
         tables = []
         for shard, owner in owners.items():
-            fix = f"to draw it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
+            fix = f"to generate it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
             table = read_table(self.storage, shard, columns, fix=fix)
             tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
         if tables:

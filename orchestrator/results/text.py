@@ -36,7 +36,7 @@ def describe_range(low: float, high: float) -> str:
 
 
 def describe_duration(seconds: float) -> str:
-    """In days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
+    """A duration in days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
     sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))
     unit, size = next((pair for pair in sizes if seconds >= 2 * pair[1]), ("seconds", 1))
     amount = seconds / size

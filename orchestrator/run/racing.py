@@ -403,7 +403,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
     if not complete or not stopped:
         return {}
     expected = [at_full_size(record, records[0]) for record in stopped]
-    draws = JointErrors.of([*complete, *expected], objectives).draws(_DRAWS, _SEED)
+    draws = JointErrors.of([*complete, *expected], objectives).samples(_DRAWS, _SEED)
     draws *= np.array([-1.0 if metric.direction == "maximize" else 1.0 for metric in objectives])
     rivals = draws[:, : len(complete)]
     found = {}

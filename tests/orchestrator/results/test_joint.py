@@ -48,7 +48,7 @@ def test_the_covariance_is_the_brute_force_jackknifes() -> None:
     np.testing.assert_allclose(
         np.sqrt(np.diag(expected)), [m.error or 0.0 for r in records for m in r.metrics.values()]
     )
-    drawn = joint.draws(100_000).reshape(-1, 6)
+    drawn = joint.samples(100_000).reshape(-1, 6)
     students = expected * (BLOCKS - 1) / (BLOCKS - 3)  # the variance of Student's t with 23 degrees of freedom
     np.testing.assert_allclose(np.cov(drawn, rowvar=False), students, atol=0.02 * expected.max())
     np.testing.assert_allclose(drawn.mean(axis=0), joint.values.ravel(), atol=0.02)
@@ -68,7 +68,7 @@ def test_identical_trials_never_differ() -> None:
     joint = JointErrors.of([record, record], [FID])
     assert joint.difference(0, 1)[1].tolist() == [0.0]
     assert joint.differ(0, 1).tolist() == [False]
-    drawn = joint.draws(10)
+    drawn = joint.samples(10)
     assert (drawn[:, 0] == drawn[:, 1]).all()
     assert drawn.std() > 0
 
@@ -127,7 +127,7 @@ def test_without_replicates_errors_are_independent_and_normal() -> None:
     told_apart = [joint.differ(0, row)[0] for row in range(5)]
     assert told_apart == [False, False, True, False, False], "1.96 x 5 is 9.8; then unknown error, no value"
     assert joint.differ(0, 2, level=0.01).tolist() == [False]
-    drawn = joint.draws(20_000)
+    drawn = joint.samples(20_000)
     assert drawn[:, 0].std() == pytest.approx(3.0, rel=0.02)
     assert abs(np.corrcoef(drawn[:, 0, 0], drawn[:, 1, 0])[0, 1]) < 0.03
     assert (drawn[:, 3] == 99).all()
@@ -214,7 +214,7 @@ def test_draws_from_few_timings_have_students_quantiles(shape: str) -> None:
     """Of 40,000 draws with two degrees of freedom 2,000 are beyond the central 95 %, with a deviation of 44."""
     entry = Estimate(2.0, 0.1, 3, noise=0.1, noise_dof=2) if shape else Estimate(2.0, 0.1, 3, error_dof=2)
     other = trial("other", speedup_timed=entry)
-    drawn = JointErrors.of([trial(shape, speedup_timed=entry), other], [TIMED]).draws(40_000)[..., 0]
+    drawn = JointErrors.of([trial(shape, speedup_timed=entry), other], [TIMED]).samples(40_000)[..., 0]
     beyond = (np.abs(drawn - 2.0) > 0.1 * critical_t(np.array([2.0]))[0]).mean(axis=0)
     assert beyond == pytest.approx([0.05, 0.05], abs=0.0033)
     scale = np.abs((drawn - 2.0) / 0.1)
@@ -224,7 +224,7 @@ def test_draws_from_few_timings_have_students_quantiles(shape: str) -> None:
 def test_draws_of_paired_trials_keep_what_they_share() -> None:
     blocks = np.random.default_rng(9).normal(size=BLOCKS)
     joint = JointErrors.of([trial(fid=mean_of(blocks)), trial(fid=mean_of(blocks + 1))], [FID])
-    drawn = joint.draws(1000)[..., 0]
+    drawn = joint.samples(1000)[..., 0]
     assert drawn[:, 1] - drawn[:, 0] == pytest.approx(1.0)
 
 

@@ -17,7 +17,7 @@ from matplotlib.text import Annotation, Text
 
 from orchestrator.results.choices import BEST, LOSSLESS, default_choices
 from orchestrator.results.front import KNEE, Front, front_of
-from orchestrator.results.plots import draw_front, front_plot, short_title
+from orchestrator.results.plots import front_plot, plot_front, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -37,7 +37,7 @@ def drawn(*fronts: Front) -> Axes:
     FigureCanvasAgg(figure)
     plot = figure.add_subplot()
     for front in fronts:
-        draw_front(plot, front)
+        plot_front(plot, front)
     return plot
 
 
@@ -97,7 +97,7 @@ def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: 
 def test_limits_that_were_set_before_stay(front: Front) -> None:
     plot = drawn()
     plot.set_xlim(1.5, 2.0)
-    draw_front(plot, front)
+    plot_front(plot, front)
     assert plot.get_xlim() == (1.5, 2.0)
 
 
