@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.data.captions import SCENES
+from workers.data.records import ShardError
 from workers.data.reference import FILE, build_reference, read_reference, reference_facts, write_reference
 from workers.data.storage import Storage
 from workers.metrics.definition import FEATURES
@@ -55,9 +56,12 @@ class SweepReference:
         """The store's reference by the column of its features, read once.
 
         Raises:
-            ValueError: it is missing, damaged, or of other images or extractors than the sweep's.
+            ShardError: it is missing or damaged.
+            ValueError: it is of other images or extractors than the sweep's.
         """
         assert self.facts is not None, "metrics that need a reference are not selected without one"
+        if not self._loaded and not self._storage.exists(FILE):
+            raise ShardError({FILE: f"{self._storage.locate(FILE)}: missing"})
         if not self._loaded:
             facts, extractors = self.facts, tuple(self._by_role.values())
             stored = read_reference(self._storage, FILE, extractors=extractors, fix=_FIX)

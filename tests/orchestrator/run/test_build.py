@@ -198,3 +198,19 @@ def test_a_file_that_its_worker_cannot_read_and_this_process_can_is_made(tmp_pat
     write_images(tmp_path)
     build.collect(0)
     assert workers.submitted == [IMAGES.name, "measures/m"]
+
+
+def test_a_reference_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    lost = {"unusable": {REFERENCE.name: "missing"}}
+    workers = Scripted(REFERENCE.name, "measures/m", REFERENCE.name, "measures/m", outputs={"measures/m": lost})
+    build, events = make(tmp_path, workers)
+    build.want(SWEEP, REFERENCE)
+    build.want(1, measurement("m", REFERENCE))
+    build.collect(0)
+    (result,) = build.collect(0)
+    assert (result.cause, result.lost) == (None, frozenset([REFERENCE.name]))
+    build.want(1, measurement("m", REFERENCE))
+    assert workers.submitted[-1] == REFERENCE.name
+    build.collect(0)
+    assert workers.submitted[-1] == "measures/m"
+    assert [event["phase"] for event in events if event["event"] == "phase"] == ["reading", "", "reading", ""]

@@ -10,6 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from workers.data.records import ShardError
+from workers.data.reference import FILE
 from workers.data.storage import Storage
 from workers.metrics.definition import FEATURES, MANIFOLD
 from workers.metrics.extractors import Extractors
@@ -79,6 +81,18 @@ def test_other_extractors_and_images_are_refused(section: dict[str, Any], tmp_pa
         reference_of(tmp_path / "a", section, FIRST, SECOND).load()
     with pytest.raises(ValueError, match=r"6 images of photos@\w+, but the sweep has 5"):
         reference_of(tmp_path / "a", section | {"count": 5}, FIRST).load()
+
+
+def test_a_reference_that_was_deleted_is_unusable_and_can_be_made_again(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
+    reference_of(tmp_path, section, FIRST).prepare()
+    (tmp_path / FILE).unlink()
+    other = reference_of(tmp_path, section, FIRST)
+    with pytest.raises(ShardError) as caught:
+        other.load()
+    assert caught.value.reasons == {FILE: f"{tmp_path / FILE}: missing"}
+    assert other.prepare() is True
 
 
 def test_no_reference_without_a_section_or_extractor(section: dict[str, Any], tmp_path: Path) -> None:
