@@ -363,11 +363,11 @@ def test_the_live_view_ends_before_the_report_is_written(
     assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
 
 
-@pytest.mark.parametrize(("ending", "draws"), [("finished", True), ("interrupted", False), ("failed", False)])
+@pytest.mark.parametrize(("ending", "decodes"), [("finished", True), ("interrupted", False), ("failed", False)])
 def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
-    ending: Ending, draws: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: Ending, decodes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After a signal there is no time to draw images for the report."""
+    """After a signal there is no time to decode images for the report."""
     page = mock.Mock(side_effect=MemoryError("out of memory"))
     monkeypatch.setattr("orchestrator.report.page.write_report", page)
     write_store()
@@ -377,7 +377,7 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
     views.start(identity("tested"))
     _finish(views, ending)
-    assert page.call_args == mock.call(storage, draw=draws)
+    assert page.call_args == mock.call(storage, decode=decodes)
     assert ended.end.call_args.args[1] == ending
     assert "out of memory" in capsys.readouterr().err
 
