@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1236,
     "orchestrator.results": 4144,
     "orchestrator.run": 4178,
-    "orchestrator.views": 1987,
+    "orchestrator.views": 1993,
     "search_spaces": 3839,
     "specfrontier": 374,
     "workers": 406,

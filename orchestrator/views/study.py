@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -44,6 +45,10 @@ _STOPPED_EARLY = "stopped early"  # a constraint
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _ARTIFACT = "artifacts:"  # prefix of the attributes in which Optuna keeps what it knows of an artifact
 _BRANCH = re.compile(r"=([^.]+)")
+
+# By URL. A view that nobody waits for any more may still be writing an entry, which Optuna itself tries several times;
+# the next view in this process begins when it has, and finds the entry.
+_WRITERS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 Entry = TypeVar("Entry")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -91,20 +96,21 @@ class StudyView(View[Sweep]):
         Raises:
             StudyError: the storage cannot be opened, or has the study of another sweep.
         """
-        if self._study is None or self._known is None:
-            self._study = self._open(source)
-            self._known = self._read_known(self._study)
-            self._write_note(self._study, source)
-        known, self._known = self._known, None  # until everything is written: an entry may arrive although it failed
-        for record in self.in_turn(source.records, known):
-            if self.is_abandoned:  # the next launch may add trials by now
-                return
-            self._study.add_trial(self._make_trial(source, record))
-            known.add(record.number)
-        for record in source.records:
-            if record.is_revived:
-                self._add_revival(self._study, source, record)
-        self._known = known
+        with _WRITERS[self._url]:
+            if self._study is None or self._known is None:
+                self._study = self._open(source)
+                self._known = self._read_known(self._study)
+                self._write_note(self._study, source)
+            known, self._known = self._known, None  # until all is written: an entry may arrive although it failed
+            for record in self.in_turn(source.records, known):
+                if self.is_abandoned:  # the next launch may add trials by now
+                    return
+                self._study.add_trial(self._make_trial(source, record))
+                known.add(record.number)
+            for record in source.records:
+                if record.is_revived:
+                    self._add_revival(self._study, source, record)
+            self._known = known
 
     def end(self, source: Sweep, how: Ending) -> None:
         if self._study is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from orchestrator.results.databases import sole_creator
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyError, StudyView, check_study, open_storage
@@ -55,11 +57,10 @@ def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def trials_of(url: str, name: str) -> list[FrozenTrial]:
-    return optuna.load_study(study_name=name, storage=open_storage(url)).trials if name in names_of(url) else []
-
-
-def names_of(url: str) -> list[str]:
-    return optuna.get_all_study_names(open_storage(url))
+    with sole_creator(url):  # the view may be creating the tables
+        storage = open_storage(url)
+    known = optuna.get_all_study_names(storage)
+    return optuna.load_study(study_name=name, storage=storage).trials if name in known else []
 
 
 def assert_complete(url: str, name: str, trials: int = TRIALS) -> None:
@@ -188,3 +189,31 @@ def test_a_database_that_refuses_is_said_before_the_sweep(
         check_study(server.url(database, password), "refused", ("maximize", "minimize"), None)
     assert "hunter2" not in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_an_entry_that_arrives_after_the_end_is_not_added_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, config, add_trial = str(tmp_path / "study.log"), named_config("late"), Study.add_trial
+    arrives, begun = threading.Event(), threading.Event()
+
+    def add_late(study: Study, trial: FrozenTrial) -> None:
+        begun.set()
+        arrives.wait(60)
+        add_trial(study, trial)
+
+    monkeypatch.setattr(StudyView, "end_timeout_s", 0.1)
+    monkeypatch.setattr(Study, "add_trial", add_late)
+    views = started_views(config, url)
+    views.update(plain_record(0))
+    assert begun.wait(60)
+    assert "no response" in views.end("finished")[0]
+    monkeypatch.setattr(Study, "add_trial", add_trial)
+    again = started_views(config, url)
+    for number in range(TRIALS):
+        again.update(plain_record(number))
+    threading.Timer(0.3, arrives.set).start()
+    monkeypatch.setattr(StudyView, "end_timeout_s", 60.0)
+    assert_ends(again)
+    views._followers[0]._thread.join(60)
+    assert_complete(url, "late")
