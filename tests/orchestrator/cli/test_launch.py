@@ -405,7 +405,15 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
 ) -> None:
     """The driver's lock is written first and last."""
     full = OSError(errno.ENOSPC, "No space left on device", "sweeps/tested/driver.lock")
-    monkeypatch.setattr("orchestrator.results.locks._write", mock.Mock(side_effect=[*[None] * written, full]))
+    write_bytes, names = Path.write_bytes, list[str]()
+
+    def write(path: Path, data: bytes) -> int:
+        names.append(path.name)
+        if names.count("driver.lock") > written:
+            raise full
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
 
     def launch(
         sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
