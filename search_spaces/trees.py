@@ -286,8 +286,8 @@ class Adjacency(TreePolicy):
         Abbreviations(vertical="vert", tokenflock="flock"),
     ] = "horizontal"
     beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b", "β")] = 1.0
-    depth_step: Annotated[int, "change of depth per round", Range(0), Symbol("ds")] = 1
-    width_step: Annotated[int, "change of width per round", Range(0), Symbol("ws")] = 3
+    depth_step: Annotated[int, "change of depth per pass", Range(0), Symbol("ds")] = 1
+    width_step: Annotated[int, "change of width per pass", Range(0), Symbol("ws")] = 3
     depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS, Symbol("d")] = (2, 10)
     width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS, Symbol("w")] = (4, 13)
     start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS, Symbol("sd")] = 5
@@ -300,7 +300,7 @@ class Adjacency(TreePolicy):
     ] = "accepted"
     alpha: Annotated[
         Literal["previous", "neighbour"],
-        "alpha is the previous round's or the neighbour's",
+        "alpha is the previous pass's or the neighbour's",
         Abbreviations(neighbour="nb"),
     ] = "previous"
     radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1), Symbol("r")] = 3.0

@@ -207,9 +207,8 @@ def generate_images(
         if vanilla is not None:
             others: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
             vanilla.write(header | others, sum(row[f"seconds{SIDE}"] for row in timings))
-    if options.as_json:
-        return json.dumps(statistics, indent=2, ensure_ascii=False)
-    return _summary(statistics, folder, replaced)
+    as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
+    return as_json if options.as_json else _summary(statistics, folder, replaced)
 
 
 def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

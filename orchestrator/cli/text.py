@@ -40,8 +40,9 @@ def safe_text(lines: Iterable[str]) -> str:
 
 
 def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print the result of a command: its facts as JSON, or its lines."""
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False) if as_json else safe_text(lines))
+    """Print the result of a command: its facts as JSON, with null for numbers that are not finite, or its lines."""
+    finite = json.loads(json.dumps(facts), parse_constant=lambda name: None) if as_json else None
+    typer.echo(json.dumps(finite, indent=2, ensure_ascii=False) if as_json else safe_text(lines))
 
 
 def terminal_width() -> int:

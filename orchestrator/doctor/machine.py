@@ -171,7 +171,7 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_kernels(torch: Mapping[str, Any]) -> str:
-    """Which code walks over draft trees and makes random bits."""
+    """Say which code walks over draft trees and makes random bits."""
     if torch["kernels"] == "triton":
         return "Triton's"
     return "Triton's do not run on this GPU, so trees take longer" if torch["devices"] else "plain torch, on a CPU"

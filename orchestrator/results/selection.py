@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which trial is meant: the one with a number; else the knee; else the best one within the limits, of the lossless
-    ones if `lossless`."""
+    """The trial that is meant: the one with a number; else the knee; else the best one within the limits, of the
+    lossless ones if `lossless`."""
 
     number: int | None = None
     limits: tuple[str, ...] = ()

@@ -103,7 +103,7 @@ class Plan:
         return self.rungs(self.baseline)[-1].files
 
     def rungs(self, config: DecodingConfig) -> list[Rung]:
-        """At which a trial is measured, the one with all captions last. No shard crosses a rung."""
+        """The rungs at which a trial is measured, the one with all captions last. No shard crosses a rung."""
         quality, ends = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
         shards = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch, ends)
         parts = [[shard for shard in shards if shard.stop <= end] for end in (*ends, self.captions)]
@@ -160,7 +160,7 @@ class Timings:
 
 @dataclass(slots=True)
 class ShapeTimings:
-    """Which file times a shape: that of its first trial, in the order of the trials' numbers.
+    """The file that times each shape: that of its first trial, in the order of the trials' numbers.
 
     So any number of workers, and a resumed sweep, take the same files. files: those in the store.
     """

@@ -188,7 +188,7 @@ class StudyView(View[Sweep]):
 
     def _make_trial(self, sweep: Sweep, record: TrialRecord) -> FrozenTrial:
         """A finished trial of the study."""
-        finished, expected = self._told(record, sweep.records[0])
+        finished, expected = self._told(record, sweep.baseline or record)
         attrs: dict[str, Any] = {
             TRIAL: record.number,
             "setting": sweep.names.name(record.config),

@@ -60,11 +60,11 @@ def replace_damaged(storage: Storage) -> list[str]:
     place, notes = storage.display_name, []
     for name in filter(storage.exists, (TRIAL_TABLE, FRONT_TABLE)):
         try:
-            read_table(storage, name, [], fix="written anew from the trials' records")
+            read_table(storage, name, [], fix="rewritten from the trials' records")
         except ValueError as error:
             notes.append(str(error))
     if storage.exists(FRONT_PLOT) and not is_intact_png(storage.read(FRONT_PLOT)):
-        notes.append(f"{place}/{FRONT_PLOT}: damaged; plotted anew from the trials' records")
+        notes.append(f"{place}/{FRONT_PLOT}: damaged; plotted again from the trials' records")
     if notes:
         write_tables(Sweep.open(storage))
     try:
@@ -72,7 +72,7 @@ def replace_damaged(storage: Storage) -> list[str]:
             load_text(storage.read(REPORT), HTML)
     except ValueError as error:
         storage.move(REPORT, f"{REPORT}.damaged")
-        notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it anew")
+        notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it again")
     return notes
 
 

@@ -36,7 +36,7 @@ class Drafting(ABC):
 
     def plan(self, batch: Batch) -> tuple[int, ...]:
         """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that may change its
-        shapes from round to round.
+        shapes from pass to pass.
         """
         return ()
 

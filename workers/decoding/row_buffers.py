@@ -1,4 +1,4 @@
-"""What decoding carries from round to round: tensors with one entry for every row of a batch."""
+"""What decoding carries from pass to pass: tensors with one entry for every row of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workers.models.cache import KVCache
 
 
 class RowBuffers:
-    """Tensors that change from round to round, each an attribute of its owner, and the KV caches of a batch.
+    """Tensors that change from pass to pass, each an attribute of its owner, and the KV caches of a batch.
 
     The first dimension counts captions, or rows of a transformer: every caption's conditional row, then every
     unconditional one. Owners assign new tensors to their attributes. With `fixed`, `copy_back` copies them into the
@@ -52,7 +52,7 @@ class RowBuffers:
             self.copy_back()
 
     def copy_back(self) -> None:
-        """With `fixed`, copy what has been assigned since the last call into the fixed memory.
+        """If the tensors are `fixed`, copy what has been assigned since the last call into the fixed memory.
 
         Raises:
             ValueError: a tensor has another shape or dtype than at first.

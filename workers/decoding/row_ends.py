@@ -103,8 +103,8 @@ class RowEndPass:
         return additive_mask(torch.cat([slots, torch.cat([mask, after_end | itself], dim=2)], dim=1))
 
     def next_token_features(self, features: Tensor) -> Tensor:
-        """Of features [R, S + E, D], those [R, S, D] that predict the token after each slot: the slot's own, or the row
-        end's where the slot ends a row.
+        """The features [R, S, D], of all [R, S + E, D], that predict the token after each slot: the slot's own, or the
+        row end's where the slot ends a row.
         """
         cells = self._slot_cells()
         slots = torch.arange(cells.shape[1], device=cells.device)

@@ -90,7 +90,7 @@ class EagleDrafter(CachedDrafter):
 
     @classmethod
     def load(cls, path: Path, target: Target) -> EagleDrafter:
-        """From the project's own file or a published drafter (a file or a folder)."""
+        """A drafter from the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle.safetensors" if path.is_dir() else path
         if own.suffix == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
             layer, header = read_module(own, "an EAGLE layer", build_eagle)

@@ -46,7 +46,7 @@ class Estimate:
 
     @classmethod
     def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0, noise_dof: int = 0) -> Self:
-        """From values [1 + G]: of all blocks first, then with each block left out."""
+        """An estimate from values [1 + G]: of all blocks first, then with each block left out."""
         left_out = values[1:]
         error = math.hypot(jackknife_error(left_out).item(), noise)
         return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise, noise_dof)

@@ -61,5 +61,5 @@ def fid_gain(inputs: MetricInputs) -> Estimate:
 
 
 def _reference(inputs: MetricInputs) -> Gaussian:
-    """Of the real images, fitted once."""
+    """The Gaussian of the real images' features, fitted once."""
     return inputs.reference().cached("gaussian", Gaussian.fit)

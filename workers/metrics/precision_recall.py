@@ -45,7 +45,7 @@ def radii(features: Tensor, k: int = _NEAREST) -> Tensor:
 
 
 def inside(points: Tensor, centres: Tensor, reach: Tensor) -> Tensor:
-    """Which points [n, d] are in a ball around one of the centres [m, d]; bool [n, s] for s sets of radii [m, s]."""
+    """Whether points [n, d] are in a ball around one of the centres [m, d]; bool [n, s] for s sets of radii [m, s]."""
     parts = []
     for part in torch.split(points.double(), max(1, _DISTANCES_PER_CHUNK // centres.shape[0])):
         distances = _distances(part, centres)

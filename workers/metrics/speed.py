@@ -120,7 +120,7 @@ def step_compression(inputs: MetricInputs) -> Estimate:
 
 @register_metric("mean_tree_depth", direction="minimize", unit="levels", needs=("depth",))
 def mean_tree_depth(inputs: MetricInputs) -> Estimate:
-    """Levels drafted per round, the mean over images; vanilla decoding counts as 1."""
+    """Levels drafted per pass, the mean over images; vanilla decoding counts as 1."""
     return block_mean(inputs.column("depth"), inputs.blocks)
 
 

@@ -160,7 +160,7 @@ class _Siblings:
         return replace(self.tables, ranking=self.steps.ranking.flatten(0, 1)[rows])
 
     def total_variation(self) -> Tensor:
-        """Of the token after each slot [S * I]: see `StepOutcomes`."""
+        """The total variation of the token after each slot [S * I]: see `StepOutcomes`."""
         if self.proposal is not None:
             return self.bias
         rows = self.tested.nonzero()[:, 0]

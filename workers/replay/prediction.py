@@ -74,7 +74,7 @@ class Recording:
         return self.predict(outcomes).mean_accepted_length.value
 
     def predict(self, outcomes: StepOutcomes, step: Tensor | None = None, position: Tensor | None = None) -> Prediction:
-        """From the outcomes of the recorded steps, or of R passes: `step` [R] stands for each, at `position` [R]."""
+        """Predict from the outcomes of the recorded steps, or of R passes: `step` [R] stands for each at `position`."""
         block = self.block if step is None else self.block[step]
         position = self.steps.position if position is None else position
         return predict(outcomes, block, position // self.grid.cols, self.images)
