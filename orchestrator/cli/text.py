@@ -41,8 +41,16 @@ def safe_text(lines: Iterable[str]) -> str:
 
 def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
     """Print the result of a command: its facts as JSON, with null for numbers that are not finite, or its lines."""
-    finite = json.loads(json.dumps(facts), parse_constant=lambda name: None) if as_json else None
-    typer.echo(json.dumps(finite, indent=2, ensure_ascii=False) if as_json else safe_text(lines))
+    typer.echo(_as_json(facts) if as_json else safe_text(lines))
+
+
+def _as_json(facts: object) -> str:
+    """Letters stay as they are; control characters, and bytes of a file's name that are no text, are escaped."""
+    finite = json.loads(json.dumps(facts), parse_constant=lambda name: None)
+    lines = json.dumps(finite, indent=2, ensure_ascii=False).split("\n")
+    return "\n".join(
+        "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line) for line in lines
+    )
 
 
 def terminal_width() -> int:
