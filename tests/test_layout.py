@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1236,
     "orchestrator.results": 4144,
     "orchestrator.run": 4178,
-    "orchestrator.views": 1993,
+    "orchestrator.views": 1921,
     "search_spaces": 3839,
     "specfrontier": 374,
     "workers": 406,

@@ -44,7 +44,7 @@ from orchestrator.views.mlflow_client import (
     resolve_uri,
     was_moved,
 )
-from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run, view_tags
+from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run
 from orchestrator.views.tables import replace_damaged
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.pictures import is_intact_png
@@ -169,8 +169,6 @@ class MlflowView(View[Sweep]):
             tags, started = runs.sweep_tags(identity) | {runs.KIND: "sweep"}, runs.milliseconds(identity.started)
             self._parent = self._client.create_run(self._experiment_id, started, tags, identity.name).info.run_id
         self._write_place(name)
-        for key, value in view_tags(sweep.identity).items():
-            self._client.set_experiment_tag(self._experiment_id, key, value)
         kept = {number: self._keep_one(group) for number, group in groups.items()}
         return {
             number: _TrialRun(run.info.run_id, run.info.status != "RUNNING", dict(run.data.tags))

@@ -1,9 +1,4 @@
-"""A sweep in MLflow as plain data: names, params, metrics and tags of its runs; its description, links, and views of
-its trials with columns, order, filter and charts.
-
-MLflow reads a shared view from a tag of the experiment; the key in an address names it. An unknown view, or one that
-another version of MLflow cannot read, only shows a notice.
-"""
+"""A sweep in MLflow as plain data: names, params, metrics and tags of its runs; its description, and links to pages."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,14 +42,8 @@ SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL = (
 PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
-_TAG = "mlflow.sharedViewState."
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
 _NOTE_ROWS = 20  # of the table in a sweep's description
-_PARAMS = ("drafter.kind", "tree.policy", "acceptance.neighbourhood", "acceptance.schedule")
-_MAX_RUNS = 1000  # in a chart
-_FRONT = "front"  # a section of charts
-_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"  # MLflow's ids of columns that are always there
-_NAME_WIDTH = 400  # pixels, for some 55 characters; other columns have MLflow's widths
 
 
 def sweep_id(identity: Identity) -> str:
@@ -269,24 +258,23 @@ class MlflowLocation:
 
     def links(self, base: str = "") -> dict[str, str]:
         """Addresses on the server at `base`, by default at the URI: the server, the sweep's run, its trials as a table,
-        the front as a chart, and the comparison of the front's runs.
+        and the comparison of the front's runs.
         """
         base = base or public_uri(self.uri)
         pages, front = {"mlflow": base.rstrip("/")}, [self.runs[number] for number in self.front if number in self.runs]
         if self.parent:
             pages["sweep"] = run_link(self.parent, self.experiment_id, base)
-            pages["trials"] = view_link(trials_view(self.identity), self.experiment_id, base)
+            pages["trials"] = trials_link(self.identity, self.experiment_id, base)
         if front:
-            pages["front"] = view_link(front_view(self.identity), self.experiment_id, base, charts=True)
             pages["compare"] = compare_link(front, self.experiment_id, base)
         return pages
 
 
 def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> str:
-    """The description of the sweep's run, in Markdown: its front as a table, and links to the view of all its trials
-    and to a comparison of the front's runs. runs: ids by the trial's number.
+    """The description of the sweep's run, in Markdown: its front as a table, and links to all its trials and to a
+    comparison of the front's runs. runs: ids by the trial's number.
     """
-    all_trials = f"[All trials]({view_link(trials_view(sweep.identity), experiment_id)}) as one table."
+    all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)}) as one table."
     front = [runs[record.number] for record in sweep.front_records]
     if not front:
         return f"{all_trials} No trial is on the front yet."
@@ -304,10 +292,18 @@ def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> 
     return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
 
 
-def view_link(key: str, experiment_id: str, base: str = "", *, charts: bool = False) -> str:
-    """The address of an experiment's runs in a shared view; relative if `base` is empty."""
-    mode = "&compareRunsMode=CHART" if charts else ""
-    return _page(f"#/experiments/{experiment_id}/runs?viewStateShareKey={key}{mode}&{_VIEW}", base)
+def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:
+    """The address of a sweep's trials as a table, best first; relative if `base` is empty.
+
+    MLflow folds trials below their sweep unless the address has a filter and an order.
+    """
+    objective = identity.objectives[0]
+    query = {
+        "searchFilter": f"tags.`{SWEEP_ID}` = '{sweep_id(identity)}' and tags.`{KIND}` = 'trial'",
+        "orderByKey": f"metrics.`{objective.name}`",
+        "orderByAsc": boolean(objective.direction == "minimize"),
+    }
+    return _page(f"#/experiments/{experiment_id}/runs?{urlencode(query, quote_via=quote)}&{_VIEW}", base)
 
 
 def run_link(run_id: str, experiment_id: str, base: str = "") -> str:
@@ -317,69 +313,3 @@ def run_link(run_id: str, experiment_id: str, base: str = "") -> str:
 
 def _page(fragment: str, base: str) -> str:
     return f"{base.rstrip('/')}/{fragment}" if base else fragment
-
-
-def trials_view(identity: Identity) -> str:
-    """The key of the view of all trials."""
-    return f"trials-{sweep_id(identity)}"
-
-
-def front_view(identity: Identity) -> str:
-    """The key of the view of the trials on the front."""
-    return f"front-{sweep_id(identity)}"
-
-
-def view_tags(identity: Identity) -> dict[str, str]:
-    """The experiment's tags with both views."""
-    on_front = f" and tags.`{PARETO}` = 'true'"
-    views = {trials_view(identity): _view(identity, ""), front_view(identity): _view(identity, on_front)}
-    return {_TAG + key: json.dumps(view, separators=(",", ":")) for key, view in views.items()}
-
-
-def _view(identity: Identity, condition: str) -> dict[str, Any]:
-    """The trials' objectives and errors beside what names their settings, best first; and the charts of the front.
-
-    MLflow lists runs below their parents, which are closed at first, unless there is a filter and an order by a metric.
-    """
-    objectives = identity.objectives
-    names = [metric.name for metric in objectives]
-    columns = [f"metrics.`{name}`" for name in (*names, *(ERROR + name for name in names))]
-    columns += [f"params.`{name}`" for name in _PARAMS] + [f"tags.`{LABEL}`", f"tags.`{PARETO}`"]
-    first = objectives[0]
-    return {
-        "searchFilter": f"tags.`{SWEEP_ID}` = '{sweep_id(identity)}' and tags.`{KIND}` = 'trial'{condition}",
-        "orderByKey": f"metrics.`{first.name}`",
-        "orderByAsc": first.direction == "minimize",
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "modelVersionFilter": "All Runs",
-        "datasetsFilter": [],
-        "selectedColumns": columns,
-        "columnOrder": [_NAME, _CREATED, *columns],
-        "columnWidths": {_NAME: _NAME_WIDTH},
-        "runsHiddenMode": "SHOW_ALL",
-        "isAccordionReordered": True,  # else MLflow sorts the sections by name
-        "compareRunSections": [
-            {
-                "uuid": name,
-                "name": name,
-                "display": name == _FRONT,
-                "isReordered": True,
-                "columns": 1,
-                "cardHeight": 420,
-            }
-            for name in (_FRONT, ERROR.strip("/"), SERIES.strip("/"))
-        ],
-        "compareRunCharts": _charts(names),
-    }
-
-
-def _charts(names: list[str]) -> list[dict[str, Any]]:
-    """The first objective against the second; settings and objectives as parallel coordinates."""
-    common = {"metricSectionId": _FRONT, "runsCountToCompare": _MAX_RUNS, "deleted": False, "isGenerated": False}
-    axes = {axis: {"key": name, "type": "METRIC"} for axis, name in zip(("xaxis", "yaxis"), names, strict=False)}
-    parallel = {"selectedParams": list(_PARAMS), "selectedMetrics": names, "showAllRuns": True}
-    charts: list[dict[str, Any]] = [{"uuid": "parallel", "type": "PARALLEL", **common, **parallel}]
-    if len(names) > 1:
-        charts.insert(0, {"uuid": "scatter", "type": "SCATTER", **common, **axes})
-    return charts

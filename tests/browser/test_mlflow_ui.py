@@ -88,19 +88,12 @@ def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str
     assert len(shown) > 1
 
 
-def test_the_runs_table_and_the_fronts_chart_need_no_click(page: Page, links: dict[str, str]) -> None:
+def test_the_table_lists_the_trials_without_their_sweep(page: Page, links: dict[str, str]) -> None:
     page.goto(links["trials"])
-    name = page.get_by_role("link", name=re.compile(r"^11 eagle-")).first
-    name.wait_for(timeout=WAIT)
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
     keep(page, "trials")
-    assert name.evaluate("link => link.scrollWidth <= link.clientWidth"), "a name is cut off"
     rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
     assert {row.get_attribute("row-index") for row in rows.all()} == set(map(str, range(TRIALS))), "no trial is nested"
-    heads = page.locator("[role=columnheader]").all_inner_texts()
-    assert {"speedup", "fid"} <= {head.strip() for head in heads}
-    page.goto(links["front"])
-    page.get_by_text("speedup vs. fid").wait_for(timeout=WAIT)
-    keep(page, "front")
 
 
 def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:

@@ -121,8 +121,6 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
     assert (parent.info.run_name, parent.info.status) == ("demo", "FINISHED")
     assert parent.data.metrics["trials"] == TRIALS
     assert len(found.get_metric_history(parent.info.run_id, "hypervolume")) == TRIALS
-    shared = [key for key in found.get_experiment(parent.info.experiment_id).tags if "sharedViewState" in key]
-    assert len(shared) == 2
     names = {entry.path for entry in found.list_artifacts(parent.info.run_id)}
     views = {"front.png", "report.html", "front.parquet", "trials.parquet"}
     assert names == {*views, "sweep.yaml", "identity.json"}
@@ -187,7 +185,7 @@ def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
     storage: Storage, tmp_path: Path, empty_database: Path
 ) -> None:
     """Processes die one after the other, each at another step, the first ones while they create the sweep's run."""
-    for step in ("create_run", "create_run", "log_batch", "set_terminated", "set_experiment_tag"):
+    for step in ("create_run", "create_run", "log_batch", "set_terminated"):
         assert run_in_child(sync_and_die, storage.uri, step, "after") == -signal.SIGKILL, step
         runs_of(client(storage))
     sync(storage)

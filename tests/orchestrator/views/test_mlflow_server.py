@@ -171,7 +171,7 @@ def test_ui_logs_the_sweep_first_and_leaves_no_server_behind(
 ) -> None:
     shutil.copy(empty_database, tmp_path / "sweeps" / "mlflow.db")
     with ui(storage.uri) as (links, process):
-        assert list(links) == ["mlflow", "sweep", "trials", "front", "compare"]
+        assert list(links) == ["mlflow", "sweep", "trials", "compare"]
         assert len(children(links["mlflow"], storage)) == TRIALS
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does for Ctrl-C
         assert process.wait(240) == 0
@@ -208,7 +208,7 @@ def test_sync_and_ui_print_the_pages_of_a_server(
     ran = specfrontier("sync", storage.uri, "--json")
     assert (ran.json["logged"], ran.json["already"], ran.json["uri"]) == (TRIALS, 0, mlflow_server)
     assert ran.json["links"]["compare"].startswith(f"{mlflow_server}/#/compare-runs?")
-    assert ran.json["links"]["front"].startswith(f"{mlflow_server}/#/experiments/")
+    assert ran.json["links"]["trials"].startswith(f"{mlflow_server}/#/experiments/")
     assert "hidden-word" not in ran.out + ran.err
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert specfrontier("sync", storage.uri, "--uri", mlflow_server).out.startswith("0 trials logged, ")
