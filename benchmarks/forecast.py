@@ -4,7 +4,7 @@
 
 For each sweep that ran without interruption: at a quarter, half and three quarters of its time, the time that was left,
 the forecast with its 90 % range, and the relative error of the forecast end; then the share of all moments after the
-first forecast whose range held the true end. Last, what `launch --check` says of the sweep on this machine.
+first forecast whose range held the true end.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from orchestrator.doctor.machine import memory
-from orchestrator.doctor.plan import forecast, this_core
 from orchestrator.results.checked_text import read_lines
 from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.progress import Progress, TimeLeft
 from search_spaces.sweep import SweepConfig
-from workers.runtime.process import cores
 
 MOMENTS = (0.25, 0.5, 0.75)
 
@@ -75,15 +72,11 @@ def print_moments(moments: Sequence[Moment]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="*", default=["quickstart"], metavar="SWEEP")
-    core = this_core(memory()[0] or 0)
     for location in parser.parse_args(arguments).sweeps:
         storage = find_sweep(location)
         sweep = SweepConfig.parse(read_sweep_text(storage), location)
         print(location)
-        moments = replay(read_lines(storage, EVENTS)[0], sweep)
-        print_moments(moments)
-        low, high = forecast(sweep, core, cores())["hours"]["this machine"]
-        print(f"launch --check: {3600 * low:.0f} to {3600 * high:.0f} s on this machine; took {moments[0].left:.0f} s")
+        print_moments(replay(read_lines(storage, EVENTS)[0], sweep))
 
 
 if __name__ == "__main__":

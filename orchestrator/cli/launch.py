@@ -85,23 +85,12 @@ def launch(
         typer.echo(describe_plan(config, storage))
         return storage.uri
     if 0 < (options.gpus_per_worker or 0) < 1:
-        options = replace(options, peak_bytes=_peak_bytes(config))
+        from orchestrator.doctor.plan import peak_bytes
+
+        with ends_with(WRONG_USAGE):
+            options = replace(options, peak_bytes=peak_bytes(config))
     run_sweep(config, storage, options, uri, as_json=as_json)
     return storage.uri
-
-
-def _peak_bytes(config: SweepConfig) -> int:
-    """Memory that the sweep's heaviest setting takes of a GPU, by a dry run.
-
-    Raises:
-        CommandError: the models do not support the sweep's settings.
-    """
-    from orchestrator.doctor.plan import Workload, models_for_plan, network_bytes
-
-    with ends_with(WRONG_USAGE):
-        shapes = models_for_plan(config)
-        work = Workload.of(config.resolve(shapes.target.sampling), shapes)
-        return work.big.bytes + network_bytes(config)
 
 
 def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[SweepConfig, Storage]:

@@ -61,7 +61,6 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
-    yield from _forecast(config)
 
 
 def _on(nodes: Mapping[str, str] | None) -> str:
@@ -89,30 +88,6 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
     if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
         yield "running", f"{driver.name}: a launch is refused until it ends"
-
-
-def _forecast(config: SweepConfig) -> Iterator[tuple[str, str]]:
-    """Images, target passes and duration, or why they are unknown."""
-    from orchestrator.doctor.machine import memory
-    from orchestrator.doctor.plan import LENGTHS, forecast, this_core
-    from orchestrator.results.text import describe_range
-    from workers.runtime.process import cores
-
-    try:
-        found = forecast(config, this_core(memory()[0] or 0), cores())
-    except ValueError as error:
-        yield "forecast", f"unknown: {error}"
-        return
-    images, (fewest, most) = found["images"], found["target passes"]
-    total = images["quality"] + images["timing"]
-    passes = " to ".join(dict.fromkeys((f"{fewest:,.0f}", f"{most:,.0f}")))
-    lengths = f"trials emit {LENGTHS[0]:g} to {LENGTHS[1]:g} tokens per pass and none stops early"
-    yield "forecast", f"{total:,} images and {passes} target passes, if {lengths}"
-    machines: dict[str, list[str]] = {}  # by what they take
-    for name, (low, high) in found["hours"].items():
-        machines.setdefault(describe_range(3600 * low, 3600 * high), []).append(name)
-    durations = (f"{', '.join(names)} {duration}" for duration, names in machines.items())
-    yield "duration", f"on one machine: {'; '.join(durations)}"
 
 
 def _line(label: str, text: str) -> str:

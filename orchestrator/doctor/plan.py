@@ -1,16 +1,14 @@
 """`doctor --plan`: the memory, images and hours that a sweep needs on a kind of machine, without running it.
 
 Memory and work are counted by a dry run of the engine's own code on meta tensors (`workers.loading.dry_run`). Time
-follows from a simple model of a machine: a pass on a GPU takes as long as the slowest of moving its bytes, computing,
-and launching its kernels one by one; on a core of a CPU, which does one after the other, as long as all three. The plan
-lists every assumption.
+follows from a simple model of a GPU: a pass takes as long as the slowest of moving its bytes, computing, and launching
+its kernels one by one. The plan lists every assumption.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Self
 
@@ -40,28 +38,21 @@ from workers.runtime.memory import RESERVED_BYTES, format_bytes
 GIB = 2**30
 BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet
 KERNEL_LAUNCH_S = 10e-6  # from Python
-LENGTHS = (1.5, 3.0)  # mean accepted lengths of most settings
-_CALIBRATION_S = 0.1  # of each of a CPU's three measurements
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s. launch: seconds to launch a kernel. overlaps:
-    whether it moves, computes and launches at the same time.
-    """
+    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s."""
 
     name: str
     memory: int
     bandwidth: float
     compute: float
-    launch: float = KERNEL_LAUNCH_S
-    overlaps: bool = True
 
     def seconds(self, work: Work) -> float:
-        """Seconds that a pass takes."""
+        """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same time."""
         moving, computing = work.moved / (self.bandwidth * BANDWIDTH_SHARE), work.flops / (self.compute * COMPUTE_SHARE)
-        parts = (moving, computing, work.kernels * self.launch)
-        return max(parts) if self.overlaps else sum(parts)
+        return max(moving, computing, work.kernels * KERNEL_LAUNCH_S)
 
 
 #: From data sheets (dense bfloat16).
@@ -85,36 +76,11 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
     )
 
 
-def this_core(memory: int) -> Gpu:
-    """One core of this machine, measured: a copy, a matrix product, and many small additions."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        large, copy = torch.zeros(1 << 23), torch.ones(1 << 23)  # written once: a new page costs more than a copy
-        square, small = torch.ones(384, 384), torch.ones(16)
-        copied = 2 * large.nbytes / _seconds_per_call(lambda: copy.copy_(large))
-        computed = 2 * 384**3 / _seconds_per_call(lambda: square @ square)
-        launch = _seconds_per_call(lambda: small + small)
-    finally:
-        torch.set_num_threads(threads)
-    # measured rates are reached: `seconds` takes a share of a data sheet's
-    return Gpu("a core of this machine", memory, copied / BANDWIDTH_SHARE, computed / COMPUTE_SHARE, launch, False)
-
-
-def _seconds_per_call(function: Callable[[], Any]) -> float:
-    """The shortest of many calls: other processes only add to it."""
-    end, shortest = time.perf_counter() + _CALIBRATION_S, float("inf")
-    while (start := time.perf_counter()) < end:
-        function()
-        shortest = min(shortest, time.perf_counter() - start)
-    return shortest
-
-
 @dataclass(frozen=True)
 class Workload:
     """What a sweep's trials cost. label, config: the setting that every trial except vanilla is taken for. batches: of
     timing, quality and decoding to pixels. small, big: its footprints at the batches of timing and quality shards;
-    plain: vanilla's at both. images: see `_image_counts`. timed_trials: except vanilla.
+    plain: vanilla's at both. images: see `_image_counts`.
     """
 
     sweep: SweepConfig
@@ -126,49 +92,26 @@ class Workload:
     big: Footprint
     plain: dict[str, Footprint]
     images: dict[str, int]
-    timed_trials: int
     notes: list[str]
 
     @classmethod
-    def of(
-        cls,
-        sweep: SweepConfig,
-        shapes: Models,
-        *,
-        heaviest: bool = True,
-        plain: dict[str, Footprint] | None = None,
-    ) -> Self:
-        """The workload of a sweep whose trials are all like its heaviest setting, or its lightest with a drafter.
-
-        plain: vanilla's footprints, if they are known.
+    def of(cls, sweep: SweepConfig, shapes: Models) -> Self:
+        """The workload of a sweep whose trials are all like its heaviest setting.
 
         Raises:
             ConfigError: the models support none of the settings.
         """
-        label, config, shapes, notes = _extreme(sweep, shapes, heaviest)
+        label, config, shapes, notes = _heaviest(sweep, shapes)
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
         small = footprint(shapes, config, batches["timing"], 1).with_graphs()
         big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
-        if plain is None:
-            plain = {kind: footprint(shapes, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
-        images = _image_counts(sweep)
-        # those of equal shapes share their costs: at most all trials are timed, and at least the enqueued shapes
-        enqueued = {entry.config.shape for entry in sweep.enqueue if not entry.config.is_vanilla}
-        timed = images["trials"] - 1
-        timed = timed if heaviest else min(timed, max(1, len(enqueued)) * sweep.timing.direct)
-        return cls(sweep, label, config, shapes, batches, small, big, plain, images, timed, notes)
+        plain = {kind: footprint(shapes, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
+        return cls(sweep, label, config, shapes, batches, small, big, plain, _image_counts(sweep), notes)
 
     @property
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.shapes.target.grid.tokens
-
-    def passes(self, length: float) -> float:
-        """Target passes of the whole sweep at a mean accepted length, vanilla's and timing shards' included."""
-        others = self.images["quality"] - self.images["per trial"]
-        timed = self._timed_images * self.timed_trials  # and as many of vanilla's
-        slow = self.images["per trial"] + self._timed_images + timed
-        return self.tokens * (slow + (others + timed) / length)
 
     @property
     def _timed_images(self) -> int:
@@ -176,40 +119,19 @@ class Workload:
         return timing.images * timing.repetitions * uses_timings(self.sweep.requested_metrics)
 
     def hours(self, gpu: Gpu, length: float, gpus: int = 1) -> dict[str, float]:
-        """The sweep's hours at a mean accepted length of all trials except vanilla."""
+        """The sweep's hours at a mean accepted length of all trials except vanilla, if all of them are timed."""
         timed_image = _seconds(gpu, self.small, self.tokens / length, self.batches["timing"])
         quality_image = _seconds(gpu, self.big, self.tokens / length, self.batches["quality"])
         slow = {kind: _seconds(gpu, self.plain[kind], self.tokens, self.batches[kind]) for kind in self.plain}
         others, made = self.images["trials"] - 1, gpu.seconds(self.big.picture) / self.batches["pictures"]
         total = self.images["quality"] * made + self.images["per trial"] * (slow["quality"] + others * quality_image)
-        total += self._timed_images * (slow["timing"] + self.timed_trials * (slow["timing"] + timed_image))
+        total += self._timed_images * (slow["timing"] + others * (slow["timing"] + timed_image))
         return {
             "accepted length": length,
             "seconds per timed image": timed_image,
             "seconds per image": quality_image + made,
             "hours": total / 3600 / gpus,
         }
-
-
-def forecast(sweep: SweepConfig, here: Gpu, cores: int) -> dict[str, Any]:
-    """Images, target passes and hours of a sweep before it starts: ranges from the lightest setting at the larger of
-    `LENGTHS` to the heaviest one at the smaller. hours: by kind of machine, this one with all of its cores.
-
-    Raises:
-        ValueError: see `models_for_plan`, `Workload.of`.
-    """
-    short, long = LENGTHS
-    shapes = models_for_plan(sweep)
-    resolved = sweep.resolve(shapes.target.sampling)
-    heavy = Workload.of(resolved, shapes)
-    light = Workload.of(resolved, shapes, heaviest=False, plain=heavy.plain)
-    single = replace(here, bandwidth=here.bandwidth / 2)  # a CPU decodes in 32 bits, and these shapes have 16
-    machines = {"this machine": (single, cores), **{gpu.name: (gpu, 1) for gpu in GPUS}}
-    hours = {}
-    for name, (gpu, count) in machines.items():
-        ends = (light.hours(gpu, long, count)["hours"], heavy.hours(gpu, short, count)["hours"])
-        hours[name] = min(ends), max(ends)
-    return {"images": heavy.images, "target passes": (light.passes(long), heavy.passes(short)), "hours": hours}
 
 
 def models_for_plan(sweep: SweepConfig) -> Models:
@@ -222,7 +144,17 @@ def models_for_plan(sweep: SweepConfig) -> Models:
     return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
-def network_bytes(sweep: SweepConfig) -> int:
+def peak_bytes(sweep: SweepConfig) -> int:
+    """Memory that the sweep's heaviest setting takes of a GPU, with the networks of its metrics.
+
+    Raises:
+        ValueError: see `models_for_plan`, `Workload.of`.
+    """
+    shapes = models_for_plan(sweep)
+    return Workload.of(sweep.resolve(shapes.target.sampling), shapes).big.bytes + _network_bytes(sweep)
+
+
+def _network_bytes(sweep: SweepConfig) -> int:
     """Size of the networks of the sweep's metrics, as far as their files exist. ValueError: no such entry or folder."""
     sizes = metric_bytes(_entry(sweep))
     return sum(sizes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
@@ -258,27 +190,18 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
 
 
-def _extreme(sweep: SweepConfig, shapes: Models, heaviest: bool) -> tuple[str, DecodingConfig, Models, list[str]]:
-    """The config with the most drafted nodes that a sweep may try, or with the fewest but not none: label, config,
-    models, notes on omitted configs.
+def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, Models, list[str]]:
+    """The config with the most drafted nodes that a sweep may try: label, config, models, notes on omitted configs.
 
     Raises:
         ConfigError: the models support none of the configs.
     """
     notes: dict[str, None] = {}
-    best: tuple[str, DecodingConfig, Models] | None = None
-    for label, config in sorted(_configs(sweep), key=_weight, reverse=heaviest):
-        if not heaviest and config.is_vanilla:
-            continue
-        found = add_drafter(shapes, config)
-        if found is None:
-            notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = None
-            continue
-        best = (label, config, found)
-        break
-    if best is None:
-        raise ConfigError(("space",), "no config can be planned: give the drafters' files")
-    return *best, list(notes)
+    for label, config in sorted(_configs(sweep), key=_weight, reverse=True):
+        if (found := add_drafter(shapes, config)) is not None:
+            return label, config, found, list(notes)
+        notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = None
+    raise ConfigError(("space",), "no config can be planned: give the drafters' files")
 
 
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
@@ -314,7 +237,7 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
     """
     target = shapes.target
     sweep = sweep.resolve(target.sampling)
-    nets = network_bytes(sweep)
+    nets = _network_bytes(sweep)
     work = Workload.of(sweep, shapes)
     batches, small, big, images, models = work.batches, work.small, work.big, work.images, work.shapes
 

@@ -28,13 +28,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def describe_range(low: float, high: float) -> str:
-    """A range of durations, from seconds: `10 to 14 seconds`, `41 seconds to 2.7 minutes`; equal ends once."""
-    first, last = describe_duration(low), describe_duration(high)
-    amount, _, unit = first.partition(" ")
-    return last if first == last else f"{amount if last.endswith(f' {unit}') else first} to {last}"
-
-
 def describe_duration(seconds: float) -> str:
     """A duration in days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
     sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))

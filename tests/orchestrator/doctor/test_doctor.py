@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
-from orchestrator.doctor import checkup, machine, plan
+from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import available_memory
 from orchestrator.doctor.machine import (
     describe_machine,
@@ -29,8 +29,7 @@ from orchestrator.doctor.machine import (
     memory,
     ray_access,
 )
-from orchestrator.doctor.plan import Gpu, Workload, describe_plan, forecast, gpu_of
-from search_spaces.sweep import SweepConfig
+from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.loading.dry_run import Work
 from workers.models.checkpoint_files import content_hash
@@ -404,38 +403,6 @@ def test_more_gpus_and_images_count(
     assert "c2i.pt" in found["error"]
 
 
-def test_the_forecast_spans_the_lightest_and_the_heaviest_setting(tmp_path: Path) -> None:
-    """Images and passes counted by hand: vanilla's images and those of its half of each timed pair take a pass for each
-    of 256 tokens. 2 trials of the fewest shapes are timed, or all 4.
-    """
-    space = tmp_path / "space.yaml"
-    space.write_text(SPACE)
-    sweep = SweepConfig.read(str(space))
-    here = Gpu("a core", 0, 1e10, 1e11, 1e-6)
-    found = forecast(sweep, here, 4)
-    assert found["images"]["quality"] + found["images"]["timing"] == 1000 + 270
-    fewest, most = found["target passes"]
-    for passes, length, timed in ((fewest, 3.0, 60), (most, 1.5, 120)):
-        assert passes == pytest.approx(256 * ((200 + 30 + timed) + (800 + timed) / length))
-    assert found["hours"].keys() == {"this machine", *(gpu.name for gpu in plan.GPUS)}
-    for low, high in found["hours"].values():
-        assert 0 < low < high
-    slow = forecast(sweep, here, 1)["hours"]
-    assert slow["this machine"] == pytest.approx([4 * hours for hours in found["hours"]["this machine"]])
-    assert slow["H200"] == found["hours"]["H200"]
-    shapes = plan.models_for_plan(sweep)
-    heavy = Workload.of(sweep.resolve(shapes.target.sampling), shapes)
-    assert heavy.config.policy.bounds.nodes == 6
-    assert found["hours"]["H200"][1] == heavy.hours(plan.GPUS[-1], 1.5)["hours"]
-
-
-def test_this_machine_is_measured() -> None:
-    core = plan.this_core(1)
-    assert 1e8 < core.bandwidth < 1e13
-    assert 1e8 < core.compute < 1e14
-    assert 1e-8 < core.launch < 1e-2
-
-
 def test_a_plan_of_an_unknown_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,12 +411,6 @@ def test_a_plan_of_an_unknown_model(
     assert "llamagen-x" in found["error"]
     assert "--models" in found["error"]
     assert "anole-7b" in found["error"]
-
-
-def test_a_core_moves_computes_and_launches_one_after_the_other() -> None:
-    core = Gpu("a core", 0, 1e9, 1e12, 1e-3, overlaps=False)
-    assert core.seconds(Work(flops=10**12, moved=7_000_000_000, kernels=1000)) == pytest.approx(2 + 10 + 1)
-    assert not plan.this_core(1).overlaps
 
 
 def test_a_step_takes_as_long_as_its_slowest_part() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.results.names import describe, family
-from orchestrator.results.text import describe_duration, describe_range
+from orchestrator.results.text import describe_duration
 from search_spaces.presets import CATALOGUE
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -77,19 +77,6 @@ def test_presets_have_words_of_their_own() -> None:
 )  # fmt: skip
 def test_durations(seconds: float, words: str) -> None:
     assert describe_duration(seconds) == words
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        (9.6, 9.63, "9.6 seconds"),
-        (10, 14, "10 to 14 seconds"),
-        (41, 162, "41 seconds to 2.7 minutes"),
-        (7200, 172800, "2.0 hours to 2.0 days"),
-    ],
-)
-def test_ranges_of_durations(low: float, high: float, words: str) -> None:
-    assert describe_range(low, high) == words
 
 
 def test_families() -> None:
