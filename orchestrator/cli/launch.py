@@ -181,13 +181,12 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
     """
-    from orchestrator.run.driver_lock import check_lock, driver_lock
-    from orchestrator.run.tasks import SweepError
+    from orchestrator.results.locks import LockError, check_lock, driver_lock
 
     interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
         ends_with(INTERRUPTED, KeyboardInterrupt, message=interrupted),
-        ends_with(FAILED, SweepError, OSError),
+        ends_with(FAILED, LockError, OSError),
         ending_within(_STOP_TIMEOUT_S, interrupted),
         driver_lock(storage, partial(typer.echo, err=True)) as lock,
     ):
@@ -199,7 +198,7 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
 def _run(
     config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, check: Callable[[], None], *, as_json: bool
 ) -> None:
-    """See `run_sweep`; raises KeyboardInterrupt. check: raises SweepError if another launch has taken over."""
+    """See `run_sweep`; raises KeyboardInterrupt. check: raises LockError if another launch has taken over."""
     from orchestrator.results.store import EVENTS, IDENTITY
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep

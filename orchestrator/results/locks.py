@@ -13,15 +13,17 @@ import fcntl
 import json
 import os
 import platform
+import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.results.store import DRIVER_LOCK
 from workers.data.storage import Storage
 
 _CREATION_TIMEOUT_S = 300.0  # for another process that creates something; the slowest take some 20 s
@@ -30,6 +32,8 @@ _ATTEMPTS = 5  # at a file's lock, which `read_holder` has for a moment
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of file systems without locks
 RENEWAL_S = 8.0  # between two renewals of a claim
 LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
+_DRIVER_TIMEOUT_S = LEASE_S + RENEWAL_S  # for the claim of a driver that may be dead
+_DRIVER_INTERVAL_S = (1.0, 3.0)  # at random: of two processes that refuse each other, one comes first
 _JOIN_TIMEOUT_S = 2.0
 _UNKNOWN = "an unknown process"
 
@@ -56,6 +60,47 @@ def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
     """
     path = storage.path(name)
     return _claim(storage, name) if path is None else _lock_file(path)
+
+
+class LockError(RuntimeError):
+    """Another launch runs the sweep."""
+
+
+@contextmanager
+def driver_lock(storage: Storage, note: Callable[[str], object] = lambda text: None) -> Iterator[Lock]:
+    """Hold the lock of a sweep's driver while the block runs; `holder` is who held it and died.
+
+    In object stores a dead driver's claim stays for a while, which is waited for. note: called with a sentence then.
+
+    Raises:
+        LockError: another launch holds it.
+    """
+    end, waiting = time.monotonic() + _DRIVER_TIMEOUT_S, False
+    seen: dict[str, float] = {}  # when the claims of other processes were renewed first
+    while True:
+        with exclusive(storage, DRIVER_LOCK) as lock:
+            if lock.acquired:
+                yield lock
+                return
+        claim, renewed = lock.renewal or ("", 0.0)
+        if not claim or renewed > seen.setdefault(claim, renewed) or time.monotonic() > end:
+            raise LockError(
+                f"{storage.display_name}: another launch ({lock.holder or 'just started'}) is running this sweep; wait "
+                "until it ends, or stop it"
+            )
+        if not waiting:
+            waiting = True
+            note(f"{lock.holder} was running this sweep; waiting until it renews its lock, at most {LEASE_S:g} s")
+        time.sleep(random.uniform(*_DRIVER_INTERVAL_S))
+
+
+def check_lock(storage: Storage, lock: Lock) -> None:
+    """Raise LockError if another launch has taken over."""
+    if lock.is_lost:
+        raise LockError(
+            f"{storage.display_name}: another launch has taken over, because this one did not renew its lock for "
+            f"{LEASE_S:g} s"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from orchestrator.cli.status import status
 from orchestrator.cli.text import shown_table
 from orchestrator.errors import CommandError
 from orchestrator.results.front import front_of
+from orchestrator.results.locks import driver_lock
 from orchestrator.results.store import write_trial
 from orchestrator.results.text import clean
-from orchestrator.run.driver_lock import driver_lock
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import identity, write_sweep

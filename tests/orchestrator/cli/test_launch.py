@@ -433,7 +433,7 @@ def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch
 
 HOLDER = """
 import sys, time
-from orchestrator.run.driver_lock import driver_lock
+from orchestrator.results.locks import driver_lock
 from workers.data.storage import Storage
 with driver_lock(Storage(sys.argv[1])):
     print("locked", flush=True)

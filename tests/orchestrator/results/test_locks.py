@@ -17,10 +17,7 @@ from unittest import mock
 import pytest
 
 from orchestrator.results import locks
-from orchestrator.results.locks import LEASE_S, exclusive, read_holder, waiting_lock
-from orchestrator.run import driver_lock as driver_lock_module
-from orchestrator.run.driver_lock import check_lock, driver_lock
-from orchestrator.run.tasks import SweepError
+from orchestrator.results.locks import LEASE_S, LockError, check_lock, driver_lock, exclusive, read_holder, waiting_lock
 from tests.fakes.object_store import ObjectStore, object_store
 from tests.fakes.real_sweeps import ROOT
 from workers.data.storage import Storage
@@ -134,7 +131,7 @@ def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
         bucket.before = lambda action: None
         bucket.files.clear()  # as the next holder does
         wait_for(lambda: lock.is_lost)
-        with pytest.raises(SweepError, match="another launch has taken over"):
+        with pytest.raises(LockError, match="another launch has taken over"):
             check_lock(bucket, lock)
 
 
@@ -164,9 +161,9 @@ def test_a_launch_waits_for_a_sign_of_life(bucket: Any, monkeypatch: pytest.Monk
         if renewing:
             bucket.write(claim, bucket.read(claim))
 
-    monkeypatch.setattr(driver_lock_module.time, "sleep", sleep)  # type: ignore[attr-defined]
+    monkeypatch.setattr(locks.time, "sleep", sleep)  # type: ignore[attr-defined]
     renewing = True
-    with pytest.raises(SweepError, match="process 7 on there"), driver_lock(bucket, notes.append):
+    with pytest.raises(LockError, match="process 7 on there"), driver_lock(bucket, notes.append):
         pass
     renewing = False
     with driver_lock(bucket, notes.append) as lock:
@@ -185,7 +182,7 @@ def server() -> Iterator[ObjectStore]:
 
 HOLDER = """
 import sys, time
-from orchestrator.run.driver_lock import driver_lock
+from orchestrator.results.locks import driver_lock
 from workers.data.storage import Storage
 with driver_lock(Storage(sys.argv[1])):
     print("held", flush=True)
@@ -203,13 +200,12 @@ def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monke
         assert held is not None
         assert held.is_alive
         assert f"process {holder.pid}" in held.name
-        monkeypatch.setattr(driver_lock_module, "LEASE_S", 0.0)  # time for one more look
-        monkeypatch.setattr(driver_lock_module, "RENEWAL_S", 0.0)
-        with pytest.raises(SweepError, match=f"process {holder.pid}"), driver_lock(storage):
+        monkeypatch.setattr(locks, "_DRIVER_TIMEOUT_S", 0.0)  # for one more look
+        with pytest.raises(LockError, match=f"process {holder.pid}"), driver_lock(storage):
             pass
         holder.send_signal(signal.SIGKILL)
     monkeypatch.setattr(locks, "LEASE_S", 2.0)
-    monkeypatch.setattr(driver_lock_module, "LEASE_S", 20.0)
+    monkeypatch.setattr(locks, "_DRIVER_TIMEOUT_S", 20.0)
     with driver_lock(storage) as lock:
         assert lock.holder == held.name
         assert len(storage.names(NAME)) == 1

@@ -25,10 +25,10 @@ from orchestrator.results.launches import (
     STOPPED,
     find_launch,
 )
+from orchestrator.results.locks import driver_lock
 from orchestrator.results.status import SweepStatus, sweep_status
 from orchestrator.results.store import EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
-from orchestrator.run.driver_lock import driver_lock
 from orchestrator.run.progress import lost_event
 from orchestrator.run.tasks import ClusterLost, PoolError
 from tests.fakes.command_line import specfrontier
@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[3]
 START = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
 HOLDER = """
 import sys, time
-from orchestrator.run.driver_lock import driver_lock
+from orchestrator.results.locks import driver_lock
 from workers.data.storage import Storage
 with driver_lock(Storage(sys.argv[1])):
     print("locked", flush=True)
