@@ -24,7 +24,7 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 572,
-    "orchestrator.cli": 2766,
+    "orchestrator.cli": 2753,
     "orchestrator.doctor": 696,
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,

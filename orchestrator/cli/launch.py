@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.launch_plan import describe_plan
-from orchestrator.cli.text import describe_front, safe_text, shown_table
+from orchestrator.cli.text import describe_front, safe_text, shown_table, terminal_width
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, complete_space, flag, grouped, say_on_terminal
@@ -41,6 +42,7 @@ _EXHAUSTED = {
     "space": "all points of the space are done",
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
+_LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns of what --check prints
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
 Space = Annotated[
     str,
@@ -171,6 +173,91 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) ->
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
         preflight(config, storage, address=options.address, study=options.study, mlflow=uri)
     return uri
+
+
+def describe_plan(config: SweepConfig, storage: Storage) -> str:
+    """What --check prints, the sweep as it would run, with all defaults: a line for each part of the sweep, and one for
+    each parameter that is searched.
+    """
+    head = f"{config.name}: {config.about}".rstrip(": ")
+    return "\n".join([_fill(head), *(_line(label, text) for label, text in _parts(config, storage) if text)])
+
+
+def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
+    from workers.metrics.registry import uses_timings
+
+    quality, timing, search, size = config.quality, config.timing, config.search, config.space.size()
+    captions, reference = config.captions, config.reference
+    yield "store", storage.display_name
+    yield from _resume(config, storage)
+    yield "models", str(config.models)
+    yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
+    compared = f"at most {reference.count} images of {reference.source}"
+    yield "reference", "none" if reference.source == "none" else compared
+    yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
+    yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
+    yield "space", counted(size, "point") if size and config.space.source else ""
+    searched = config.space.parameters()
+    column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
+    for name, domain in searched.items():
+        yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else str(domain)
+    limits = config.budget.to_mapping()
+    yield "budget", ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    images = captions.count * quality.samples
+    total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
+    shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
+    yield "quality", f"{shards}: {total}{_on(quality.nodes)}"
+    pairs = (
+        f"{counted(timing.direct, 'trial')} of each shape, {timing.images} captions x at most {timing.repetitions}, "
+        f"batch {timing.batch}, paired with vanilla{_on(timing.nodes)}"
+    )
+    yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
+    if racing := config.racing:
+        rungs = ", ".join(map(str, racing.rungs))
+        rate = racing.error_rate
+        rule = "stops dominated trials" if rate is None else f"stops significantly worse trials, error rate {rate:g}"
+        yield "racing", f"at {rungs} captions; {rule}"
+    yield "objectives", ", ".join(f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives)
+    yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
+    yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
+    yield "seed", str(config.seed)
+
+
+def _on(nodes: Mapping[str, str] | None) -> str:
+    from orchestrator.run.placement import describe_labels
+
+    return f", on nodes with {describe_labels(nodes)}" if nodes else ""
+
+
+def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
+    """What is left of a sweep that exists, and the process that runs it now."""
+    from orchestrator.results.locks import read_holder
+    from orchestrator.results.store import DRIVER_LOCK, SHARDS, SWEEP, read_trials
+
+    if not storage.exists(SWEEP):
+        return
+    records = read_trials(storage)
+    states = [record.state for record in records]
+    named = (f"{states.count(state)} {state}" for state in ("complete", "stopped", "failed") if state in states)
+    finished = f"{counted(len(records), 'trial')} finished" + (f" ({', '.join(named)})" if records else "")
+    left = max(0, config.budget.trials - len(records))
+    more = f"{left} more of the budget" if left else "no other: the budget of trials is spent (--trials raises it)"
+    recorded = {name for record in records for name in record.shards}
+    unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
+    kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be generated again" if unfinished else ""
+    yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
+    if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
+        yield "running", f"{driver.name}: a launch is refused until it ends"
+
+
+def _line(label: str, text: str) -> str:
+    return _fill(text, f"  {label:<{_LABEL_WIDTH - 1}} ")
+
+
+def _fill(text: str, head: str = "") -> str:
+    """Text after a head, in lines that fit a terminal."""
+    width = min(terminal_width(), _MAX_WIDTH) if sys.stdout.isatty() else _MAX_WIDTH
+    return textwrap.fill(text, width, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)
 
 
 def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:

@@ -22,10 +22,10 @@ from orchestrator.cli.launch import (
     _finish,
     _summary,
     _sweep_views,
+    describe_plan,
     only_vanilla_ran,
     stopped_trials,
 )
-from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.doctor.plan import peak_bytes
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
