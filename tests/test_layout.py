@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
     "orchestrator.results": 4182,
-    "orchestrator.run": 4126,
+    "orchestrator.run": 4117,
     "orchestrator.views": 1921,
     "search_spaces": 3839,
     "specfrontier": 374,

@@ -1,49 +1,23 @@
 """The build: files that trials want, made by workers out of other files.
 
-A file's name follows from its content, so a target whose file exists is made. One whose needs are missing waits for
-them. A file that a worker finds damaged or missing is set aside, and those who wanted what is made from it want it
-again.
+A file's name follows from its content, so a task whose file exists is done. One whose needs are missing waits for them.
+A file that a worker finds damaged or missing is set aside, and those who wanted what is made from it want it again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from sys import intern
-from typing import Any, Self
+from typing import Any
 
 from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
 from workers.data.records import ShardError, read_shard
-from workers.data.shards import MeasureTask, Serializable
 from workers.data.storage import Storage
 
-SWEEP = -1  # in the place of a trial: what all trials need
 DAMAGED = "damaged"  # folder of the files that were set aside
 _MAX_REPEATS = 3  # of one file
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """A file of the store, what a worker must be told to make it, and the targets that it is made from.
-
-    name: relative to the storage's root. about: what is done, for a target without which the sweep cannot go on.
-    """
-
-    name: str
-    payload: Mapping[str, Any]
-    needs: tuple[Target, ...] = ()
-    about: str = ""
-
-    @classmethod
-    def of(cls, name: str, task: Serializable, needs: Iterable[Target] = (), about: str = "") -> Self:
-        """The file that a worker's task makes."""
-        return cls(name, {"kind": task.kind, **task.to_mapping()}, tuple(needs), about)
-
-    @property
-    def is_measurement(self) -> bool:
-        """Whether its content is the answer that a trial waits for. A worker that finds the file reads it."""
-        return bool(self.payload["kind"] == MeasureTask.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +39,7 @@ class Result:
 class _Wanted:
     """unseen: names of the needs that were not among the files when it was last looked for them."""
 
-    target: Target
+    task: Task
     unseen: list[str]
     trials: set[int] = field(default_factory=set)
 
@@ -77,7 +51,7 @@ class _Wanted:
 
 
 class Build:
-    """Has workers make the targets that trials want. Trials are numbers; those of lower ones are made first.
+    """Has workers make the files that trials want. Trials are numbers; those of lower ones are made first.
 
     files: names of the shards in the store. seconds: of workers, by the trial that they were spent on.
     """
@@ -92,10 +66,10 @@ class Build:
         self._repeats = Counter[str]()  # by a file that was damaged, or a measurement whose worker could not read one
         self._alive = -1
 
-    def want(self, trial: int, *targets: Target) -> None:
-        """Make targets and all that they need, unless the files exist. trial: `SWEEP` for all of them."""
-        for target in targets:
-            self._add(target, trial)
+    def want(self, trial: int, *tasks: Task) -> None:
+        """Make the files of tasks, and all that they need, unless they exist. trial: `SWEEP` for all of them."""
+        for task in tasks:
+            self._add(task, trial)
         self._submit_ready()
 
     def withdraw(self, trial: int) -> None:
@@ -113,7 +87,7 @@ class Build:
 
         Raises:
             PoolError: no worker is left and none can be started.
-            SweepError: the sweep cannot go on without a target that failed, or a file is damaged again and again.
+            SweepError: the sweep cannot go on without a task that failed, or a file is damaged again and again.
         """
         if not self._results:
             self._work(timeout)
@@ -129,25 +103,25 @@ class Build:
         while name in self._wanted:
             self._work(1.0)
 
-    def _add(self, target: Target, trial: int) -> None:
-        if target.name in self.files:
+    def _add(self, task: Task, trial: int) -> None:
+        if task.name in self.files:
             return
-        if target.name not in self._wanted:
-            wanted = _Wanted(target, [need.name for need in target.needs])
-            self._wanted[target.name] = self._waiting[target.name] = wanted
-            self._emit_phase(target)
-        self._wanted[target.name].trials.add(trial)
-        for need in target.needs:
+        if task.name not in self._wanted:
+            wanted = _Wanted(task, [need.name for need in task.needs])
+            self._wanted[task.name] = self._waiting[task.name] = wanted
+            self._emit_phase(task)
+        self._wanted[task.name].trials.add(trial)
+        for need in task.needs:
             self._add(need, trial)
 
     def _submit_ready(self) -> None:
         for name, wanted in list(self._waiting.items()):
             if wanted.is_ready(self.files):
-                target = self._waiting.pop(name).target
-                self._workers.submit(Task(min(wanted.trials), name, target.payload, urgent=target.is_measurement))
+                del self._waiting[name]
+                self._workers.submit(replace(wanted.task, trial=min(wanted.trials)))
 
     def _work(self, timeout: float) -> None:
-        """Collect workers' results, and submit the targets that have become ready."""
+        """Collect workers' results, and submit the tasks that have become ready."""
         for result in self._workers.collect(timeout):
             if result.task.name in self._wanted:
                 self._take(result)
@@ -159,44 +133,43 @@ class Build:
 
     def _take(self, result: TaskResult) -> None:
         task, output = result.task, result.output
-        target = self._wanted[task.name].target
         if output is None:
-            self._fail(target, result.cause or "failed", permanent=result.permanent)
+            self._fail(task, result.cause or "failed", permanent=result.permanent)
         elif unusable := output.get("unusable"):
-            self._set_aside(target, unusable)
-        elif target.is_measurement:
+            self._set_aside(task, unusable)
+        elif task.is_measurement:
             self.seconds[task.trial] += output.get("seconds", 0.0)
             self._end(task.name, Result((), output))
         elif output["name"] != task.name:
             cause = f"{output['worker']} wrote {output['name']} instead of {task.name}: its models or captions differ"
-            self._fail(target, cause, permanent=False)
+            self._fail(task, cause, permanent=False)
         else:
-            self._add_file(task, target, output)
+            self._add_file(task, output)
 
-    def _add_file(self, task: Task, target: Target, output: Mapping[str, Any]) -> None:
+    def _add_file(self, task: Task, output: Mapping[str, Any]) -> None:
         self._forget(task.name)
         self.files.add(task.name)
         self.seconds[task.trial] += output["seconds"]
-        if target.about:
-            self._emit_phase(target)
+        if task.about:
+            self._emit_phase(task)
             return
         facts = {"images": output["images"], "seconds": output["seconds"], "worker": output["worker"]}
         self._emit({"event": "shard", "trial": task.trial, "kind": task.kind, **facts})
 
-    def _fail(self, target: Target, cause: str, *, permanent: bool) -> None:
-        """End the target and the measurements that need it."""
-        if target.about:
-            raise SweepError(f"{target.name}: {cause}")
-        if target.is_measurement:
-            self._end(target.name, Result((), cause=cause, permanent=permanent))
+    def _fail(self, task: Task, cause: str, *, permanent: bool) -> None:
+        """End the task and the measurements that need it."""
+        if task.about:
+            raise SweepError(f"{task.name}: {cause}")
+        if task.is_measurement:
+            self._end(task.name, Result((), cause=cause, permanent=permanent))
             return
-        self._forget(target.name)
-        self._drop(frozenset([target.name]), cause, permanent)
+        self._forget(task.name)
+        self._drop(frozenset([task.name]), cause, permanent)
 
     def _drop(self, lost: frozenset[str], cause: str | None = None, permanent: bool = True) -> None:
         """End the measurements that wait for one of these files. Those who want them decide what follows."""
         for name, wanted in list(self._waiting.items()):
-            if needs := lost.intersection(need.name for need in wanted.target.needs):
+            if needs := lost.intersection(need.name for need in wanted.task.needs):
                 self._end(name, Result((), None, needs, cause, permanent))
 
     def _end(self, name: str, result: Result) -> None:
@@ -207,24 +180,24 @@ class Build:
         self._waiting.pop(name, None)
         return self._wanted.pop(name)
 
-    def _set_aside(self, target: Target, unusable: Mapping[str, str]) -> None:
+    def _set_aside(self, task: Task, unusable: Mapping[str, str]) -> None:
         """Set damaged files aside, and end the measurements that need them. unusable: the reasons by name."""
-        if not target.is_measurement:  # a worker found the target's own file, which an earlier launch had written
-            self.files.add(target.name)
+        if not task.is_measurement:  # a worker found the task's own file, which an earlier launch had written
+            self.files.add(task.name)
         removed = frozenset(name for name, reason in unusable.items() if self._remove(name, reason))
-        if target.name in removed:
-            self._waiting[target.name] = self._wanted[target.name]
+        if task.name in removed:
+            self._waiting[task.name] = self._wanted[task.name]
             return
-        if not target.is_measurement:
-            self._forget(target.name)
+        if not task.is_measurement:
+            self._forget(task.name)
             return
-        self._repeats[target.name] += not removed
-        if self._repeats[target.name] <= _MAX_REPEATS:
-            self._end(target.name, Result((), None, removed))
+        self._repeats[task.name] += not removed
+        if self._repeats[task.name] <= _MAX_REPEATS:
+            self._end(task.name, Result((), None, removed))
             self._drop(removed)
         else:
             cause = f"{'; '.join(unusable.values())}; only its worker cannot read it: check that machine"
-            self._fail(target, cause, permanent=False)
+            self._fail(task, cause, permanent=False)
 
     def _remove(self, name: str, reason: str) -> bool:
         """Move a file aside, unless it is readable by now, or already removed; whether it was."""
@@ -253,8 +226,8 @@ class Build:
         self._storage.move(name, f"{DAMAGED}/{free}")
         return f"{DAMAGED}/{free}"
 
-    def _emit_phase(self, changed: Target) -> None:
-        """Say what the sweep still waits for, if it waited for this target or does now."""
+    def _emit_phase(self, changed: Task) -> None:
+        """Say what the sweep still waits for, if it waited for this task or does now."""
         if changed.about:
-            waiting = [wanted.target.about for wanted in self._wanted.values() if wanted.target.about]
+            waiting = [wanted.task.about for wanted in self._wanted.values() if wanted.task.about]
             self._emit({"event": "phase", "phase": "; ".join(waiting)})

@@ -26,7 +26,7 @@ from orchestrator.results.store import (
     write_sweep_text,
 )
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.build import SWEEP, Build, Target
+from orchestrator.run.build import Build
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.options import LaunchOptions
@@ -35,7 +35,7 @@ from orchestrator.run.pool import Pool
 from orchestrator.run.preflight import check_enqueued, models_entry
 from orchestrator.run.progress import utc_now
 from orchestrator.run.study import Search
-from orchestrator.run.tasks import ClusterLost, EventSink, Outcome, PoolError
+from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, Outcome, PoolError, Task
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
@@ -111,12 +111,12 @@ def _launch(
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
             emit({"event": "workers", "alive": pool.alive})
             build = Build(storage, pool, emit)
-            reference = Target.of(FILE, ReferenceTask(), about="reading the reference images")
+            reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
             log = partial(_emit_note, emit)
             if predictions := prediction_task(sweep, storage, capabilities, log):
                 about = f"predicting {len(predictions.configs)} settings from a recording"
-                build.want(SWEEP, Target.of(PREDICTIONS, predictions, about=about))
+                build.want(SWEEP, Task.of(PREDICTIONS, predictions, about=about))
 
             def predicted_pool() -> SettingsPool:
                 build.wait(PREDICTIONS)

@@ -229,7 +229,7 @@ class Pool:
         return self._facts
 
     def submit(self, task: Task) -> None:
-        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.urgent))  # after its equals
+        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.is_measurement))  # after its equals
         self._assign()
 
     def withdraw(self, names: Collection[str]) -> None:

@@ -6,31 +6,49 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep_sections import Budget
+from workers.data.shards import MeasureTask, Serializable
 
 Event = Mapping[str, Any]  # `event` names its kind
 EventSink = Callable[[Event], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One call of a worker for trial `trial`.
+SWEEP = -1  # in the place of a trial: what all trials need
 
-    name: the file that the worker writes. payload: the argument of the worker's `run`. urgent: runs before the other
-    tasks of its trial.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A file of the store, and what a worker must be told to make it.
+
+    name: relative to the storage's root. payload: the argument of the worker's `run`. needs: the tasks that make the
+    files it is made from. about: what is done, for a task without which the sweep cannot go on. trial: the first one
+    that wants the file, once workers have the task.
     """
 
-    trial: int
     name: str
     payload: Mapping[str, Any]
-    urgent: bool = False
+    needs: tuple[Task, ...] = ()
+    about: str = ""
+    trial: int = SWEEP
+
+    @classmethod
+    def of(cls, name: str, work: Serializable, needs: Iterable[Task] = (), about: str = "") -> Self:
+        """The task of a file. work: what its worker is told."""
+        return cls(name, {"kind": work.kind, **work.to_mapping()}, tuple(needs), about)
 
     @property
     def kind(self) -> str:
         return str(self.payload["kind"])
+
+    @property
+    def is_measurement(self) -> bool:
+        """Whether a trial waits for its content. It runs before the trial's other tasks; a worker that finds the file
+        reads it.
+        """
+        return self.kind == MeasureTask.kind
 
 
 @dataclass(frozen=True, slots=True)

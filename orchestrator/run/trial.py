@@ -21,11 +21,11 @@ from orchestrator.results.trials import (
     parse_history,
     parse_metrics,
 )
-from orchestrator.run.build import Build, Result, Target
+from orchestrator.run.build import Build, Result
 from orchestrator.run.progress import finished_event, trial_event, utc_now
 from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import EventSink, SweepError
+from orchestrator.run.tasks import EventSink, SweepError, Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
 from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
@@ -37,7 +37,7 @@ BASELINE = 0  # number of vanilla's trial
 _POLL_TIMEOUT_S = 0.5
 _RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape")
 
-Steps = Generator[Target, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
+Steps = Generator[Task, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
 
 
 def make_record(proposal: Proposal, state: State, **fields: Any) -> TrialRecord:
@@ -75,7 +75,7 @@ class Rung(NamedTuple):
     """A number of images, and the shards that hold them."""
 
     images: int
-    files: tuple[Target, ...]
+    files: tuple[Task, ...]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Plan:
     baseline: DecodingConfig
     captions: int
     metrics: tuple[str, ...]
-    prepared: tuple[Target, ...] = ()
+    prepared: tuple[Task, ...] = ()
 
     @property
     def images(self) -> int:
@@ -99,7 +99,7 @@ class Plan:
         return self.captions * self.sweep.quality.samples
 
     @cached_property
-    def baseline_images(self) -> tuple[Target, ...]:
+    def baseline_images(self) -> tuple[Task, ...]:
         return self.rungs(self.baseline)[-1].files
 
     def rungs(self, config: DecodingConfig) -> list[Rung]:
@@ -107,10 +107,10 @@ class Plan:
         quality, ends = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
         shards = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch, ends)
         parts = [[shard for shard in shards if shard.stop <= end] for end in (*ends, self.captions)]
-        files = self.targets(shards)
+        files = self.tasks(shards)
         return [Rung(sum(shard.images for shard in part), files[: len(part)]) for part in parts]
 
-    def timing(self, config: DecodingConfig) -> Target | None:
+    def timing(self, config: DecodingConfig) -> Task | None:
         """The shard that times a config; None if no metric needs it."""
         if not uses_timings(self.metrics):
             return None
@@ -119,16 +119,16 @@ class Plan:
             config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
             repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed,
         )  # fmt: skip
-        return self.targets(shards)[0]
+        return self.tasks(shards)[0]
 
-    def targets(self, shards: Iterable[QualityShard | TimingShard]) -> tuple[Target, ...]:
-        return tuple(Target.of(shard.name(self.experiment), shard) for shard in shards)
+    def tasks(self, shards: Iterable[QualityShard | TimingShard]) -> tuple[Task, ...]:
+        return tuple(Task.of(shard.name(self.experiment), shard) for shard in shards)
 
     def measurement(
-        self, config: DecodingConfig, rung: Rung, timings: Timings, prefetched: Sequence[Target] = ()
-    ) -> Target:
+        self, config: DecodingConfig, rung: Rung, timings: Timings, prefetched: Sequence[Task] = ()
+    ) -> Task:
         """A config's metrics on the images of a rung. prefetched: shards that must exist, too."""
-        task = MeasureTask(
+        work = MeasureTask(
             config=config,
             quality=names(rung.files),
             timing=names(timings.shared),
@@ -138,19 +138,19 @@ class Plan:
             halfway=self.sweep.racing is None,
         )
         needs = (*rung.files, *prefetched, *timings.shared, *timings.own, *self.baseline_images, *self.prepared)
-        return Target.of(task.name(), task, needs)
+        return Task.of(work.name(), work, needs)
 
 
-def names(targets: Iterable[Target]) -> tuple[str, ...]:
-    return tuple(target.name for target in targets)
+def names(tasks: Iterable[Task]) -> tuple[str, ...]:
+    return tuple(task.name for task in tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
     """A trial's timing files: the one of its shape, and its own if it is timed itself. Empty without a need."""
 
-    shared: tuple[Target, ...] = ()
-    own: tuple[Target, ...] = ()
+    shared: tuple[Task, ...] = ()
+    own: tuple[Task, ...] = ()
 
     @property
     def shape(self) -> str:
@@ -167,9 +167,9 @@ class ShapeTimings:
 
     plan: Plan
     files: Collection[str]
-    _shared: dict[StepShape, Target] = field(default_factory=dict)
+    _shared: dict[StepShape, Task] = field(default_factory=dict)
     _timed: defaultdict[StepShape, set[DecodingConfig]] = field(default_factory=lambda: defaultdict(set))
-    _known: dict[str, Target] = field(default_factory=dict)
+    _known: dict[str, Task] = field(default_factory=dict)
 
     def of(self, config: DecodingConfig, lost: Collection[str] = ()) -> Timings:
         """The files of a trial. lost: files that cannot be used; if its shape's is among them, the trial times it."""
@@ -191,14 +191,14 @@ class ShapeTimings:
             self._shared[config.shape] = kept
         self._is_timed(config, own)
 
-    def _is_timed(self, config: DecodingConfig, own: Target) -> bool:
+    def _is_timed(self, config: DecodingConfig, own: Task) -> bool:
         """Whether a config is timed itself: its file is that of the shape, or it is one of the first of its shape."""
         timed = self._timed[config.shape]
         if self._shared.get(config.shape, own) is own or len(timed) < self.plan.sweep.timing.direct:
             timed.add(config)
         return config in timed
 
-    def _own(self, config: DecodingConfig) -> Target | None:
+    def _own(self, config: DecodingConfig) -> Task | None:
         own = self.plan.timing(config)
         return None if own is None else self._known.setdefault(own.name, own)
 
@@ -272,8 +272,8 @@ class Trials:
         return "; ".join(lacking) or None
 
     def _measure(
-        self, config: DecodingConfig, rung: Rung, prefetched: Sequence[Target]
-    ) -> Generator[Target, Result, tuple[Result, Timings]]:
+        self, config: DecodingConfig, rung: Rung, prefetched: Sequence[Task]
+    ) -> Generator[Task, Result, tuple[Result, Timings]]:
         """Measure a config on a rung's images, again while files are lost that can be made again.
 
         If the timing of another trial of its shape cannot be made, the trial times itself.
@@ -361,13 +361,13 @@ class RunningTrials:
         """Let a trial go on with the result of its measurement, to the next one or to its record."""
         number = trial.proposal.number
         try:
-            target = next(steps) if result is None else steps.send(result)
+            task = next(steps) if result is None else steps.send(result)
         except StopIteration as end:
             trial.record = end.value
             trial.is_lost = result is not None and result.output is None and not result.permanent
             self._build.withdraw(number)
         else:
-            self._build.want(number, target)
+            self._build.want(number, task)
 
 
 def revive(

@@ -43,7 +43,7 @@ class LocalPool:
         return _sent(self.worker.facts())
 
     def submit(self, task: Task) -> None:
-        heapq.heappush(self.queue, ((task.trial, 0 if task.urgent else 1, next(self.count)), task))
+        heapq.heappush(self.queue, ((task.trial, 0 if task.is_measurement else 1, next(self.count)), task))
 
     def withdraw(self, names: Collection[str]) -> None:
         self.queue = [entry for entry in self.queue if entry[1].name not in names]

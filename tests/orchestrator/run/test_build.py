@@ -9,19 +9,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orchestrator.run.build import SWEEP, Build, Target
-from orchestrator.run.tasks import Event, SweepError, Task, TaskResult
+from orchestrator.run.build import Build
+from orchestrator.run.tasks import SWEEP, Event, SweepError, Task, TaskResult
 from workers.data.records import write_shard
 from workers.data.storage import Storage
 
-REFERENCE = Target("reference", {"kind": "reference"}, about="reading")
-POOL = Target("pool", {"kind": "predict"}, about="predicting")
-IMAGES, OTHER = (Target(f"shards/quality-{name}", {"kind": "quality"}) for name in "ab")
-TIMING = Target("shards/timing-a", {"kind": "timing"})
+REFERENCE = Task("reference", {"kind": "reference"}, about="reading")
+POOL = Task("pool", {"kind": "predict"}, about="predicting")
+IMAGES, OTHER = (Task(f"shards/quality-{name}", {"kind": "quality"}) for name in "ab")
+TIMING = Task("shards/timing-a", {"kind": "timing"})
 
 
-def measurement(name: str, *needs: Target) -> Target:
-    return Target(f"measures/{name}", {"kind": "measure"}, needs)
+def measurement(name: str, *needs: Task) -> Task:
+    return Task(f"measures/{name}", {"kind": "measure"}, needs)
 
 
 class Scripted:
@@ -74,7 +74,8 @@ def test_a_measurement_waits_for_what_it_needs(tmp_path: Path) -> None:
     assert build.collect(0) == []
     assert "measures/m" not in workers.submitted
     assert build.collect(0) == []
-    assert (workers.tasks["measures/m"].trial, workers.tasks["measures/m"].urgent) == (3, True)
+    assert workers.tasks["measures/m"].trial == 3
+    assert workers.tasks["measures/m"].is_measurement
     (result,) = build.collect(0)
     assert (result.trials, result.output) == ((3,), {"name": "measures/m", "images": 1, "seconds": 2.0, "worker": "w"})
     assert build.seconds == {SWEEP: 2.0, 3: 4.0}

@@ -146,8 +146,8 @@ def single(echoes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     pool.close()
 
 
-def task(n: int, trial: int = 0, urgent: bool = False, **payload: Any) -> Task:
-    return Task(trial, f"shard-{n}", {"kind": "quality", "n": n, **payload}, urgent)
+def task(n: int, trial: int = 0, kind: str = "quality", **payload: Any) -> Task:
+    return Task(f"shard-{n}", {"kind": kind, "n": n, **payload}, trial=trial)
 
 
 def collect_all(pool: Pool, count: int, seconds: float = TIMEOUT_S) -> list[TaskResult]:
@@ -195,11 +195,11 @@ def test_a_worker_computes_with_its_threads_which_wait_passively(
     assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), "glibc reads it when the process starts"
 
 
-def test_the_oldest_trial_goes_first_and_urgent_tasks_first_within_it(single: Pool) -> None:
+def test_the_oldest_trial_goes_first_and_measurements_first_within_it(single: Pool) -> None:
     pool = single
     pool.submit(task(0, trial=9, seconds=0.3))
-    for n, trial, urgent in ((1, 5, False), (2, 3, False), (3, 5, True), (4, 3, False)):
-        pool.submit(task(n, trial=trial, urgent=urgent))
+    for n, trial, kind in ((1, 5, "quality"), (2, 3, "quality"), (3, 5, "measure"), (4, 3, "quality")):
+        pool.submit(task(n, trial=trial, kind=kind))
     assert [d.task.payload["n"] for d in collect_all(pool, 5)] == [0, 2, 4, 3, 1]
 
 
@@ -365,7 +365,7 @@ def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any) -
     """Two nodes agree, and the first worker differs. Nothing has been drawn yet; other tasks do not matter."""
     pool = make(3, odd="worker-0")
     pool.first_facts(TIMEOUT_S)
-    pool.submit(Task(-1, "reference", {"kind": "reference", "n": 0}))
+    pool.submit(Task("reference", {"kind": "reference", "n": 0}))
     with pytest.raises(PoolError, match="2 nodes agree"):
         collect_all(pool, 2)  # waits until the third worker has started
 

@@ -118,7 +118,7 @@ def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
     """The kinds of nodes that ran timing shards, and three times as many quality shards."""
     for n in range(4 * each):
         kind = "quality" if n % 4 else "timing"
-        pool.submit(Task(0, f"{kind}-{n}", {"kind": kind}))
+        pool.submit(Task(f"{kind}-{n}", {"kind": kind}, trial=0))
     found: dict[str, set[str]] = {"timing": set(), "quality": set()}
     for result in collect(pool, 4 * each):
         assert result.output is not None, result.cause
@@ -158,11 +158,11 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: p
         shard, end = itertools.count(), time.monotonic() + TIMEOUT_S
         while cpus() > 1:  # the worker that times goes on alone
             assert time.monotonic() < end, "no node was stopped"
-            pool.submit(Task(1, f"timing-{next(shard)}", {"kind": "timing", "seconds": 0.5}))
+            pool.submit(Task(f"timing-{next(shard)}", {"kind": "timing", "seconds": 0.5}, trial=1))
             collect(pool, 1)
         assert pool.alive == 1
         for n in range(4):
-            pool.submit(Task(2, f"quality-{n}", {"kind": "quality", "seconds": 4.0}))
+            pool.submit(Task(f"quality-{n}", {"kind": "quality", "seconds": 4.0}, trial=2))
         wait(pool, 2)
         assert cpus() == 2
         collect(pool, 4)
@@ -225,11 +225,11 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
 
     pool: Pool = make(Slots(None, 1.0), Placement({}, A10G), events.append, precision="float32")
     wait(pool, 2)
-    pool.submit(Task(0, "timing", {"kind": "timing", "seconds": 5.0}))
+    pool.submit(Task("timing", {"kind": "timing", "seconds": 5.0}, trial=0))
     timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
     mixed.remove_node(timing, allow_graceful=False)
     wait(pool, 1)
-    pool.submit(Task(1, "quality", {"kind": "quality"}))
+    pool.submit(Task("quality", {"kind": "quality"}, trial=1))
     (drawn,) = collect(pool, 1)
     assert drawn.output == {"kind": "h100"}
     assert pool._attempts._nodes == {"timing": [timing.node_id]}

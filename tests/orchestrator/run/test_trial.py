@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.instant import EXPERIMENT, InstantWorkers
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.build import Build, Result, Target
+from orchestrator.run.build import Build, Result
 from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import Event, SweepError
+from orchestrator.run.tasks import Event, SweepError, Task
 from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -81,7 +81,7 @@ def test_no_timing_without_a_metric_that_needs_it(plan: Plan) -> None:
 
 
 def test_a_measurement_names_the_trials_shards_and_vanillas(plan: Plan, tmp_path: Path) -> None:
-    prepared = Target("reference", {"kind": "reference"})
+    prepared = Task("reference", {"kind": "reference"})
     trials = make_trials(replace(plan, prepared=(prepared,)), tmp_path)
     first, second = (next(trials.run(proposal(number=number))) for number in (4, 5))
     (rung,) = plan.rungs(CHAIN)
