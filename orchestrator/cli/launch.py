@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,7 @@ from orchestrator.results.text import clean, counted
 from orchestrator.run.options import LaunchOptions
 
 if TYPE_CHECKING:
+    from orchestrator.results.locks import Lock
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
     from orchestrator.views.follower import Ending, View, Views
@@ -118,13 +119,14 @@ def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> Non
     Raises:
         CommandError: the storage holds a sweep, and `resume` is false or the sweep differs.
     """
-    from orchestrator.results.store import SWEEP, plugins_of, read_sweep_text
+    from orchestrator.results.store import IDENTITY, SWEEP, plugins_of, read_sweep_text
     from search_spaces.documents import describe_differences
     from search_spaces.plugins import load_plugins
     from search_spaces.sweep import SweepConfig
 
     with ends_with(WRONG_USAGE):
-        if not storage.exists(SWEEP):
+        is_described = storage.exists(SWEEP)  # else a resumed launch writes it again
+        if not is_described and (resume or not storage.exists(IDENTITY)):
             return
         if not resume:
             problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
@@ -268,7 +270,7 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
     """
-    from orchestrator.results.locks import LockError, check_lock, driver_lock
+    from orchestrator.results.locks import LockError, driver_lock
 
     interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
@@ -279,13 +281,12 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
     ):
         if lock.holder:
             typer.echo(f"the last launch ({lock.holder}) did not end by itself; this one takes over", err=True)
-        _run(config, storage, options, uri, partial(check_lock, storage, lock), as_json=as_json)
+        _run(config, storage, options, uri, lock, as_json=as_json)
 
 
-def _run(
-    config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, check: Callable[[], None], *, as_json: bool
-) -> None:
-    """See `run_sweep`; raises KeyboardInterrupt. check: raises LockError if another launch has taken over."""
+def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, lock: Lock, *, as_json: bool) -> None:
+    """See `run_sweep`; raises KeyboardInterrupt. If another launch takes the lock over, nothing more is written."""
+    from orchestrator.results.locks import check_lock
     from orchestrator.results.store import EVENTS, IDENTITY
     from orchestrator.run import progress
     from orchestrator.run.launch import launch as launch_sweep
@@ -308,7 +309,7 @@ def _run(
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
-                check()
+                check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or event["event"] == "identity"
 
@@ -324,7 +325,9 @@ def _run(
         hint = f"\nfinished trials are kept; resume with: {_resume_command()}" if is_sweep else ""
         raise CommandError(f"{explain(error)}{hint}", FAILED) from error
     finally:
-        if is_sweep:
+        if lock.is_lost:
+            views.abandon()
+        elif is_sweep:
             _finish(views, ending)
     typer.echo(_summary(storage, mlflow, outcome.stopped_by), err=as_json)
     if only_vanilla_ran(outcome.records):

@@ -39,7 +39,7 @@ class View(ABC, Generic[Source]):
 
     def __init__(self) -> None:
         self.notes: list[str] = []
-        self.is_abandoned = False  # its end took too long: nobody waits for it, and it starts no more writes
+        self.is_abandoned = False  # nobody waits for its end any more, and it starts no more writes
         self._attempts: Counter[int] = Counter()  # at each trial that it lacks
 
     def update(self, source: Source) -> object:
@@ -107,6 +107,11 @@ class Follower(Generic[Source]):
             self.view.is_abandoned = True
             self.problem = self.problem or "no response"
         return None if self.problem is None else self.view.describe(self.problem)
+
+    def abandon(self) -> None:
+        """Stop after the present update: another process keeps the view up to date. Returns at once."""
+        self.view.is_abandoned = True
+        self._news.set()
 
     def _run(self) -> None:
         """Update, then wait for news; after a failure, wait longer each time."""
@@ -182,6 +187,11 @@ class Views:
         """
         problems = [problem for follower in self._followers if (problem := follower.end(how))]
         return [*self._take_notes(), *problems]
+
+    def abandon(self) -> None:
+        """Leave all views to another process. Returns at once."""
+        for follower in self._followers:
+            follower.abandon()
 
     def _notify(self) -> None:
         for follower in self._followers:

@@ -6,9 +6,10 @@ import errno
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,10 +28,11 @@ from orchestrator.cli.launch import (
     stopped_trials,
 )
 from orchestrator.doctor.plan import peak_bytes
+from orchestrator.results.locks import Lock
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import PoolError
-from orchestrator.views.follower import Ending, Views
+from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -232,6 +234,10 @@ def remove_identity() -> None:
     write_store().remove("identity.json")
 
 
+def remove_space() -> None:
+    write_store().remove("sweep.yaml")
+
+
 def write_foreign_study() -> None:
     optuna.create_study(study_name="tested", storage="sqlite:///study.db", directions=["minimize", "minimize"])
 
@@ -240,6 +246,7 @@ def write_foreign_study() -> None:
     ("prepare", "words", "parts"),
     [
         (write_store, (), ("sweeps/tested", "--resume", "--name")),
+        (remove_space, (), ("sweeps/tested", "--resume", "--name")),
         (write_store, ("--resume", "--sampler", "tpe"), ("search", "--name")),
         (write_store, ("--resume", "--seed", "3"), ("seed was 0, is 3", "budget", "--name")),
         (
@@ -295,6 +302,11 @@ def test_a_folder_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sweep_resumes_with_a_larger_budget() -> None:
     write_store()
     assert_starts("--resume", "--trials", "9")
+
+
+def test_a_sweep_resumes_without_its_file() -> None:
+    remove_space()
+    assert_starts("--resume")
 
 
 def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,6 +383,30 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     assert page.call_args == mock.call(storage, decode=decodes)
     assert ended.end.call_args.args[1] == ending
     assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its views would mark the other one's MLflow run as failed, and have trials twice in the study."""
+    lock, closed = Lock(True, None), threading.Event()
+    view = mock.Mock(spec=View, notes=[], interval_s=0, cost_factor=0, poll_s=None, is_abandoned=False)
+    view.end_timeout_s, view.short_timeout_s, view.close = 30.0, 30.0, closed.set
+
+    def launch(
+        sweep: object, storage: Storage, options: object, views: Views, emit: Callable[[Any], None], **rest: object
+    ) -> None:
+        write_store()
+        emit({"event": "identity", "objectives": []})
+        views.start(identity("tested"))
+        lock.is_lost = True
+        emit({"event": "phase", "phase": "generating"})
+
+    monkeypatch.setattr("orchestrator.results.locks.driver_lock", lambda *arguments: nullcontext(lock))
+    monkeypatch.setattr("orchestrator.cli.launch._sweep_views", lambda *arguments: [view])
+    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
+    message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
+    assert "another launch has taken over" in message
+    assert closed.wait(30)
+    assert not view.end.called
 
 
 def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
