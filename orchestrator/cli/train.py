@@ -19,9 +19,7 @@ from orchestrator.outputs import output_folder
 from workers.training import DRAFTERS
 
 if TYPE_CHECKING:
-    import torch
-
-    from workers.training.job import DrafterJob, DrafterRecipe
+    from workers.training.job import DrafterJob
 
 EPILOG = """\b
 Examples:
@@ -67,14 +65,32 @@ class Recipe:
     )
 
     def job(self, kind: str) -> DrafterJob:
-        """The training of a drafter of this kind, checked."""
-        from workers.training.job import DrafterRecipe
+        """The training of a drafter of this kind, checked before anything is computed.
 
+        Raises:
+            ValueError: captions that cannot be read, or too few of them; no such file, folder or entry; a target that
+                cannot have such a drafter.
+            WeightsError: a file of the entry is missing or of another family.
+        """
+        from workers.data.captions import read_captions
+        from workers.loading.models import unreadable_captions
+        from workers.loading.models_yaml import BUILTIN_NAME, find_entry, load_on_meta
+        from workers.training.job import DrafterJob, DrafterRecipe
+
+        entry = replace(find_entry(self.models or BUILTIN_NAME), drafters={})
+        target = load_on_meta(entry).target
+        found = read_captions(self.captions, count=self.count, seed=self.seed)
+        if unreadable := unreadable_captions(target, [caption.text for caption in found]):
+            index, problem = unreadable[0]
+            more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
+            raise ValueError(f"{found[index].location or self.captions}: {problem}{more}")
         recipe = DrafterRecipe(
             steps=self.steps, batch=self.batch, rate=_RATES[kind] if self.rate is None else self.rate,
             save_every=self.save_every, seed=self.seed,
         )  # fmt: skip
-        return drafter_job(self.models or "builtin", self.captions, Path(self.out), recipe, kind=kind, count=self.count)
+        job = DrafterJob(entry=entry, captions=tuple(found), out=Path(self.out), recipe=recipe, kind=kind)
+        job.check(target)
+        return job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,77 +122,34 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
     from orchestrator.run.tasks import PoolError
     from workers.models.checkpoint_files import WeightsError
 
-    options = asdict(run) | {"device": o.pick_device(run.device)}
+    o.pick_device(run.device)  # refuses a device that there is not
     resume = "interrupted; resume with the same command and --resume"
     stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
     with output_folder(Path(wanted.out)), stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError, PoolError):
         jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
         for job in jobs:
-            typer.echo(f"{job.kind}: {train_drafter(job, **options, log=typer.echo)}")
+            typer.echo(f"{job.kind}: {train_drafter(job, run, typer.echo)}")
 
 
-def drafter_job(
-    models: str, captions: str, out: Path, recipe: DrafterRecipe, *, kind: str = "eagle", count: int | None = None
-) -> DrafterJob:
-    """The training of a drafter, checked before anything is computed. models: see `find_entry`.
-
-    Raises:
-        ValueError: captions that cannot be read, or too few of them; no such file, folder or entry; a target that
-            cannot have such a drafter.
-        WeightsError: a file of the entry is missing or of another family.
-    """
-    from workers.data.captions import read_captions
-    from workers.loading.models import unreadable_captions
-    from workers.loading.models_yaml import find_entry, load_on_meta
-    from workers.training.job import DrafterJob
-
-    entry = replace(find_entry(models), drafters={})
-    target = load_on_meta(entry).target
-    found = read_captions(captions, count=count, seed=recipe.seed)
-    if unreadable := unreadable_captions(target, [caption.text for caption in found]):
-        index, problem = unreadable[0]
-        more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
-        raise ValueError(f"{found[index].location or captions}: {problem}{more}")
-    job = DrafterJob(entry=entry, captions=tuple(found), out=out, recipe=recipe, kind=kind)
-    job.check(target)
-    return job
-
-
-def train_drafter(
-    job: DrafterJob,
-    *,
-    device: torch.device | None = None,
-    workers: int = 1,
-    address: str | None = None,
-    threads: int | None = None,
-    mlflow: bool = True,
-    tracking_uri: str | None = None,
-    resume: bool = False,
-    log: Callable[[str], None] = print,
-) -> Path:
-    """Run the job; returns the weight file.
-
-    device: of a single process (None: a GPU if torch can use one). workers: number of processes, on Ray if there are
-    several or an address is given. address: a Ray cluster (None: this machine). threads: of each process on Ray (None:
-    its cores). mlflow: whether to log the loss to MLflow. tracking_uri None: the same default as for sweeps.
+def train_drafter(job: DrafterJob, run: Run, log: Callable[[str], None] = print) -> Path:
+    """Run the job, on Ray if there are several processes or an address is given; returns the weight file.
 
     Raises:
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
         PoolError: no cluster, or no room on it; the workers failed.
     """
-    from workers.runtime.device import AUTO, pick_device
     from workers.training.loop import ProcessGroup
 
-    ProcessGroup(0, workers).share(job.recipe.batch)
+    ProcessGroup(0, run.workers).share(job.recipe.batch)
     job.out.mkdir(parents=True, exist_ok=True)
-    with _tracked(job, tracking_uri, resume, log) if mlflow else contextlib.nullcontext():
-        if workers == 1 and address is None:
-            return job.run(device or pick_device(AUTO), resume=resume, log=log)
-        return _train_in_group(job, workers, address, threads, resume=resume, log=log)
+    with _tracked(job, run, log) if run.mlflow else contextlib.nullcontext():
+        if run.workers == 1 and run.address is None:
+            return job.run(o.pick_device(run.device), resume=run.resume, log=log)
+        return _train_in_group(job, run, log)
 
 
 @contextlib.contextmanager
-def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str], None]) -> Iterator[None]:
+def _tracked(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Iterator[None]:
     """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
     from orchestrator.views.follower import Ending, Follower
     from orchestrator.views.mlflow_client import resolve_uri
@@ -185,7 +158,7 @@ def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str]
 
     journal, storage = job.file("journal.jsonl"), Storage(str(job.out))
     params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
-    view = TrainingView(journal, resolve_uri(storage, uri), params, resume=resume)
+    view = TrainingView(journal, resolve_uri(storage, run.tracking_uri), params, resume=run.resume)
     follower: Follower[Path] = Follower(view, lambda: journal)
     how: Ending = "failed"
     follower.notify()
@@ -200,10 +173,8 @@ def _tracked(job: DrafterJob, uri: str | None, resume: bool, log: Callable[[str]
             log(problem)
 
 
-def _train_in_group(
-    job: DrafterJob, workers: int, address: str | None, threads: int | None, *, resume: bool, log: Callable[[str], None]
-) -> Path:
-    """Train with Ray Train in `workers` processes of the cluster at `address` (None: this machine).
+def _train_in_group(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Path:
+    """Train with Ray Train in several processes of a cluster, or of this machine.
 
     Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and the
     training resumes from the checkpoint. Returns the weight file.
@@ -218,25 +189,25 @@ def _train_in_group(
     from orchestrator.run.placement import Slots
     from orchestrator.run.tasks import PoolError
 
-    if resume:
+    if run.resume:
         job.can_resume()  # reports another training here, before processes start
     name = f"{job.kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    with connected(address, Slots(workers), workers) as slots, _follow_log(job.file("log"), log):
+    with connected(run.address, Slots(run.workers), run.workers) as slots, _follow_log(job.file("log"), log):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
 
         resources = {"CPU": slots.cpus, **({"GPU": slots.gpus} if slots.gpus else {})}
         trainer = TorchTrainer(
             _run_process,
-            train_loop_config={"job": replace(job, out=job.out.absolute(), launch=name), "resume": resume},
+            train_loop_config={"job": replace(job, out=job.out.absolute(), launch=name), "resume": run.resume},
             torch_config=TorchConfig(timeout_s=_BARRIER_TIMEOUT_S),
             scaling_config=ray.train.ScalingConfig(
-                num_workers=workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
+                num_workers=run.workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
             ),
             run_config=ray.train.RunConfig(  # type: ignore[call-arg]  # mypy sees the one before V2
                 name=name,
                 storage_path=str((job.out / _RAY_FOLDER).absolute()),
-                worker_runtime_env={"env_vars": slots.environment(threads)},
+                worker_runtime_env={"env_vars": slots.environment(run.threads)},
                 failure_config=ray.train.FailureConfig(max_failures=_MAX_RESTARTS),
             ),
         )

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.cli.train import drafter_job, train_drafter
+from orchestrator.cli.train import Recipe, Run, train_drafter
 from orchestrator.views.training import TrainingView
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import COMMAND, ROOT, ray_folder
 from tests.fakes.tiny_models import captions_file, tiny_folder
 from workers.runtime.device import training_dtype
-from workers.training.job import IMAGES, DrafterRecipe
+from workers.training.job import IMAGES, DrafterJob
 
 pytestmark = pytest.mark.slow(seconds=40)
 WEIGHTS, JOURNAL = "eagle.safetensors", "eagle.journal.jsonl"
@@ -90,27 +90,31 @@ def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.Mo
     assert (folder / "two" / WEIGHTS).exists()
 
 
+def eagle_job(folder: Path, out: Path, **options: int) -> DrafterJob:
+    files = {"models": str(folder / "weights"), "captions": str(folder / "captions.txt"), "out": str(out / "out")}
+    return Recipe(**files, batch=4, **options).job("eagle")  # type: ignore[arg-type]
+
+
 def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path, empty_database: Path) -> None:
     from mlflow.tracking import MlflowClient
 
     shutil.copy(empty_database, tmp_path / "mlflow.db")
-    recipe = DrafterRecipe(batch=4, steps=40, save_every=10)
-    job = drafter_job(str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", recipe)
-    cpu, uri = torch.device("cpu"), f"sqlite:///{tmp_path}/mlflow.db"
+    job = eagle_job(folder, tmp_path, steps=40, save_every=10)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
 
     def interrupt(line: str) -> None:
         if "step 30/40" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(job, device=cpu, tracking_uri=uri, log=interrupt)
+        train_drafter(job, Run(device="cpu", tracking_uri=uri), interrupt)
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("specfrontier/train")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "KILLED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 30
-    train_drafter(job, device=cpu, tracking_uri=uri, resume=True, log=lambda line: None)
+    train_drafter(job, Run(device="cpu", tracking_uri=uri, resume=True))
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     points = client.get_metric_history(run.info.run_id, "loss")
@@ -125,11 +129,9 @@ def test_training_finishes_without_its_mlflow_server(
 ) -> None:
     monkeypatch.setattr(TrainingView, "short_timeout_s", 2.0)
     monkeypatch.setattr(TrainingView, "end_timeout_s", 2.0)
-    job = drafter_job(
-        str(folder / "weights"), str(folder / "captions.txt"), tmp_path / "out", DrafterRecipe(batch=4, steps=4)
-    )
+    job = eagle_job(folder, tmp_path, steps=4)
     messages: list[str] = []
     uri = "http://127.0.0.1:9"
-    path = train_drafter(job, device=torch.device("cpu"), tracking_uri=uri, log=messages.append)
+    path = train_drafter(job, Run(device="cpu", tracking_uri=uri), messages.append)
     assert path.exists()
     assert messages[-1].startswith("MLflow does not have all of the curve")

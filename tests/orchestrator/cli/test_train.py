@@ -27,11 +27,10 @@ def train(*arguments: str) -> CommandResult:
 
 
 def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[DrafterJob, dict[str, Any]]] = []
+    calls: list[tuple[DrafterJob, training.Run]] = []
 
-    def fake_train_drafter(job: DrafterJob, **options: Any) -> Path:
-        options.pop("log")
-        calls.append((job, options))
+    def fake_train_drafter(job: DrafterJob, run: training.Run, log: object) -> Path:
+        calls.append((job, run))
         return job.out / "eagle.safetensors"
 
     monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
@@ -40,16 +39,14 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
     more = "--seed 4 --workers 2 --address auto --threads 1 --tracking-uri sqlite:///x.db --resume"
     result = train("eagle", *words.split(), *more.split())
     assert result.code == 0, result.err
-    ((job, options),) = calls
+    ((job, run),) = calls
     assert job.recipe == DrafterRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
     assert (job.entry.name, len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
-    assert options == {
-        "device": torch.device("cpu"), "workers": 2, "address": "auto", "threads": 1, "mlflow": True,
-        "tracking_uri": "sqlite:///x.db", "resume": True,
-    }  # fmt: skip
+    assert run == training.Run(workers=2, address="auto", threads=1, tracking_uri="sqlite:///x.db", resume=True)
+    assert run.mlflow
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out
     assert train("eagle", *words.split(), "--no-mlflow").code == 0
-    assert (calls[1][1]["mlflow"], calls[1][1]["resume"]) == (False, False)
+    assert (calls[1][1].mlflow, calls[1][1].resume) == (False, False)
 
 
 def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
@@ -78,7 +75,7 @@ def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
 def test_every_kind_has_its_rate_and_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[DrafterJob] = []
 
-    def fake_train_drafter(job: DrafterJob, **options: Any) -> Path:
+    def fake_train_drafter(job: DrafterJob, *options: object) -> Path:
         jobs.append(job)
         return job.file("safetensors")
 
@@ -125,9 +122,9 @@ def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch:
         raise PoolError("no Ray cluster")
 
     monkeypatch.setattr(cluster, "connected", fail)
-    job = training.drafter_job("builtin", "scenes", tmp_path, DrafterRecipe(batch=2), count=4)
+    job = training.Recipe(captions="scenes", out=str(tmp_path), batch=2, count=4).job("eagle")
     with pytest.raises(PoolError, match="no Ray cluster"):
-        training.train_drafter(job, address="nowhere:1", mlflow=False, log=lambda line: None)
+        training.train_drafter(job, training.Run(address="nowhere:1", mlflow=False))
     assert [(tmp_path / name).read_text() for name in files] == list(files)
 
 
