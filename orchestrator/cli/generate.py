@@ -18,7 +18,6 @@ from orchestrator.outputs import output_folder
 
 if TYPE_CHECKING:
     from orchestrator.results.config_file import Setting
-    from orchestrator.results.selection import Selection
 
 EPILOG = """\b
 Examples:
@@ -68,7 +67,7 @@ def generate(source: Source, wanted: q.TrialOptions, options: q.GenerationOption
     if source.list_presets:
         typer.echo(_describe_presets())
         return
-    setting = _read_setting(source, wanted.selection())
+    setting = _read_setting(source, wanted)
     mapping = _with_assignments(setting.mapping, options.assignments or [])
     texts = _read_captions(source.captions or [], source.captions_file, options.seed)
     o.say_on_terminal("loading the models")
@@ -88,7 +87,7 @@ def _describe_presets() -> str:
     )
 
 
-def _read_setting(source: Source, selection: Selection) -> Setting:
+def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
     """The config of a preset, a file or a sweep's trial (vanilla without any), and what was measured of it.
 
     The section `sampling` has only the keys that were given.
@@ -101,6 +100,7 @@ def _read_setting(source: Source, selection: Selection) -> Setting:
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
 
+    is_chosen = wanted.is_given()
     given = {"--preset": source.preset, "--config": source.config, "--from": source.sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -108,8 +108,8 @@ def _read_setting(source: Source, selection: Selection) -> Setting:
             f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set", WRONG_USAGE
         )
     if source.sweep is not None:
-        return _read_trial(source.sweep, selection)
-    if selection:
+        return _read_trial(source.sweep, wanted)
+    if is_chosen:
         raise CommandError(
             "--trial, --best, --lossless and --knee choose a sweep's trial; add --from SWEEP", WRONG_USAGE
         )
@@ -128,24 +128,23 @@ def _read_setting(source: Source, selection: Selection) -> Setting:
 
 
 @q.query_errors()
-def _read_trial(source: str, selection: Selection) -> Setting:
+def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
     """The setting of a sweep's trial; by default of the best one within the default quality bar.
 
     Raises:
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
     (sweep,) = q.open_sweeps([source])
-    from orchestrator.results.choices import default_limit, select
+    from orchestrator.results.choices import default_limit
     from orchestrator.results.front import front_of
-    from orchestrator.results.selection import Selection
 
     front = front_of([sweep])
-    if not selection:
+    if not wanted.is_given():
         if (limit := default_limit(front)) is None:
             problem = f"--from {source}: this sweep has no default quality bar"
             raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
-        selection = Selection(limits=(limit,))
-    return select(front, selection).to_setting()
+        wanted = q.TrialOptions(best=[limit])
+    return wanted.select(front).to_setting()
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:

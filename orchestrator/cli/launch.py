@@ -8,14 +8,15 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from orchestrator.cli.query_options import Space
 from orchestrator.cli.text import describe_front, safe_text, shown_table, terminal_width
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
-from orchestrator.options import command_line, complete_space, flag, grouped, say_on_terminal
+from orchestrator.options import command_line, flag, grouped, say_on_terminal
 from orchestrator.results.text import clean, counted
 from orchestrator.run.options import LaunchOptions
 
@@ -45,12 +46,6 @@ _EXHAUSTED = {
 }
 _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns of what --check prints
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
-Space = Annotated[
-    str,
-    typer.Argument(
-        metavar="SPACE", help="A YAML file, or the name of a ready space (--list).", autocompletion=complete_space
-    ),
-]
 
 
 def _list_spaces(requested: bool) -> None:

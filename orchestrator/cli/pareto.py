@@ -68,8 +68,9 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
     of" each other if they differ significantly in no objective (5 % level, paired Student's t). A choice says in how
     many draws it holds, and in how many it is better than vanilla in the first objective.
     """
-    selection = (wanted if output.config is not None else replace(wanted, knee=False)).selection()
-    if output.config is not None and not selection:
+    choosing = wanted if output.config is not None else replace(wanted, knee=False)
+    is_chosen = choosing.is_given()
+    if output.config is not None and not is_chosen:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     from orchestrator.results import choices as c
 
@@ -78,7 +79,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
     facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
     facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
     limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
-    chosen = c.select(front, selection) if selection else None
+    chosen = choosing.select(front) if is_chosen else None
     choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
     choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
     warnings = _warnings(front, query, wanted.best or ())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from orchestrator import options as o
+from orchestrator.cli.query_options import Space
 from orchestrator.cli.text import show, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
-from orchestrator.options import complete_space
 from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted
 
@@ -30,11 +30,6 @@ Examples:
 """
 TABLE, PLOT = "predictions.parquet", "predictions.png"
 _VALUES = ("mean_accepted_length", "speedup", "excess")
-
-Space = Annotated[
-    str,
-    typer.Argument(metavar="SPACE", help="A YAML file, or the name of a ready space.", autocompletion=complete_space),
-]
 
 
 @o.grouped

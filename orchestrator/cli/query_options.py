@@ -11,11 +11,10 @@ import typer
 
 from orchestrator import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
-from orchestrator.options import complete_sweep, flag, option
+from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front
-    from orchestrator.results.selection import Selection
+    from orchestrator.results.front import Front, Trial
     from orchestrator.results.sweep import Sweep
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
@@ -26,6 +25,14 @@ Sweeps = Annotated[
 ]
 OneSweep = Annotated[
     str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep)
+]
+Space = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPACE",
+        help="A YAML file, or the name of a ready space (launch --list).",
+        autocompletion=complete_space,
+    ),
 ]
 Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]
 ReferencePoint = Annotated[
@@ -75,14 +82,12 @@ class TrialOptions:
     lossless: bool = flag("Choose among trials that leave the distribution of images as it is.")
     knee: bool = flag("The trial furthest from the line between the front's ends.")
 
-    def selection(self) -> Selection:
-        """The trial that they mean; only --best and --lossless can be combined.
+    def is_given(self) -> bool:
+        """Whether they choose a trial; only --best and --lossless can be combined.
 
         Raises:
-            CommandError: two options mean different trials.
+            CommandError: two options choose different trials.
         """
-        from orchestrator.results.selection import Selection
-
         given = {
             "--trial": self.trial is not None, "--knee": self.knee, "--best": bool(self.best),
             "--lossless": self.lossless,
@@ -90,7 +95,13 @@ class TrialOptions:
         names = [name for name, is_given in given.items() if is_given]
         if len(names) > 1 and names != ["--best", "--lossless"]:
             raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
-        return Selection(self.trial, tuple(self.best or ()), self.lossless, self.knee)
+        return bool(names)
+
+    def select(self, front: Front) -> Trial:
+        """The trial of a front that they choose. Raises the errors of `orchestrator.results.choices.select`."""
+        from orchestrator.results.choices import select
+
+        return select(front, self.trial, self.best or (), lossless=self.lossless, knee=self.knee)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

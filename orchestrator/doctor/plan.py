@@ -8,6 +8,7 @@ its kernels one by one. The plan lists every assumption.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Self
@@ -215,16 +216,9 @@ def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
     assert sweep.sampling is not None
     yield from ((entry.label, entry.config) for entry in sweep.enqueue)
     for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
-        ends = [leaf.domain.corners for leaf in branch.leaves]
-        highest = [end[-1] for end in ends]
-        for lowest in range(-1, len(ends)):  # all fields at their highest; if that is invalid, one at its lowest
-            pairs = enumerate(zip(ends, highest, strict=True))
-            values = [end[0] if index == lowest else high for index, (end, high) in pairs]
-            try:
-                yield "the largest of the space", branch.config(values, sweep.sampling)
-            except ConfigError:
-                continue
-            break
+        highest = [leaf.domain.corners[-1] for leaf in branch.leaves]
+        with suppress(ConfigError):  # the sweep's sampling does not suit all branches
+            yield "the largest of the space", branch.config(highest, sweep.sampling)
 
 
 def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:

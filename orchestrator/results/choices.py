@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator.results.front import KNEE, Front, Trial
 from orchestrator.results.query import NoChoiceError, QueryError, limit_samples
-from orchestrator.results.selection import Selection
 from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Metric
@@ -42,22 +41,24 @@ def default_choices(front: Front) -> dict[str, Trial]:
     return choose(front, [limit] if limit else [])
 
 
-def select(front: Front, selection: Selection) -> Trial:
-    """The trial that is meant.
+def select(
+    front: Front, number: int | None = None, limits: Sequence[str] = (), *, lossless: bool = False, knee: bool = False
+) -> Trial:
+    """The trial with a number; else the knee; else the best one within the limits, of the lossless ones if `lossless`.
 
     Raises:
         NoChoiceError: there is none.
         QueryError: a limit cannot be parsed, or what is asked for has no meaning.
     """
     metric = front.metrics[0]
-    if selection.number is not None:
-        return replace(front.trial(selection.number), choice="chosen by number")
-    if selection.knee:
+    if number is not None:
+        return replace(front.trial(number), choice="chosen by number")
+    if knee:
         if (found := front.knee()) is None:
             raise NoChoiceError(NO_KNEE)
         return found
-    if selection.limits or not selection.lossless:
-        return best_within(front, selection.limits, lossless=selection.lossless)
+    if limits or not lossless:
+        return best_within(front, limits, lossless=lossless)
     if not metric.is_of_counts:
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
     if (lossless := front.best_lossless()) is None:
