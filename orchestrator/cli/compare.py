@@ -34,7 +34,7 @@ Examples:
   specfrontier compare mine papers/lantern-table2 --published --json
 """
 
-_PARTS = ("acceptance", "tree", "drafter")  # of a setting
+_PARTS = ("acceptance", "tree", "drafter")  # parts of a setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,10 +29,12 @@ class Examined:
     batch: int = o.option("For --models: images generated together.", "N", default=1, min=1)
     gpus: int | None = o.option("For --plan. Default: this machine's, else 1.", "N", min=1)
     gpu_memory: float | None = o.option(
-        "Of each GPU. Default: this machine's, else 80.", "GIB", min=1.0, max=1000000.0, callback=o.finite
+        "Memory of each GPU. Default: this machine's, else 80.", "GIB", min=1.0, max=1000000.0, callback=o.finite
     )
-    gpu_bandwidth: float | None = o.option(_TYPICAL, "GB/S", min=0.001, callback=o.finite)
-    gpu_compute: float | None = o.option(f"In 16 bits. {_TYPICAL}", "TFLOP/S", min=0.001, callback=o.finite)
+    gpu_bandwidth: float | None = o.option(f"Bandwidth of each GPU. {_TYPICAL}", "GB/S", min=0.001, callback=o.finite)
+    gpu_compute: float | None = o.option(
+        f"Compute of each GPU in 16 bits. {_TYPICAL}", "TFLOP/S", min=0.001, callback=o.finite
+    )
     accepted_length: float = o.option(
         "Mean accepted length that --plan assumes.", "X", default=2.0, min=1.0, callback=o.finite
     )

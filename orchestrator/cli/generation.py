@@ -40,7 +40,7 @@ from workers.runtime.timing import time_pairs
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _BATCH = 16  # by default
-_MAX_CAPTION_CHARS = 48  # of a caption in a file name
+_MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
 _PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
 _STATISTICS = "statistics.json"
 _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")

@@ -118,8 +118,8 @@ class GenerationOptions:
         "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
     )
     seed: int = option(
-        "Of the random numbers, whatever the --batch. Rounding depends on it, on --threads and on the machine: where "
-        "scores nearly tie, it can change an image.",
+        "Seed of the random numbers, the same for every --batch. Rounding depends on batch, --threads and machine: "
+        "where scores nearly tie, it can change an image.",
         "N",
         default=0,
         min=0,

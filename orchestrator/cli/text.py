@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.results.front import Front, Trial
     from orchestrator.results.trials import TrialRecord
 
-_ANY_WIDTH = 100_000  # of a table that is not shown on a terminal
+_ANY_WIDTH = 100_000  # columns of a table that no terminal shows
 _GAP = 2  # spaces between columns
 
 

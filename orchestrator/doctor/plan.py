@@ -37,7 +37,7 @@ from workers.runtime.loaded import IMAGES_PER_DECODE
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
 
 GIB = 2**30
-BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # of the GPU's data sheet
+BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # reached shares of a data sheet's figures
 KERNEL_LAUNCH_S = 10e-6  # from Python
 
 

@@ -17,7 +17,7 @@ from workers.data.records import ShardError, read_shard
 from workers.data.storage import Storage
 
 DAMAGED = "damaged"  # folder of the files that were set aside
-_MAX_REPEATS = 3  # of one file
+_MAX_REPEATS = 3  # times that one file is made again
 
 
 @dataclass(frozen=True, slots=True)

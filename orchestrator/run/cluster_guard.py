@@ -61,7 +61,7 @@ class ClusterGuard:
         kill_cluster(self.folder)
 
     def close(self) -> None:
-        """As `kill`; also ends the guard."""
+        """Kill the cluster's processes, remove its folder, and end the guard."""
         self.kill()
         with suppress(BrokenPipeError):
             os.write(self._write_end, b".")  # a child that was forked meanwhile may keep the pipe open

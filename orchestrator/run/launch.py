@@ -51,7 +51,7 @@ from workers.loading.models import Capabilities
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
-_KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # of captions and reference: not paths
+_KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # values of captions and reference that are not paths
 # Facts of the workers that identity.json keeps.
 _IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads", "numerics")
 # Parts of the identity that a resumed sweep must share.

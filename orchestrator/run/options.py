@@ -38,7 +38,7 @@ class LaunchOptions:
     models: o.Models = None
     address: o.Address = None
     workers: int | None = o.option("Default: one for each GPU, or for each core.", "N", min=1)
-    cpus_per_worker: float = o.option("", "N", default=1.0, min=0.0)
+    cpus_per_worker: float = o.option("CPU cores of each worker.", "N", default=1.0, min=0.0)
     gpus_per_worker: float | None = o.option("Default: 1 if there are GPUs at the start, else 0.", "N", min=0.0)
     threads: o.Threads = None
     study: str | None = o.option(

@@ -21,11 +21,11 @@ from workers.runtime.process import process_environment
 Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
-ROLES = GENERATE, TIME = "generate", "time"  # of workers: everything but timing, and timing
-_MAX_DIFFERENCE = 1e-4  # of float32 numbers, relative to the largest
+ROLES = GENERATE, TIME = "generate", "time"  # what a worker may do: everything but timing, and timing
+_MAX_DIFFERENCE = 1e-4  # between float32 numbers, relative to the largest
 _SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
-_SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # of workers that generate
-_SAME_COSTS = ("kernels", "device", "threads")  # of workers that time
+_SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # facts that workers that generate share
+_SAME_COSTS = ("kernels", "device", "threads")  # facts that workers that time share
 
 
 @dataclass(frozen=True, slots=True)

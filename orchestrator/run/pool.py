@@ -42,9 +42,9 @@ from workers.data.storage import StorageError
 from workers.runtime.logs import describe_task
 
 MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store
-LOST_NODE = 0.25  # of an attempt: spot nodes are reclaimed whatever runs on them
+LOST_NODE = 0.25  # attempts that a lost node counts for: spot nodes are reclaimed whatever runs on them
 _REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
-_MAX_FAILED_STARTS = 3  # of workers in a row, while none is alive
+_MAX_FAILED_STARTS = 3  # in a row, while no worker is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
 _IMAGE_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
@@ -54,7 +54,7 @@ _PING_INTERVAL_S = 10.0
 _SILENCE_TIMEOUT_S = 60.0  # a worker that computes responds within milliseconds, unless a library blocks Python
 _CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 _TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
-_RELEASE_TIMEOUT_S = 300.0  # for workers that no task needs
+_RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
 _START_TIMEOUT_S = 1800.0
 
 

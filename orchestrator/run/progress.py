@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 _LINE_INTERVAL_S = 5.0  # between lines about finished shards
-_MIN_TIME_LEFT_S = 1.0  # that is shown
+_MIN_TIME_LEFT_S = 1.0  # the least that is shown
 _BAR_WIDTH = 20  # columns
-_MAX_SHARE = 0.99  # that is shown: a sweep is done when its launch returns
+_MAX_SHARE = 0.99  # the most that is shown: a sweep is done when its launch returns
 _MIN_TRIALS = 3  # finished, before their spread is known
-_EARLY_RANGE = (0.4, 1.5)  # of the estimate before that: the first trial is vanilla, and most others are faster
-_OVERRUN = 0.1  # of what was left after the last shard, if the next one takes longer than all of it
+_EARLY_RANGE = (0.4, 1.5)  # the range before that, over the estimate: vanilla is first, and most others are faster
+_OVERRUN = 0.1  # share of what was left after the last shard, if the next one takes longer than all of it
 _NINETY_PERCENT = 1.645  # standard errors
 
 

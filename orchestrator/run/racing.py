@@ -54,7 +54,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Metrics = Mapping[str, Estimate]
 
 _HALF = 32  # half of the error rate is for the first `_HALF` candidates
-_DRAWS, _SEED = 4000, 0  # of the joint errors of trials that may go on
+_DRAWS, _SEED = 4000, 0  # samples of the joint errors of trials that may go on
 _ROUNDING = 1e-9  # relative; smaller differences are ties
 
 
@@ -247,7 +247,7 @@ class EarlyStopping:
         return None if stop is None else EarlyStop(stop.rival, images, stop.chance)
 
     def reason(self, stop: EarlyStop) -> str:
-        """In one sentence."""
+        """Why a trial was stopped, in one sentence."""
         names = " and ".join(metric.name for metric in self.objectives)
         if self.sweep.racing is not None and self.sweep.racing.error_rate is None:
             return f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} images; not a test"
