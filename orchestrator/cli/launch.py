@@ -72,10 +72,7 @@ def launch(
         typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
 
-        check_resources(
-            options.workers, options.cpus_per_worker, options.gpus_per_worker or 0.0, options.address,
-            config.requested_metrics,
-        )  # fmt: skip
+        check_resources(options.slots, options.address, config.requested_metrics)
     _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
     uri = _preflight(config, storage, options)

@@ -22,6 +22,7 @@ from orchestrator.results.store import SWEEP, Identity, check_unused, read_ident
 from orchestrator.results.text import without_credentials
 from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import check_root
+from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
 from orchestrator.views.study import check_study, check_url, damaged_line, default_journal
@@ -325,16 +326,15 @@ def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
             capabilities.check(entry.config)
 
 
-def check_resources(
-    workers: int | None, cpus: float, gpus: float, address: str | None, metrics: Collection[str]
-) -> None:
-    """Refuse resources that no machine has; without an address, those that this machine lacks. cpus, gpus: per worker.
+def check_resources(slots: Slots, address: str | None, metrics: Collection[str]) -> None:
+    """Refuse resources that no machine has; without an address, those that this machine lacks.
 
-    metrics: of the sweep (none: all). Workers that share a GPU would slow each other down in timing shards.
+    metrics: those of the sweep (none: all). Workers that share a GPU would slow each other down in timing shards.
 
     Raises:
         ValueError: names the option and what the machine has.
     """
+    workers, cpus, gpus = slots.count, slots.cpus, slots.gpus or 0.0
     for option, amount in (("--cpus-per-worker", cpus), ("--gpus-per-worker", gpus)):
         if not math.isfinite(amount):
             raise ValueError(f"{option} {amount}: give a finite number")

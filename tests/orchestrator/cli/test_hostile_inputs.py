@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from orchestrator.outputs import check_writable, output_folder
+from orchestrator.run.placement import Slots
 from orchestrator.run.preflight import check_resources
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -129,14 +130,14 @@ def test_a_check_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_cluster_may_have_what_this_machine_lacks() -> None:
-    check_resources(1000, 64.0, 8.0, "auto", {"speedup"})
-    check_resources(None, 1.0, 0.0, None, {"speedup"})
-    check_resources(None, 1.0, float(torch.cuda.device_count()), None, {"speedup"})
-    check_resources(None, 1.0, 0.5, "auto", {"fid"})
+    check_resources(Slots(1000, 64.0, 8.0), "auto", {"speedup"})
+    check_resources(Slots(None, 1.0, 0.0), None, {"speedup"})
+    check_resources(Slots(None, 1.0, float(torch.cuda.device_count())), None, {"speedup"})
+    check_resources(Slots(None, 1.0, 0.5), "auto", {"fid"})
     with pytest.raises(ValueError, match="timings"):
-        check_resources(None, 1.0, 0.5, "auto", {"speedup"})
+        check_resources(Slots(None, 1.0, 0.5), "auto", {"speedup"})
     with pytest.raises(ValueError, match="fraction"):
-        check_resources(None, 1.0, 1.5, "auto", {"fid"})
+        check_resources(Slots(None, 1.0, 1.5), "auto", {"fid"})
     for amount in (float("inf"), float("nan")):
         with pytest.raises(ValueError, match="finite"):
-            check_resources(None, amount, 0.0, "auto", {"speedup"})
+            check_resources(Slots(None, amount, 0.0), "auto", {"speedup"})
