@@ -61,10 +61,10 @@ def select(
         return best_within(front, limits, lossless=lossless)
     if not metric.is_of_counts:
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
-    if (lossless := front.best_lossless()) is None:
+    if (found := front.best_lossless()) is None:
         trials = counted(len(front.candidates), "trial")
         raise NoChoiceError(f"no lossless trial among these {trials} is {metric.better} than vanilla")
-    return lossless
+    return found
 
 
 def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) -> Trial:
