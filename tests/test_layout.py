@@ -24,11 +24,11 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 572,
-    "orchestrator.cli": 2756,
-    "orchestrator.doctor": 696,
+    "orchestrator.cli": 2727,
+    "orchestrator.doctor": 690,
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
-    "orchestrator.results": 4182,
+    "orchestrator.results": 4164,
     "orchestrator.run": 4117,
     "orchestrator.views": 1931,
     "search_spaces": 3839,

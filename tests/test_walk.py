@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 import threading
@@ -95,7 +96,8 @@ class Walk:
             return
         if event == "call":
             code = frame.f_code
-            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            names = code.co_varnames[:count]
             for form in (form for name in names if (form := form_of(frame.f_locals.get(name)))):
                 self.givers.setdefault(caller, ("", form))
                 self.givers.setdefault(module, (caller, form))
