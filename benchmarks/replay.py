@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{'predicted':>15} {'measured':>9} {'error':>7}  setting")
     for row in rows:
         value = f"{row.predicted.value:.3f} ± {row.predicted.error:.3f}"
-        print(f"{value:>15} {row.measured:9.3f} {100 * row.error:+6.1f}%  {describe(row.config, digits=3)}")
+        print(f"{value:>15} {row.measured:9.3f} {100 * row.error:+6.1f}%  {describe(row.config)}")
     errors = np.abs([row.error for row in rows])
     median, ninety = np.quantile(errors, [0.5, 0.9])
     print(f"within {100 * WITHIN:.0f} %: {100 * np.mean(errors <= WITHIN):.0f} % of {len(rows)} settings; median error "

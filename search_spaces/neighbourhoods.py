@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Proximity = Literal["l2", "cosine", "random"]
 _ProximityField = Annotated[Proximity, "what makes codes neighbours; random is a control", Abbreviations(cosine="cos")]
-_Size = Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k", "k")]
+_Size = Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k")]
 CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 
@@ -234,7 +234,7 @@ class Additive(CodebookNeighbourhood):
     short: ClassVar[str] = "add"
     k: _Size
     delta: Annotated[
-        float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1), Symbol("d", "δ")
+        float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1), Symbol("d")
     ]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
     proximity: _ProximityField = "l2"
@@ -267,7 +267,7 @@ class Multiplicative(CodebookNeighbourhood):
         "bound on the set's mass as a multiple of the token's own; 1 is exact",
         Range(1),
         Key("lambda"),
-        Symbol("l", "λ"),
+        Symbol("l"),
     ]
     proximity: _ProximityField = "l2"
 

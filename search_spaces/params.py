@@ -102,13 +102,10 @@ class Abbreviations(dict[str, str]):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """What stands for a field's key in front of its value. name: in names of settings, such as `d`. words: in their
-    descriptions, such as `δ`; None is the key and a space."""
+class Symbol(str):
+    """What stands for a field's key in front of its value in names of settings, such as `d`."""
 
-    name: str
-    words: str | None = None
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ class ParamField:
     range: Range
     choices: tuple[str, ...]
     default: Any
-    symbol: Symbol
+    symbol: str
     abbreviations: Mapping[str, str]
 
     @property

@@ -54,7 +54,7 @@ class Constant(Schedule):
     kind: ClassVar[str] = "constant"
     short: ClassVar[str] = "const"
     budget: Annotated[
-        float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True), Symbol("b", "ω")
+        float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True), Symbol("b")
     ] = 1.0
 
     def omegas(self, levels: int) -> tuple[float, ...]:
@@ -73,7 +73,7 @@ class Linear(Schedule):
     kind: ClassVar[str] = "linear"
     short: ClassVar[str] = "lin"
     budget: Annotated[
-        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
+        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b")
     ] = 1.1
     slope: Annotated[float, "decrease of the budget from one draft position to the next", Range(0), Symbol("s")] = 0.1
 
@@ -101,9 +101,9 @@ class Exponential(Schedule):
     kind: ClassVar[str] = "exponential"
     short: ClassVar[str] = "exp"
     budget: Annotated[
-        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b", "ω")
+        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b")
     ] = 1.1
-    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10), Symbol("n", "ν")] = 0.1
+    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10), Symbol("n")] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]  # i from 0, not 1: the shift cancels

@@ -181,7 +181,7 @@ class Chain(TreePolicy):
 
     kind: ClassVar[str] = "chain"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
-    length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("", "")]
+    length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("")]
     children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
 
     @property
@@ -243,9 +243,9 @@ class Dynamic(TreePolicy):
     kind: ClassVar[str] = "dynamic"
     short: ClassVar[str] = "dyn"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
-    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d", "d")]
-    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w", "w")]
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n", "n")]
+    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d")]
+    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w")]
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")]
 
     @property
     def bounds(self) -> TreeBounds:
@@ -285,14 +285,14 @@ class Adjacency(TreePolicy):
         "where a tree's depth and width start from",
         Abbreviations(vertical="vert", tokenflock="flock"),
     ] = "horizontal"
-    beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b", "β")] = 1.0
+    beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b")] = 1.0
     depth_step: Annotated[int, "change of depth per pass", Range(0), Symbol("ds")] = 1
     width_step: Annotated[int, "change of width per pass", Range(0), Symbol("ws")] = 3
     depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS, Symbol("d")] = (2, 10)
     width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS, Symbol("w")] = (4, 13)
     start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS, Symbol("sd")] = 5
     start_width: Annotated[int, "width where there is no neighbour", _WIDTHS, Symbol("sw")] = 10
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n", "n")] = 58
+    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")] = 58
     numerator: Annotated[
         Literal["accepted", "tokens"],
         "alpha counts the accepted drafts, or all emitted tokens (one more)",

@@ -49,7 +49,7 @@ class Sampling(Params):
     logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run.
     """
 
-    temperature: Annotated[float, "divisor of the logits; 0 is greedy decoding", Range(0), Symbol("T", "T")] = 1.0
+    temperature: Annotated[float, "divisor of the logits; 0 is greedy decoding", Range(0), Symbol("T")] = 1.0
     top_k: Annotated[int, "number of most likely tokens kept; 0 keeps all", Range(0)] = 0
     top_p: Annotated[float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0

@@ -54,7 +54,7 @@ class ImageEngine:
 
     def __init__(self, decoder: Engine, setting: str = "") -> None:
         self.decoder = decoder
-        self._setting = setting or describe(decoder.config, decoder.target.sampling, digits=4)
+        self._setting = setting or describe(decoder.config, decoder.target.sampling)
 
     @property
     def config(self) -> DecodingConfig:

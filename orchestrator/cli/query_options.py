@@ -34,7 +34,7 @@ Space = Annotated[
         autocompletion=complete_space,
     ),
 ]
-Long = Annotated[bool, typer.Option("--long", help="Describe settings in words instead of by their short names.")]
+Long = Annotated[bool, typer.Option("--long", help="Show the names of settings in full.")]
 ReferencePoint = Annotated[
     str | None,
     typer.Option(

@@ -115,7 +115,7 @@ def describe_front(
     *,
     long: bool = False,
 ) -> list[str]:
-    """The front as lines of text. facts: of `pareto`, those that it was asked for. long: settings in words."""
+    """The front as lines of text. facts: of `pareto`, those that it was asked for. long: names of settings in full."""
     metrics = " against ".join(
         f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)" for m in front.metrics
     )
@@ -176,7 +176,7 @@ def _describe_values(front: Front, record: TrialRecord) -> str:
 
 def front_table(front: Front, rows: Sequence[Trial], *, long: bool = False) -> list[str]:
     """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are columns if there is
-    room, else lines below. long: settings in words.
+    room, else lines below. long: names of settings in full.
     """
     head, cells = ["trial", "setting", *(metric.name for metric in front.metrics), "front"], []
     for row in rows:

@@ -98,7 +98,7 @@ class Trial:
 
     @property
     def description(self) -> str:
-        """Its setting in words."""
+        """The name of its setting in full."""
         return self.front.names.describe(self.config)
 
     @property

@@ -1,5 +1,4 @@
-"""Short names of settings: `eagle-chain4 additive(k100,d0.1)`. `describe` is the long form:
-`eagle chain 4, additive k100 δ0.1`. Different settings are described differently.
+"""Short names of settings: `eagle-chain4 additive(k100,d0.1)`.
 
 A name has the drafter and its tree, the acceptance rule, and the sampling where it differs from the baseline's. Values
 at their defaults are omitted. A name that would be longer than 40 characters has abbreviated words. If that is not
@@ -12,8 +11,6 @@ with one baseline.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
@@ -25,19 +22,19 @@ VANILLA = "vanilla"
 MAX_NAME = 40  # characters
 NO_SETTING = "invalid setting"  # of a trial for which the search proposed an invalid config
 _HASH = 6  # hex digits
-_DIGITS = 4  # significant digits of the numbers in a description
 _EXACT_DIGITS = 6  # significant digits of a number that is not rounded; those of a search have more
 _EXACT = "exact"
-_WORD_GLUE = {"": "", "-": " ", " ": ", ", "+": " "}  # what separates parts in words, by what separates them in a name
 
 
-def describe(config: DecodingConfig, baseline: Sampling | None = None, digits: int | None = None) -> str:
-    """Drafter and tree, acceptance rule, and the sampling if it differs from `baseline`.
+def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
+    """The name of a setting without a limit on its length: with all values, and no words abbreviated. Different
+    settings are described differently.
 
-    Default values are omitted, except in a schedule. digits: significant digits, for reading; None writes every number
-    in full.
+    baseline: sampling that is omitted.
     """
-    return "".join(part.words(digits) for part in _parts(config, baseline, in_words=True))
+    parts = _parts(config, baseline)
+    text = _join(parts, _all_values(parts), short=False, digits=_EXACT_DIGITS)
+    return text if all(part.is_exact for part in parts) else f"{text}#{_hash(config)}"
 
 
 def family(config: DecodingConfig) -> str:
@@ -51,11 +48,9 @@ def family(config: DecodingConfig) -> str:
     return " ".join(kinds) or "exact"
 
 
-def format_number(value: float, digits: int | None) -> str:
-    """A number with `digits` significant digits; None writes it in full."""
-    if isinstance(value, int):
-        return str(value)
-    return repr(value).removesuffix(".0") if digits is None else f"{value:.{digits}g}"
+def format_number(value: float, digits: int) -> str:
+    """A number with `digits` significant digits; whole numbers are written in full."""
+    return str(value) if isinstance(value, int) else f"{value:.{digits}g}"
 
 
 class _Part(NamedTuple):
@@ -77,11 +72,6 @@ class _Part(NamedTuple):
         if not kind or [field.key for field, _ in self.values] == ["length"]:
             return f"{self.glue}{kind}{','.join(values)}"
         return f"{self.glue}{kind}({','.join(values)})"
-
-    def words(self, digits: int | None) -> str:
-        """The part in words. digits: significant digits; None writes every number in full."""
-        kind = self.kind if self.kind != _EXACT or not self.values else ""
-        return _WORD_GLUE[self.glue] + " ".join([kind, *(_words(*entry, digits) for entry in self.values)]).strip()
 
     @property
     def is_exact(self) -> bool:
@@ -114,32 +104,34 @@ class SettingNames:
         return self._names[config]
 
     def describe(self, config: DecodingConfig | None) -> str:
-        """The setting in words."""
-        return NO_SETTING if config is None else describe(config, self._baseline, _DIGITS)
+        """The setting's name in full (see `describe`)."""
+        return NO_SETTING if config is None else describe(config, self._baseline)
 
 
 def _new_name(config: DecodingConfig, baseline: Sampling | None) -> str:
     parts = _parts(config, baseline)
-    everything = [len(part.values) for part in parts]
     if all(part.is_exact for part in parts):
         for short in (False, True):
-            if len(name := _join(parts, everything, short=short, digits=_EXACT_DIGITS)) <= MAX_NAME:
+            if len(name := _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS)) <= MAX_NAME:
                 return name
-    return f"{_fit(parts, MAX_NAME - _HASH - 1)}#{config.digest()[:_HASH]}"
+    return f"{_fit(parts, MAX_NAME - _HASH - 1)}#{_hash(config)}"
 
 
-def _parts(config: DecodingConfig, baseline: Sampling | None, *, in_words: bool = False) -> list[_Part]:
-    """The parts of a setting. in_words: values in their declared order, and those of a schedule with defaults."""
+def _hash(config: DecodingConfig) -> str:
+    return config.digest()[:_HASH]
+
+
+def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
     rule = config.acceptance
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]
     else:
-        parts = [_part("", config.drafter, in_words), _part("-", config.policy, in_words)]
+        parts = [_part("", config.drafter), _part("-", config.policy)]
         if rule.neighbourhood != EXACT.neighbourhood:
-            parts.append(_part(" ", rule.neighbourhood, in_words))
+            parts.append(_part(" ", rule.neighbourhood))
         if rule.schedule != EXACT.schedule:
             glue = " " if len(parts) == 2 else "+"
-            parts.append(_part(glue, rule.schedule, in_words, with_defaults=in_words))
+            parts.append(_part(glue, rule.schedule))
         if len(parts) == 2:
             parts.append(_Part(" ", _EXACT, _EXACT, ()))
         if rule.resampling != EXACT.resampling:
@@ -153,29 +145,13 @@ def _parts(config: DecodingConfig, baseline: Sampling | None, *, in_words: bool 
     return parts
 
 
-def _part(glue: str, params: Params, in_words: bool, *, with_defaults: bool = False) -> _Part:
-    """A part with the values that are required or not at their defaults; all values `with_defaults`."""
+def _part(glue: str, params: Params) -> _Part:
+    """A part with the values that are required or not at their defaults, the leading ones first."""
     given = [(field, getattr(params, field.name)) for field in params.fields().values()]
-    values = [(f, v) for f, v in given if v is not None and (with_defaults or f.required or v != f.default)]
-    if not in_words:
-        rank = {key: place for place, key in enumerate(params.leading)}
-        values.sort(key=lambda entry: rank.get(entry[0].key, len(rank)))
+    values = [(f, v) for f, v in given if v is not None and (f.required or v != f.default)]
+    rank = {key: place for place, key in enumerate(params.leading)}
+    values.sort(key=lambda entry: rank.get(entry[0].key, len(rank)))
     return _Part(glue, params.kind, params.short, tuple(values))
-
-
-def _words(field: ParamField, value: Any, digits: int | None) -> str:
-    if isinstance(value, str):
-        return f"{value} resampling" if field.key == "resampling" else value  # no two fields share a choice
-    if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
-        paths = json.dumps(value, separators=(",", ":")).encode()
-        return f"{len(value)} nodes #{hashlib.sha256(paths).hexdigest()[:8]}"
-    text = (
-        "..".join(format_number(entry, digits) for entry in value)
-        if isinstance(value, tuple)
-        else format_number(value, digits)
-    )
-    words = field.symbol.words
-    return f"{field.key.replace('_', ' ')} {text}" if words is None else f"{words}{text}"
 
 
 def _is_exact(value: Any) -> bool:
@@ -190,7 +166,12 @@ def _value(field: ParamField, value: Any, digits: int, *, short: bool) -> str:
     if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
         return f"n{len(value)}"  # the paths of a tree's nodes
     entries = value if isinstance(value, tuple) else (value,)
-    return field.symbol.name + "..".join(format_number(entry, digits) for entry in entries)
+    return field.symbol + "..".join(format_number(entry, digits) for entry in entries)
+
+
+def _all_values(parts: list[_Part]) -> list[int]:
+    """The number of values of each part."""
+    return [len(part.values) for part in parts]
 
 
 def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> str:
@@ -199,7 +180,7 @@ def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> 
 
 def _fit(parts: list[_Part], limit: int) -> str:
     """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values of the longest."""
-    shown = [len(part.values) for part in parts]
+    shown = _all_values(parts)
     for short, digits in ((False, 3), (True, 3), (True, 2)):
         if len(text := _join(parts, shown, short=short, digits=digits)) <= limit:
             return text

@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", "study.log"
 TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
 TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folders by what a user sees as a file's name
-ARTIFACTS = "artifacts"  # of the study: links to pictures
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.json", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
-_RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS, ARTIFACTS)
+_RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
 _MAX_NAMED = 4  # files in a message
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"

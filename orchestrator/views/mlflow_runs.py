@@ -27,7 +27,6 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, counted, without_credentials
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.views.mlflow_client import public_uri
-from orchestrator.views.tables import front_table
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -282,8 +281,27 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
         f"{all_trials} The front has {counted(len(front), 'trial')}: [compare their runs]"
         f'({compare_link(front, experiment_id)}), or filter this experiment\'s runs by `tags.{PARETO} = "true"`.'
     )
-    table = front_table(sweep, lambda record: run_link(runs[record.number], experiment_id), _NOTE_ROWS)
-    return "\n".join([text, "", *table])[:MAX_TAG]
+    links = {number: run_link(run_id, experiment_id) for number, run_id in runs.items()}
+    return "\n".join([text, "", *_front_table(sweep, links)])[:MAX_TAG]
+
+
+def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
+    """The lines of a table: the trials on the front, best first objective last, with their objectives and errors.
+
+    links: the addresses of the trials' pages, which their names link to.
+    """
+    names = [metric.name for metric in sweep.identity.objectives]
+    lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:_NOTE_ROWS]:
+        title = _literal(f"{record.number} {record.title(sweep.names.name(record.config))}")
+        cells = [str(record.metrics[name]) for name in names]
+        lines.append(f"| [{title}]({links[record.number]}) | {' | '.join(cells)} |")
+    return lines
+
+
+def _literal(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return re.sub(r"([\\|\[\]<>*_`])", r"\\\1", text)
 
 
 def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:

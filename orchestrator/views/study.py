@@ -14,13 +14,11 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
-from optuna.artifacts import ArtifactMeta
 from optuna.distributions import BaseDistribution
 from optuna.samplers import RandomSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -29,12 +27,11 @@ from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from orchestrator.results.databases import OPTUNA, engine_options, has_tables, may_create_tables, sole_creator
-from orchestrator.results.store import ARTIFACTS, STUDY, TRIAL_PICTURES
+from orchestrator.results.store import STUDY
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted, without_credentials
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
-from orchestrator.views.follower import Ending, View
-from orchestrator.views.tables import front_table, literal
+from orchestrator.views.follower import View
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
@@ -43,7 +40,6 @@ from workers.metrics.definition import Direction
 
 _STOPPED_EARLY = "stopped early"  # a constraint
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
-_ARTIFACT = "artifacts:"  # prefix of the attributes in which Optuna keeps what it knows of an artifact
 _BRANCH = re.compile(r"=([^.]+)")
 
 # By URL. A view that nobody waits for any more may still be writing an entry, which Optuna itself tries several times;
@@ -100,7 +96,6 @@ class StudyView(View[Sweep]):
             if self._study is None or self._known is None:
                 self._study = self._open(source)
                 self._known = self._read_known(self._study)
-                self._write_note(self._study, source)
             known, self._known = self._known, None  # until all is written: an entry may arrive although it failed
             for record in self.in_turn(source.records, known):
                 if self.is_abandoned:  # the next launch may add trials by now
@@ -111,10 +106,6 @@ class StudyView(View[Sweep]):
                 if record.is_revived:
                     self._add_revival(self._study, source, record)
             self._known = known
-
-    def end(self, source: Sweep, how: Ending) -> None:
-        if self._study is not None:
-            self._write_note(self._study, source)
 
     def explain(self, error: Exception) -> str:
         return reason(error)
@@ -207,7 +198,6 @@ class StudyView(View[Sweep]):
             params=self._shorten(record.params),
             distributions=self._shorten(self._distributions(record)),
             user_attrs=attrs,
-            system_attrs=_link_pictures(self._journal, record.digest),
             constraints=None if values is None else {**finished.constraints, **stopped},
         )
         if times := _times(record):
@@ -231,28 +221,6 @@ class StudyView(View[Sweep]):
         key, text = f"revived {record.number}", f"{record.state} at {record.images} images: {values}"
         if study.user_attrs.get(key) != text:
             study.set_user_attr(key, text)
-
-    def _write_note(self, study: Study, sweep: Sweep) -> None:
-        """Replace the note of the study in Optuna's dashboard, if the dashboard is installed."""
-        try:
-            from optuna_dashboard import save_note  # type: ignore[import-untyped]
-        except ImportError:
-            return
-        save_note(study, describe_sweep(sweep))
-
-
-def describe_sweep(sweep: Sweep) -> str:
-    """The note of a study in Markdown: the sweep's facts, its front, and the commands that say more."""
-    goals = ", ".join(f"{metric.direction} {metric.name}" for metric in sweep.identity.objectives)
-    place = sweep.storage.display_name
-    lines = [
-        f"**{literal(sweep.name)}**: {literal(sweep.identity.target)}; {goals}",
-        "A view of the trials' records, which the sweep never reads. Stopped trials are complete here and violate "
-        "`stopped early`.",
-        f"`specfrontier pareto {place}` has the front's confidence, `specfrontier report {place} --open` the images.",
-        "\n".join(front_table(sweep)),
-    ]
-    return "\n\n".join(filter(None, lines))
 
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
@@ -297,26 +265,6 @@ def _times(record: TrialRecord) -> list[datetime]:
 def _facts(trial: FrozenTrial) -> tuple[object, ...]:
     """What a trial's record says of it: parameters, values and attributes."""
     return trial.params, trial.values, trial.user_attrs
-
-
-def _link_pictures(journal: Path | None, digest: str) -> dict[str, str]:
-    """Attributes for a config's pictures as artifacts of its trial: links to the files beside the journal.
-
-    The links are relative, so that the folder can be moved. A file system without links has no artifacts.
-    """
-    found: dict[str, str] = {}
-    for index, (name, folder) in enumerate(TRIAL_PICTURES.items()):
-        picture = journal.parent / folder / f"{digest}.png" if journal is not None and digest else None
-        if picture is None or journal is None or not picture.is_file():
-            continue
-        link = journal.parent / ARTIFACTS / f"{digest}-{index}"  # the dashboard serves hexadecimal digits and hyphens
-        with suppress(OSError):
-            link.parent.mkdir(exist_ok=True)
-            with suppress(FileExistsError):
-                link.symlink_to(Path("..", folder, picture.name))
-            meta = ArtifactMeta(link.name, name, "image/png", None)
-            found[_ARTIFACT + link.name] = json.dumps(asdict(meta))
-    return found
 
 
 class StudyError(ValueError):

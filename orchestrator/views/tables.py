@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-
 from orchestrator.results.checked_text import HTML, load_text
 from orchestrator.results.front import front_of
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from orchestrator.views.follower import View
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 _KIND = "trials"  # of the tables
-_MAX_ROWS = 40
 
 
 class Tables(View[Sweep]):
@@ -74,25 +69,3 @@ def replace_damaged(storage: Storage) -> list[str]:
         storage.move(REPORT, f"{REPORT}.damaged")
         notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it again")
     return notes
-
-
-def front_table(sweep: Sweep, link: Callable[[TrialRecord], str] | None = None, rows: int = _MAX_ROWS) -> list[str]:
-    """The lines of a table: the trials on the front, best first objective last, with their objectives and errors; no
-    lines if there are none.
-
-    link: the address of a trial's page, which its name links to.
-    """
-    if not sweep.front_records:
-        return []
-    names = [metric.name for metric in sweep.identity.objectives]
-    lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:rows]:
-        title = literal(f"{record.number} {record.title(sweep.names.name(record.config))}")
-        cells = [str(record.metrics[name]) for name in names]
-        lines.append(f"| {f'[{title}]({link(record)})' if link else title} | {' | '.join(cells)} |")
-    return lines
-
-
-def literal(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\|\[\]<>*_`])", r"\\\1", text)

@@ -1,4 +1,4 @@
-"""A sweep's study for people: short names of parameters, attributes of one value each, a note."""
+"""A sweep's study for people: short names of parameters, attributes of one value each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import create_trial
-from optuna_dashboard import get_note  # type: ignore[import-untyped]
 
-from orchestrator.results.front import front_of
-from orchestrator.results.sweep import Sweep
 from orchestrator.run.study import Search
-from orchestrator.views.study import describe_sweep, open_storage, short_names
-from orchestrator.views.tables import literal
+from orchestrator.views.study import open_storage, short_names
 from search_spaces.sweep import SweepConfig, ready_spaces
-from tests.fakes.studies import named_config, plain_record, study_identity, study_view, write_study
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.studies import named_config, plain_record, study_identity, write_study
 
 BUDGETS = [f"space={drafter}.acceptance=constant.budget" for drafter in ("eagle", "jacobi")]
 
@@ -60,18 +55,3 @@ def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
     before.add_trial(create_trial(values=[1.0, 1.0], user_attrs=attrs))
     write_study(config, old, records)
     assert params_of(old) == [{}, params]
-
-
-def test_the_dashboards_note_has_the_front(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep", 20, name="a|b*")
-    sweep, url = Sweep.open(tmp_path / "sweep"), str(tmp_path / "study.log")
-    view = study_view(named_config("named"), url)
-    view.update(sweep)
-    view.end(replace(sweep, records=sweep.records[:12]), "finished")
-    view.end(sweep, "finished")
-    shown = get_note(optuna.load_study(study_name="named", storage=open_storage(url)))
-    assert shown == describe_sweep(sweep), "a shorter note replaces a longer one"
-    assert r"a\|b\*" in shown
-    members = front_of([sweep]).members
-    assert members
-    assert all(f"| {member.record.number} {literal(member.title)} |" in shown for member in members)
