@@ -30,7 +30,6 @@ from workers.data.reference import load_images
 from workers.data.storage import Storage
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
-    ClassConditioner,
     SceneConditioner,
     WordConditioner,
     build_conditioner,
@@ -243,14 +242,10 @@ def _folder_examples(data: Path, codec: VQModel, device: str) -> tuple[Mapping[s
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
     captions = [folder.captions[i] for i in order]
     images = load_images([folder.paths[i] for i in order], IMAGE_SIZE)
-    settings: dict[str, Any]
-    if folder.labels == "classes":
-        settings = {"kind": ClassConditioner.kind, "names": sorted(set(captions))}
-    else:
-        words = [split_words(caption)[:_MAX_WORDS] for caption in captions]
-        captions = [" ".join(found) for found in words]
-        vocabulary = sorted({word for found in words for word in found})
-        settings = {"kind": WordConditioner.kind, "words": vocabulary, "length": max(map(len, words))}
+    words = [split_words(caption)[:_MAX_WORDS] for caption in captions]
+    captions = [" ".join(found) for found in words]
+    vocabulary = sorted({word for found in words for word in found})
+    settings = {"kind": WordConditioner.kind, "words": vocabulary, "length": max(map(len, words))}
     build_conditioner(settings, 1).codes(captions)  # raises ValueError for a caption without words
     with torch.no_grad():
         chunks = [codec.encode(part.to(device).float() / 127.5 - 1).flatten(1).cpu() for part in images.split(64)]  # type: ignore[no-untyped-call]

@@ -5,7 +5,7 @@ The first of these layouts that fits is read:
     captions.csv        columns file, caption (with a header line)
     captions.txt        one line per image: file name, a tab, the caption
     a.png + a.txt       the caption in a text file of the same name
-    cats/1.png, ...     the subfolder's name is the class
+    cats/1.png, ...     the subfolder's name is the caption
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from search_spaces.documents import parse_json
 from workers.data.captions import caption_in_one_line
@@ -26,11 +25,10 @@ _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each ima
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Image files and their captions; with labels "classes", the caption is the class's name."""
+    """Image files and their captions; a class's name is a caption."""
 
     paths: tuple[Path, ...]
     captions: tuple[str, ...]
-    labels: Literal["captions", "classes"]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -54,7 +52,7 @@ def read_folder(folder: Path) -> ImageFolder:
     if not classes:
         raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {_LAYOUTS}")
     pairs = [(path, child.name) for child in classes for path in _images(child)]
-    return ImageFolder(tuple(path for path, _ in pairs), tuple(name for _, name in pairs), "classes")
+    return ImageFolder(tuple(path for path, _ in pairs), tuple(name for _, name in pairs))
 
 
 def _images(folder: Path) -> list[Path]:
@@ -113,7 +111,7 @@ def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
                     raise ValueError(f"{location}: {name!r} is not a file in {folder}")
                 pairs.append((name, caption))
     pairs.sort()
-    return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs), "captions")
+    return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs))
 
 
 def _with_texts(images: Sequence[Path]) -> ImageFolder:
@@ -125,7 +123,7 @@ def _with_texts(images: Sequence[Path]) -> ImageFolder:
                 if not caption_file.is_file():
                     raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
                 captions.append(caption_in_one_line(read_text(caption_file), str(caption_file)))
-    return ImageFolder(tuple(images), tuple(captions), "captions")
+    return ImageFolder(tuple(images), tuple(captions))
 
 
 _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {

@@ -54,7 +54,6 @@ def with_jsonl(folder: Path) -> None:
 def test_captioned_layouts(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path)
     folder = read_folder(tmp_path)
-    assert folder.labels == "captions"
     assert [path.name for path in folder.paths] == ["0.png", "1.png", "2.png"]
     assert folder.captions == tuple(f"a {colour} wall" for colour in COLOURS)
 
@@ -78,7 +77,6 @@ def test_captions_are_those_that_a_sweep_reads(tmp_path: Path, character: str) -
 def test_class_folders(tmp_path: Path) -> None:
     in_classes(tmp_path, each=2)
     folder = read_folder(tmp_path)
-    assert folder.labels == "classes"
     assert folder.captions == ("blue", "blue", "green", "green", "red", "red")
 
 

@@ -257,12 +257,14 @@ def test_weights(prepare: Callable[[], None], parts: Words) -> None:
 
 
 def test_a_score_that_cannot_read_the_captions() -> None:
-    """A target of class names, which the CLIP of scenes cannot encode."""
+    """A target of other words, which the CLIP of scenes cannot encode."""
     copy_model()
     path = Path("mine/target.safetensors")
     header, tensors = safetensors_metadata(path), dict(load_tensors(path))
-    config = json.loads(header["config"]) | {"conditioner": {"kind": "classes", "names": ["dog"]}}
-    tensors |= {name: tensors[name][:1] for name in ("conditioner.values.weight", "conditioner.nothing")}
+    config = json.loads(header["config"]) | {"conditioner": {"kind": "words", "words": ["dog"], "length": 1}}
+    values, nothing = (tensors[f"conditioner.{name}"] for name in ("values.weight", "nothing"))
+    tensors |= {"conditioner.values.weight": values[:2]}
+    tensors |= {f"conditioner.{name}": nothing[:1].clone() for name in ("nothing", "places")}
     save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
     Path("dogs.txt").write_text("dog\n" * 3)
     sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}

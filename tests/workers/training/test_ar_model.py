@@ -14,7 +14,7 @@ from recipes.evaluate import evaluate_target
 from recipes.forward import features
 from recipes.optimisers import MuonConfig, orthogonalise
 from recipes.target import load_model, train_target
-from workers.models.families.conditioners import ClassConditioner, WordConditioner
+from workers.models.families.conditioners import WordConditioner
 from workers.models.families.scenes import ARModel
 from workers.models.own_files import save
 from workers.models.transformer import Transformer, TransformerConfig
@@ -203,10 +203,6 @@ def test_conditioners_say_what_they_cannot_read() -> None:
             read([caption])
         return str(caught.value)
 
-    classes = ClassConditioner(4, ["cat", "dog"])
-    assert classes.codes(["dog", "cat"]).tolist() == [[1], [0]]
-    assert "'cow'" in message(classes.codes, "cow")
-    assert "cat, dog" in message(classes.codes, "cow")
     words = WordConditioner(4, ["a", "red", "ball"], 3)
     assert words.codes(["A red ball!", "ball"]).tolist() == [[1, 2, 3], [3, 0, 0]]
     assert "unknown word 'blue'" in message(words.codes, "a blue ball")

@@ -80,25 +80,6 @@ class SceneConditioner(CodedConditioner):
         return {"kind": self.kind}
 
 
-class ClassConditioner(CodedConditioner):
-    """One prompt token: the class. A caption is a class name, spelled as its folder."""
-
-    kind = "classes"
-
-    def __init__(self, dim: int, names: Sequence[str]) -> None:
-        super().__init__(len(names), 1, dim, places=False)
-        self.names = {name: number for number, name in enumerate(names)}
-
-    def codes(self, captions: Sequence[str]) -> Tensor:
-        for caption in captions:
-            if caption not in self.names:
-                raise ValueError(f"unknown class {caption!r}; this model knows: {preview(list(self.names), 30)}")
-        return torch.tensor([[self.names[caption]] for caption in captions])
-
-    def settings(self) -> dict[str, Any]:
-        return {"kind": self.kind, "names": list(self.names)}
-
-
 class WordConditioner(CodedConditioner):
     """One prompt token per word, up to `length`; a shorter caption is padded with a learned blank (code 0)."""
 
@@ -140,11 +121,9 @@ def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner
     match settings.get("kind"):
         case "scenes":
             return SceneConditioner(dim)
-        case "classes":
-            return ClassConditioner(dim, settings["names"])
         case "words":
             return WordConditioner(dim, settings["words"], settings["length"])
-    raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, classes, words")
+    raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, words")
 
 
 class TokenPrompts(nn.Module):
