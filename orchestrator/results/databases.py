@@ -19,7 +19,6 @@ _MLFLOW_TABLES = {"experiments", "runs"}
 _OPTUNA_REVISION = re.compile(r"v\d")  # those of MLflow are hexadecimal
 _SQLITE, _POSTGRESQL = "sqlite", "postgresql"
 _SQLITE_HEADER = b"SQLite format 3\0"
-_COMPARE_TIMEOUT_S = 2  # to connect to a database that is only compared
 _LOCK_KEY = 0x5F0C_4715  # of PostgreSQL's advisory lock; an arbitrary number
 
 # A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
@@ -119,51 +118,27 @@ def may_create_tables(url: str) -> bool:
 
 
 def is_same_database(url: str, other: str) -> bool:
-    """Whether two paths or URLs name one file or one database, however they are spelled."""
+    """Whether two paths or URLs name one file, however it is spelled, or one database at the same address."""
+    from sqlalchemy import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         files = local_file(url), local_file(other)
-        if files[0] is None or files[1] is None:
-            return files == (None, None) and _is_same_server(url, other)
-        return files[0].resolve() == files[1].resolve()
+        if files[0] is not None and files[1] is not None:
+            return files[0].resolve() == files[1].resolve()
+        if files != (None, None):
+            return False
+        first, second = ((u.get_backend_name(), u.host, u.port, u.database) for u in map(make_url, (url, other)))
+        return first == second
     except (SQLAlchemyError, OSError, ValueError, RuntimeError):  # not a path or URL; opening it says so
         return False
 
 
-def _is_same_server(url: str, other: str) -> bool:
-    """Compares what PostgreSQL reports of itself; if it does not respond, or for other databases, the addresses."""
-    from sqlalchemy import make_url
-
-    if (identity := _identity(url)) is not None:
-        return identity == _identity(other)
-    address, another = make_url(url), make_url(other)
-    keys = ("host", "port", "database")
-    is_same = all(getattr(address, key) == getattr(another, key) for key in keys)
-    return is_same and address.get_backend_name() == another.get_backend_name()
-
-
-def _identity(url: str) -> tuple[Any, ...] | None:
-    """Facts that no two PostgreSQL databases share; None if it does not respond in seconds."""
-    from sqlalchemy import text
-    from sqlalchemy.exc import SQLAlchemyError
-
-    if _backend(url) != _POSTGRESQL:
-        return None
-    query = "SELECT current_database(), current_schema(), pg_postmaster_start_time()"
-    try:
-        with _engine(url, connect_timeout=_COMPARE_TIMEOUT_S).connect() as connection:
-            return tuple(connection.execute(text(query)).one())
-    except (SQLAlchemyError, ImportError):  # opening it says why
-        return None
-
-
-def _engine(url: str, **arguments: int) -> Engine:
-    """A connection of its own for every use. arguments: of the driver's `connect`."""
+def _engine(url: str) -> Engine:
+    """A connection of its own for every use."""
     from sqlalchemy import NullPool, create_engine
 
-    given = (engine_options(url) or {}).get("connect_args", {})
-    return create_engine(url, poolclass=NullPool, connect_args=given | arguments)
+    return create_engine(url, poolclass=NullPool, connect_args=(engine_options(url) or {}).get("connect_args", {}))
 
 
 def _backend(url: str) -> str:

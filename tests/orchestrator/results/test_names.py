@@ -96,7 +96,7 @@ def test_the_documentation_explains_every_symbol() -> None:
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     kinds = {f"`{kind}`": kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds}
     for part, params in (kinds | {"sampling": Sampling}).items():
-        letters = {key: field.symbol.name for key, field in params.fields().items()}
+        letters = {key: field.symbol for key, field in params.fields().items()}
         symbols = ", ".join(f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key))
         assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
     words = " ".join(text.split())
@@ -110,7 +110,7 @@ def test_the_documentation_explains_every_symbol() -> None:
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
     for params in [Sampling, *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds)]:
         for kept in ("number", "is_list"):
-            symbols = [field.symbol.name for field in params.fields().values() if getattr(field, kept)]
+            symbols = [field.symbol for field in params.fields().values() if getattr(field, kept)]
             assert len(set(symbols)) == len(symbols)
 
 

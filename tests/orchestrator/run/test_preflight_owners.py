@@ -277,9 +277,7 @@ def test_one_file_for_optuna_and_mlflow_is_refused(study: str, exists: bool, emp
 @pytest.mark.slow(seconds=20)
 def test_one_database_for_optuna_and_mlflow_is_refused(server: PostgreSQL) -> None:
     study, other = server.create("both"), server.create("another")
-    spelled = (
-        study.replace("postgresql://", "postgresql+psycopg://").replace("127.0.0.1", "localhost") + "?connect_timeout=5"
-    )
+    spelled = study.replace("postgresql://", "postgresql+psycopg://") + "?connect_timeout=5"
     for tracking in (study, spelled):
         message = refusal(study, tracking)
         assert "--study" in message
