@@ -151,7 +151,8 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path}: {_diagnose_safetensors(path)}") from error
+        problem = f"the file is truncated, damaged, or not a safetensors file ({error}); copy or download it again"
+        raise WeightsError(f"{path}: {_other_format(path) or problem}") from error
 
 
 def safetensors_metadata(path: Path) -> dict[str, str]:
@@ -331,29 +332,6 @@ def _other_format(path: Path) -> str | None:
     if head.lstrip().startswith((b"<!", b"<html", b"<?xml")):
         return "this is a web page, not weights: the download went wrong; download it again"
     return None
-
-
-def _diagnose_safetensors(path: Path) -> str:
-    """Why a safetensors file cannot be read, and the fix."""
-    if other := _other_format(path):
-        return other
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size > 8 and file.read(1) != b"{":
-            return "not a safetensors file in spite of its name; correct its ending, or convert it"
-        file.seek(8)
-        if size < 8 + length:
-            return f"the file is truncated inside its header ({size} bytes); copy or download it again"
-        try:
-            header = parse_json(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError):
-            return "its header is damaged; copy or download it again"
-    expected = 8 + length + max(ends, default=0)
-    if size < expected:
-        return f"the file is truncated: {size} of the {expected} bytes its header promises; copy or download it again"
-    return "its header does not describe its contents; copy or download it again"
 
 
 def _diagnose_pickle(path: Path, zipped: bool, error: Exception) -> str:
