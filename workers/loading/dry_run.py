@@ -314,10 +314,10 @@ def sample_caption(target: Target) -> str:
     Raises:
         ValueError: the target reads none of the captions that are tried; the reason is the last one's.
     """
-    vocabularies = [getattr(target.conditioner, attribute, None) for attribute in ("names", "words")]
-    names = [str(name) for vocabulary in vocabularies if isinstance(vocabulary, Mapping) for name in vocabulary]
+    words = getattr(target.conditioner, "words", None)
+    known = [str(word) for word in words][:1] if isinstance(words, Mapping) else []
     problem = ValueError()
-    for text in (*names[:1], "0", "a small dog", *sample_captions(0, 1)):
+    for text in (*known, "0", "a small dog", *sample_captions(0, 1)):
         try:
             target.encode([text], guided=False)
         except ValueError as error:
