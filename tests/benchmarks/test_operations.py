@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -14,13 +15,25 @@ from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
+from workers.models.transformer import Transformer
 
 PRESETS = {code_path(preset.config): name for name, preset in CATALOGUE.items()}
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
+def whole_models() -> Models:
     return on_meta(load_folder())
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    """The built-in models with one layer each: their operations do not count, but take most of the time."""
+    models = load_folder()
+    for module in itertools.chain(*(model.modules() for model in (models.target, *models.drafters.values()))):
+        if isinstance(module, Transformer):
+            module.layers = module.layers[:1]
+            module.config = replace(module.config, n_layers=1)
+    return on_meta(models)
 
 
 FILTERED = [name for name in sorted(PRESETS.values()) if isinstance(CATALOGUE[name].config.policy, Adjacency)]
@@ -38,6 +51,12 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
     total = sum(sum(phase.values()) for phase in counts.values())
     assert total <= (TREES if isinstance(config.policy, Adjacency | Dynamic) else CHAINS)
     assert counts == operations(models, config, batch=7)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "adt"])
+def test_the_number_of_layers_does_not_matter(models: Models, whole_models: Models, name: str) -> None:
+    config = CATALOGUE[name].config
+    assert operations(models, config) == operations(whole_models, config)
 
 
 @pytest.mark.parametrize("name", FILTERED)
