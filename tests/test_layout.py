@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1236,
     "orchestrator.results": 4119,
-    "orchestrator.run": 4117,
+    "orchestrator.run": 4141,
     "orchestrator.views": 1870,
     "search_spaces": 3836,
     "specfrontier": 374,

@@ -212,6 +212,7 @@ def connected(
             variables = {**environment, **guard.mark, **_new_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
             stack.enter_context(_environment(variables))
             stack.enter_context(ray_internals.on_loopback())
+            stack.enter_context(ray_internals.without_services())
             local_cores = max(cores, round((slots.count or 1) * slots.cpus + 0.5))
             options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
             options |= {"num_cpus": local_cores, "_temp_dir": str(guard.folder / "ray")}

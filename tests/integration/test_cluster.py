@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.run.ray_internals import without_services
 from orchestrator.views.mlflow_client import free_port
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import HOST, proxy
@@ -73,7 +74,8 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port())
+    with without_services():
+        return cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port())
 
 
 def agent_port() -> dict[str, int]:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,14 +30,60 @@ def ask():
     actor = ray.remote(Actor).options(num_cpus=1).remote()
     return ray.get(actor.answer.remote(), timeout=60)
 """
-DRIVER = f"""
+ANSWER = f"""
 import sys, ray
 {ACTOR}
 from orchestrator.run.cluster import Slots, connected
-with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
+from orchestrator.run.ray_internals import without_services
+def answer():
     print(ask(), ray.get_runtime_context().gcs_address, flush=True)
-    sys.stdin.read()
+    sys.stdin.readline()
 """
+DRIVER = f"""
+{ANSWER}
+with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
+    answer()
+"""
+THREE_CLUSTERS = f"""
+{ANSWER}
+def in_own():
+    with connected(None, Slots(1), 1):
+        answer()
+in_own()
+with without_services():
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+answer()
+ray.shutdown()
+in_own()
+"""
+
+
+@contextmanager
+def addresses(script: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[Iterator[str]]:
+    """The GCS's addresses of clusters that run an actor, one after the other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+        assert stdin is not None
+        assert stdout is not None
+        assert stderr is not None
+
+        def read() -> Iterator[str]:
+            while line := stdout.readline().split():
+                assert line[0] == "42"
+                yield line[1]
+                stdin.write("\n")
+                stdin.flush()
+
+        yield (found := read())
+        assert list(found) == [], "no other cluster"
+        assert process.wait(60) == 0, stderr.read()
 
 
 @contextmanager
@@ -45,22 +91,8 @@ def driver(address: str, folder: Path, home: Path, **variables: str) -> Iterator
     """The GCS's address of a cluster that runs an actor."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
     environment |= {"RAY_TMPDIR": str(folder), "HOME": str(home), "PYTHONPATH": str(ROOT)} | variables
-    with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, address],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        answer = process.stdout.readline().split()
-        assert answer[:1] == ["42"], process.communicate()
-        yield answer[1]
-        process.stdin.close()
-        assert process.wait(60) == 0, process.stderr.read()
+    with addresses(DRIVER, address, environment=environment) as found:
+        yield next(found)
 
 
 def code_without_token(address: str) -> grpc.StatusCode:
@@ -101,6 +133,8 @@ def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: 
             for entry in process.net_connections("inet")
             if entry.status == psutil.CONN_LISTEN or entry.type.name == "SOCK_DGRAM"
         }
+        programs = {Path(word).name for process in found for word in process.cmdline()}
+        assert not programs & {"dashboard.py", "monitor.py", "log_monitor.py"}, "a sweep on one machine needs none"
         assert {"gcs_server", "raylet"} <= {name for name, _ in listeners}
         assert len({name for name, _ in listeners}) >= 4, "agents, the driver and its worker listen too"
         assert not {(name, ip) for name, ip in listeners if not is_loopback(ip)}, "see docs/security.md"
@@ -115,32 +149,25 @@ def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: 
     assert list(folder.iterdir()) == []
 
 
-def test_a_local_cluster_wants_a_users_own_token_whatever_the_mode(folder: Path, tmp_path: Path) -> None:
-    """In Ray, an actor of a driver without tokens is cancelled if the user has one."""
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("ab" * 32)
-    with driver("local", folder, tmp_path, RAY_AUTH_MODE="disabled") as address:
-        assert code_without_token(address) == grpc.StatusCode.UNAUTHENTICATED
-
-
-def test_a_local_cluster_leaves_no_mode_to_the_next_one(folder: Path, tmp_path: Path) -> None:
-    """A driver that wants tokens refuses the calls of a cluster that has none: its actors are cancelled."""
-    script = f"""
-import sys, ray
-{ACTOR}
-from orchestrator.run.cluster import Slots, connected
-def in_own():
-    with connected(None, Slots(1), 1):
-        print(ask())
-in_own()
-ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-print(ask())
-ray.shutdown()
-in_own()
-"""
+def test_a_local_cluster_leaves_no_mode_to_the_next_one_and_wants_a_users_own_token(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A driver that wants tokens refuses the calls of a cluster that has none: its actors are cancelled. So is, in Ray,
+    an actor of a driver without tokens if the user has one.
+    """
     environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
-    assert done.stdout.split() == ["42"] * 3
+    with addresses(THREE_CLUSTERS, environment=environment) as found:
+        assert code_without_token(next(found)) == grpc.StatusCode.UNAUTHENTICATED
+        assert code_without_token(next(found)) == grpc.StatusCode.OK
+        write_token(tmp_path)
+        assert code_without_token(next(found)) == grpc.StatusCode.UNAUTHENTICATED
+        (private,) = folder.glob("*/ray")
+        assert not (private.parent / "auth_token").exists(), "the user's token is used"
+
+
+def write_token(home: Path) -> None:
+    (home / ".ray").mkdir()
+    (home / ".ray" / "auth_token").write_text("ab" * 32)
 
 
 def is_loopback(ip: str) -> bool:
@@ -151,8 +178,7 @@ def is_loopback(ip: str) -> bool:
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, tmp_path: Path) -> None:
     """With a token, the driver would refuse its own workers in a cluster that has none."""
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").write_text("ab" * 32)
+    write_token(tmp_path)
     port = free_port("127.0.0.1", 0)
     mode = "token" if secured else "disabled"
     environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": mode}

@@ -19,6 +19,7 @@ import ray
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Attempts, AwakeClock, Pool
+from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, PoolError, SweepError, Task, TaskResult
 from workers.data.storage import StorageError
 from workers.runtime.process import cores
@@ -83,8 +84,9 @@ class Echo:
 def cluster() -> Iterator[None]:
     # workers need not import this module, and pytest with it
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    ray.init("local", num_cpus=3, include_dashboard=False, object_store_memory=80 << 20, logging_level=logging.ERROR,
-             log_to_driver=False)  # fmt: skip
+    with without_services():
+        ray.init("local", num_cpus=3, include_dashboard=False, object_store_memory=80 << 20,
+                 logging_level=logging.ERROR, log_to_driver=False)  # fmt: skip
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

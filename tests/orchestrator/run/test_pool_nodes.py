@@ -18,6 +18,7 @@ from orchestrator.run import pool as pool_module
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.run.pool import Pool
+from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, EventSink, PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
 
@@ -69,9 +70,10 @@ def mixed() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     head: dict[str, Any] = {**NODE, "num_cpus": 0, "include_dashboard": False}
-    cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-    for labels in (H100, A10G):
-        cluster.add_node(**NODE, labels=labels)
+    with without_services():
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        for labels in (H100, A10G):
+            cluster.add_node(**NODE, labels=labels)
     cluster.wait_for_nodes()
     ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
     yield cluster
@@ -240,6 +242,7 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
     assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [("on a10g", 1), ("a10g", 1)], "worker, node"
     notes = [event["note"] for event in events]
     assert [note for note in notes if "gpu=a10g" in note] == ["timing shards wait for a worker on gpu=a10g"]
-    mixed.add_node(**NODE, labels=A10G)
+    with without_services():
+        mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)
     assert (timed.task.name, timed.output) == ("timing", {"kind": "a10g"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ray import _raylet
-from ray._private import grpc_utils, ray_constants, services, worker
+from ray._private import grpc_utils, parameter, ray_constants, services, worker
 
 from orchestrator.run import ray_internals
 from orchestrator.run.cluster import requires_token, resolve_address
@@ -33,6 +33,7 @@ def without_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, attribute in (
         (_raylet, "Config"),
         (grpc_utils, "init_grpc_channel"),
+        (parameter, "RayParams"),
         (ray_constants, "ENABLE_RAY_CLUSTER"),
         (services, "find_gcs_addresses"),
         (services, "find_node_ids"),
@@ -51,6 +52,7 @@ def test_missing_names_are_named(without_names: None) -> None:
         "ray._private.services:find_gcs_addresses.cache_clear",
         "ray._private.worker:_global_node",
         "ray._private.services:find_node_ids",
+        "ray._private.parameter:RayParams",
         "ray._private.worker:_worker_logs_enabled",
     ]
 
@@ -58,11 +60,22 @@ def test_missing_names_are_named(without_names: None) -> None:
 def test_checks_are_left_to_ray_without_their_names(without_names: None) -> None:
     ray_internals.forget_authentication()
     ray_internals.hide_worker_logs()
+    with ray_internals.without_services():
+        assert not hasattr(parameter, "RayParams")
     assert ray_internals.dead_processes() == ray_internals.local_clusters() == set()
     with odd_server(HTTP) as server:
         assert not requires_token(resolve_address(server.address))
         assert not requires_token(resolve_address(f"ray://{server.address}"))
         assert server.requests == []
+
+
+def test_private_names_have_their_values_again_after_a_start() -> None:
+    before = parameter.RayParams, services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER
+    with ray_internals.on_loopback(), ray_internals.without_services():
+        within = parameter.RayParams, services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER
+        assert within[2] is False
+        assert all(one is not other for one, other in zip(before[:2], within[:2], strict=True))
+    assert (parameter.RayParams, services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER) == before
 
 
 def test_a_cluster_that_others_could_reach_does_not_start(without_names: None) -> None:
