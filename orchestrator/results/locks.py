@@ -171,10 +171,16 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 def _lock_file(path: Path) -> Iterator[Lock]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
-        for _ in range(_ATTEMPTS):
-            if acquired := _flock(file.fileno()):
-                break
-            time.sleep(_POLL_INTERVAL_S)
+        try:
+            for _ in range(_ATTEMPTS):
+                if acquired := _flock(file.fileno()):
+                    break
+                time.sleep(_POLL_INTERVAL_S)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            problem = "this file system has no locks; mount it with them, or keep the sweep in another folder (--out)"
+            raise OSError(error.errno, problem, str(path)) from error
         lock = Lock(acquired, _describe(path.read_bytes()))
         if not acquired:
             yield lock

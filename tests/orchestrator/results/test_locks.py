@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 
+from orchestrator.errors import explain
 from orchestrator.results import locks
 from orchestrator.results.locks import LEASE_S, LockError, check_lock, driver_lock, exclusive, read_holder, waiting_lock
 from tests.fakes.object_store import ObjectStore, object_store
@@ -133,6 +134,17 @@ def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
         wait_for(lambda: lock.is_lost)
         with pytest.raises(LockError, match="another launch has taken over"):
             check_lock(bucket, lock)
+
+
+def test_a_file_system_without_locks_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lustre may be mounted without them."""
+    unsupported = OSError(errno.ENOSYS, "Function not implemented")
+    monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=unsupported))
+    with pytest.raises(OSError, match="no locks") as caught, exclusive(Storage(str(tmp_path)), NAME):
+        pytest.fail("the lock is not held")
+    message = explain(caught.value)
+    assert message.startswith(f"{tmp_path / NAME}: ")
+    assert "--out" in message
 
 
 def fail_to(action: str) -> Callable[[str], None]:
