@@ -25,15 +25,14 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     the front so far, the latest events."""
     from orchestrator.results.choices import choices_mapping, choose, default_limit
     from orchestrator.results.front import Trial, front_of
-    from orchestrator.results.launches import is_launched
+    from orchestrator.results.launches import is_preparing
     from orchestrator.results.status import sweep_status
-    from orchestrator.results.store import IDENTITY, find_sweep
+    from orchestrator.results.store import find_sweep
     from orchestrator.results.sweep import Sweep
 
     front, limits, choices = None, list[str](), dict[str, Trial]()
     storage = find_sweep(sweep)
-    is_preparing = not storage.exists(IDENTITY) and is_launched(storage)
-    opened = None if is_preparing else Sweep.open(storage)
+    opened = None if is_preparing(storage) else Sweep.open(storage)
     now = sweep_status(storage, opened)
     if opened is not None:
         front = front_of([opened])

@@ -17,6 +17,7 @@ from orchestrator.results.store import (
     IDENTITY,
     STORE_ID,
     SWEEPS,
+    TRIALS,
     Identity,
     NoSweepError,
     command,
@@ -149,20 +150,25 @@ def find_launch(storage: Storage, log: EventLog | None = None, now: datetime | N
     return Launch(STOPPED if holder is None else KILLED, driver)
 
 
-def is_launched(storage: Storage) -> bool:
-    """Whether a launch has begun here, with or without results."""
-    return any(map(storage.exists, (IDENTITY, EVENTS, STORE_ID))) or read_holder(storage, DRIVER_LOCK) is not None
+def is_preparing(storage: Storage) -> bool:
+    """Whether a launch has begun here that has no results yet."""
+    if storage.exists(IDENTITY) or storage.names(TRIALS):
+        return False
+    return any(map(storage.exists, (EVENTS, STORE_ID))) or read_holder(storage, DRIVER_LOCK) is not None
 
 
 def load_identity(storage: Storage) -> Identity:
     """The identity of a sweep.
 
     Raises:
-        NoSweepError: there is no sweep, or its launch has no results yet; the message says what it does.
+        NoSweepError: there is no sweep, or its launch has no results yet; the message says what it does. Or this file
+            alone is missing.
         ValueError: the file is damaged.
     """
     identity = read_identity(storage)
-    if identity is None and is_launched(storage):
+    if identity is None and storage.names(TRIALS):
+        raise NoSweepError(f"{storage.locate(IDENTITY)}: missing, though there are trials; restore the file")
+    if identity is None and is_preparing(storage):
         status = command(storage, "status")
         raise NoSweepError(f"{storage.display_name}: no results yet; {find_launch(storage).text} (`{status}`)")
     if identity is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report.page import write_report
+from orchestrator.results.checked_text import append_line
 from orchestrator.results.store import (
     FRONT_PLOT,
     FRONT_TABLE,
@@ -61,6 +62,17 @@ def test_a_changed_digit_in_a_record_or_the_identity_is_refused(store: Path, com
     assert result.code in (1, 2)
     assert f"{identity}:damaged" in message
     assert "restorethefile" in message
+
+
+@pytest.mark.parametrize("command", READERS, ids=" ".join)
+def test_trials_without_an_identity_are_not_a_sweep_that_prepares(store: Path, command: tuple[str, ...]) -> None:
+    """Such as those of a folder that was copied in part."""
+    append_line(store / "events.jsonl", {"event": "launch", "at": "2026-01-02T03:00:00+00:00"})
+    (store / "identity.json").unlink()
+    places = [str(store)] * (2 if command == ("compare",) else 1)
+    result = specfrontier(*command, *places)
+    assert result.code in (1, 2)
+    assert f"{store}/identity.json: missing, though there are trials; restore the file" in result.err
 
 
 def test_two_records_of_one_trial_are_refused(store: Path) -> None:
