@@ -21,7 +21,7 @@ from torch import Generator, Tensor, nn
 from recipes.scene_set import SceneSet, amounts, corrupt
 from workers.metrics.caption_accuracy import applicable
 from workers.metrics.clip_score import ClipConfig, SceneClip
-from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures, attribute_loss
+from workers.metrics.features import SLOT_SIZES, FeatureConfig, SceneFeatures
 from workers.models.own_files import save
 from workers.scenes.captions import SLOTS, caption
 from workers.training.loop import TrainConfig, batch_indices, train
@@ -143,6 +143,11 @@ def _set_batch_norm(net: SceneFeatures, scenes: SceneSet, config: TrainConfig) -
     for step in range(min(config.steps, _BATCH_NORM_BATCHES)):
         indices = batch_indices(config.seed, step, config.batch, len(scenes))
         net(_corrupted(scenes, indices, generator)[0])
+
+
+def attribute_loss(logits: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+    """Mean cross-entropy in nats over images and slots; rows [n, slots]."""
+    return torch.stack([F.cross_entropy(part, rows[:, i]) for i, part in enumerate(logits)]).mean()
 
 
 def _contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from search_spaces.params import as_tuples
@@ -141,8 +140,3 @@ def load_features(path: Path = BUILTIN) -> SceneFeatures:
 
 
 SCENES = ExtractorFactory(key=SceneFeatures.name, role="features", architecture=_ARCHITECTURE, load=load_features)
-
-
-def attribute_loss(logits: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over images and slots; rows [n, slots]."""
-    return torch.stack([F.cross_entropy(part, rows[:, i]) for i, part in enumerate(logits)]).mean()
