@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.data.checked_json import dump_checked, is_intact, load_checked
+from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 
 YAML, HTML = ("# ", ""), ("<!-- ", " -->")  # what is before and after a comment
@@ -69,16 +69,8 @@ def append_line(path: Path, entry: Mapping[str, Any], *, sync: bool = True) -> N
 
 
 def scan_lines(storage: Storage, name: str) -> Iterator[dict[str, Any] | None]:
-    """The objects of a JSON lines file one by one, None for a damaged line; nothing if there is no such file.
-
-    An incomplete last line is skipped: its writer was killed, or is still writing.
-    """
-    for line in _lines(storage, name):
-        try:
-            yield load_checked(line)
-        except ValueError:
-            if _is_damage(line):
-                yield None
+    """The objects of a JSON lines file one by one, None for a damaged line; nothing if there is no such file."""
+    return (entry for _, entry in _scan(storage, name))
 
 
 def read_lines(storage: Storage, name: str) -> tuple[list[dict[str, Any]], int]:
@@ -90,22 +82,26 @@ def read_lines(storage: Storage, name: str) -> tuple[list[dict[str, Any]], int]:
 
 def drop_damaged_lines(storage: Storage, name: str) -> int:
     """Rewrite a JSON lines file without its damaged lines; returns their number. FILE.damaged keeps the old one."""
-    damaged = sum(_is_damage(line) for line in _lines(storage, name) if not is_intact(line))
-    if damaged:
-        whole = b"".join(line for line in _lines(storage, name) if is_intact(line))
+    lines = [(line, entry is not None) for line, entry in _scan(storage, name)]
+    whole = [line for line, is_intact in lines if is_intact]
+    if damaged := len(lines) - len(whole):
         storage.write(f"{name}.damaged", storage.read(name))
-        storage.write(name, whole)
+        storage.write(name, b"".join(whole))
     return damaged
 
 
-def _lines(storage: Storage, name: str) -> Iterator[bytes]:
+def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """The lines of a JSON lines file and their objects, None for a damaged one; nothing if there is no such file.
+
+    An incomplete last line is skipped: its writer was killed, or is still writing. So are empty lines.
+    """
     if not storage.exists(name):
         return
     path = storage.path(name)
     with io.BytesIO(storage.read(name)) if path is None else path.open("rb") as lines:
-        yield from lines
-
-
-def _is_damage(line: bytes) -> bool:
-    """Whether a line that cannot be read is damaged, rather than empty or incomplete."""
-    return bool(line.strip()) and line.endswith(b"\n")
+        for line in lines:
+            try:
+                yield line, load_checked(line)
+            except ValueError:
+                if line.strip() and line.endswith(b"\n"):
+                    yield line, None

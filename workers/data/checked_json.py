@@ -45,17 +45,6 @@ def load_checked(data: bytes) -> dict[str, Any]:
     return entries
 
 
-def is_intact(data: bytes) -> bool:
-    """Whether `load_checked` can read these bytes; with a checksum, this takes a third of the time."""
-    if _TAIL.search(data) is not None:
-        return has_intact_checksum(data)
-    try:
-        load_checked(data)
-    except ValueError:
-        return False
-    return True
-
-
 def has_intact_checksum(data: bytes) -> bool:
     """Whether these bytes have a checksum, and have not changed since it was written."""
     tail = _TAIL.search(data)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from workers.data.checked_json import dump_checked, is_intact, load_checked
+from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
 
 ENTRIES = {"number": 12, "name": "“ü”", "metrics": {"fid": 4.25, "error": None}, "shards": ["a", "b"]}
 
@@ -15,7 +15,7 @@ ENTRIES = {"number": 12, "name": "“ü”", "metrics": {"fid": 4.25, "error": N
 def test_entries_come_back_and_any_reader_reads_them(indent: int | None) -> None:
     data = dump_checked(ENTRIES, indent=indent)
     assert load_checked(data) == load_checked(data + b"\n") == ENTRIES
-    assert is_intact(data)
+    assert has_intact_checksum(data)
     assert ENTRIES.items() < json.loads(data).items()
     assert (b"\n" in data) == (indent is not None)
 
@@ -33,7 +33,7 @@ def test_no_changed_bit_and_no_truncation_gives_other_entries(indent: int | None
             found = load_checked(bytes(changed))
         except ValueError:
             refused += 1
-            assert not is_intact(bytes(changed))
+            assert not has_intact_checksum(bytes(changed))
         else:  # in the name of the checksum
             assert ENTRIES.items() <= found.items()
     assert refused > 7 * len(data)
@@ -41,7 +41,7 @@ def test_no_changed_bit_and_no_truncation_gives_other_entries(indent: int | None
 
 def test_files_of_earlier_versions_are_read() -> None:
     assert load_checked(json.dumps(ENTRIES).encode()) == ENTRIES
-    assert is_intact(json.dumps(ENTRIES).encode())
+    assert not has_intact_checksum(json.dumps(ENTRIES).encode())
     for damaged in (b"[1]", b"", b"{", b'"text"', b"[" * 100_000, b'{"a": ' * 100_000, b'{"a": 1, "checksum": "12"}'):
         with pytest.raises(ValueError, match=r"."):
             load_checked(damaged)
