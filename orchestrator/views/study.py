@@ -263,8 +263,8 @@ def _times(record: TrialRecord) -> list[datetime]:
 
 
 def _facts(trial: FrozenTrial) -> tuple[object, ...]:
-    """What a trial's record says of it: parameters, values and attributes."""
-    return trial.params, trial.values, trial.user_attrs
+    """What a trial's record says of it: parameters, values and attributes. Studies of earlier versions lack `TRIAL`."""
+    return trial.params, trial.values, {key: value for key, value in trial.user_attrs.items() if key != TRIAL}
 
 
 class StudyError(ValueError):
