@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ def test_workers_that_sleep_are_busy_for_most_of_the_time(tmp_path: Path) -> Non
 
 def test_a_made_store_is_resumed_by_the_real_command(tmp_path: Path) -> None:
     sweep = sweep_of(3, 16)
+    sweep = replace(sweep, reference=replace(sweep.reference, count=96))
     made = make_store(sweep, tmp_path)
     assert (made["trials"], made["shards"]) == (3, 3 * (16 + 1)), "each trial has a timing shard"
-    resumed = resume(sweep, tmp_path, 4, "--no-mlflow").summary()
+    resumed = resume(sweep, tmp_path, 4, "--no-mlflow", "--workers", "1").summary()
     assert resumed["preflight_done_s"] <= resumed["first_worker_s"] <= resumed["first_shard_s"]
     assert resumed["memory_mb"] > 50

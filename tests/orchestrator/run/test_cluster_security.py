@@ -44,6 +44,12 @@ DRIVER = f"""
 with connected(None if sys.argv[1] == "local" else sys.argv[1], Slots(1), 1):
     answer()
 """
+RAY = """
+from ray.scripts.scripts import main
+from orchestrator.run.ray_internals import without_services
+with without_services():
+    main()
+"""
 THREE_CLUSTERS = f"""
 {ANSWER}
 def in_own():
@@ -182,8 +188,9 @@ def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, t
     port = free_port("127.0.0.1", 0)
     mode = "token" if secured else "disabled"
     environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": mode}
+    environment |= {"PYTHONPATH": str(ROOT)}
     options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--object-store-memory=83886080"]
+    command = [sys.executable, "-c", RAY, "start", *options, "--object-store-memory=83886080"]
     subprocess.run(
         [*command, "--disable-usage-stats", f"--dashboard-agent-listen-port={free_port('127.0.0.1', 0)}"],
         env=environment,
