@@ -39,7 +39,7 @@ MAX_PACKAGE_LINES = {
     "workers.drafters": 368,
     "workers.loading": 787,
     "workers.metrics": 2994,
-    "workers.models": 3420,
+    "workers.models": 3415,
     "workers.replay": 1330,
     "workers.runtime": 945,
     "workers.scenes": 373,

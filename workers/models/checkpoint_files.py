@@ -266,13 +266,12 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _pickled(path: Path) -> Tensors:
-    zipped = zipfile.is_zipfile(path)
     try:
         # training scripts store their arguments with the weights, as an argparse.Namespace of plain values
         with torch.serialization.safe_globals([argparse.Namespace]):
-            loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+            loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a damaged pickle stream can raise any exception
-        raise WeightsError(f"{path}: {_diagnose_pickle(path, zipped, error)}") from error
+        raise WeightsError(f"{path}: {_diagnose_pickle(path, error)}") from error
     keys, others = [], []
     while isinstance(loaded, dict) and (key := _state_dict_key(path, loaded)) is not None:
         keys.append(str(key))
@@ -334,7 +333,7 @@ def _other_format(path: Path) -> str | None:
     return None
 
 
-def _diagnose_pickle(path: Path, zipped: bool, error: Exception) -> str:
+def _diagnose_pickle(path: Path, error: Exception) -> str:
     """Why a file of `torch.save` cannot be read, and the fix."""
     if other := _other_format(path):
         return other
@@ -348,8 +347,4 @@ def _diagnose_pickle(path: Path, zipped: bool, error: Exception) -> str:
             "a TorchScript archive, which is a program; give a file with only the weights "
             "(for FID: pt_inception-2015-12-05-6726825d.pth)"
         )
-    with path.open("rb") as file:
-        head = file.read(4)
-    if head == b"PK\x03\x04" and not zipped:
-        return f"the file is truncated: it ends after {path.stat().st_size} bytes without its index; download it again"
     return "not a readable PyTorch weight file: damaged, truncated, or of another format; download it again"
