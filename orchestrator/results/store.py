@@ -335,4 +335,4 @@ def read_table(
     try:
         return read_shard(storage, name, columns, fix=fix)[0].replace_schema_metadata(None)
     except OSError as error:
-        raise ValueError(f"{storage.locate(name)}: cannot be read ({error}); {fix}") from error
+        raise ValueError(f"{error}; {fix}") from error  # it names the file

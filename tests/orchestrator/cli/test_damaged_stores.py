@@ -98,6 +98,12 @@ def test_status_says_that_the_events_were_cut(store: Path) -> None:
     assert warning.startswith("events.jsonl: the end of trial 2, 3 is missing")
 
 
+def test_a_missing_table_is_named_once(store: Path) -> None:
+    with pytest.raises(ValueError, match="no such file; restore the file") as caught:
+        read_table(Storage(store), FRONT_TABLE)
+    assert str(caught.value).count(str(store)) == 1
+
+
 def test_sync_writes_a_damaged_table_anew(store: Path) -> None:
     write_tables(Sweep.open(Storage(store)))
     table = store / FRONT_TABLE
