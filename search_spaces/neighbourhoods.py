@@ -11,9 +11,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from search_spaces.params import Abbreviations, Key, Params, Range, Symbol
+from search_spaces.params import Abbreviations, Key, Params, Range, Symbol, class_error, class_errors
 from search_spaces.plugins import Registry
 
 if TYPE_CHECKING:
@@ -89,6 +89,16 @@ class Neighbourhood(Params, ABC):
     never_stricter: ClassVar[bool] = True
     reads_codebook: ClassVar[bool] = False
     reads_ranking: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with class_errors(type(self), "exact, table_key or needed_codes"):
+            facts: Any = self.exact, self.table_key, self.needed_codes  # a plugin may be mistaken about the types
+        exact, key, _ = facts
+        if not isinstance(exact, bool):
+            raise class_error(type(self), f"exact must be True or False, got {exact!r}")
+        if key is not None and not (isinstance(key, tuple) and key[0] in get_args(Proximity) and key[1] > 0):
+            raise class_error(type(self), f"table_key must be None or (proximity, k), got {key!r}")
 
     @property
     @abstractmethod

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,23 @@ class ConfigError(ValueError):
     def under(self, *outer: str) -> ConfigError:
         """The same error with a path that starts at an outer mapping."""
         return ConfigError((*outer, *self.path), self.problem, self.location)
+
+
+def class_error(part: type, problem: str) -> ConfigError:
+    """The error that a class contradicts its base; it names the file that defines the class, and the class."""
+    file = getattr(sys.modules.get(part.__module__), "__file__", None)
+    return ConfigError((), f"class {part.__qualname__} in {file or part.__module__}: {problem}")
+
+
+@contextmanager
+def class_errors(part: type, member: str) -> Iterator[None]:
+    """Turn an exception that a method or property of a class raises into a `class_error`."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise class_error(part, f"{member} fails: {type(error).__name__}: {error}; correct it") from error
 
 
 @contextmanager
@@ -262,7 +280,10 @@ _FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotati
 
 
 def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
-    hints = get_type_hints(cls, include_extras=True)
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError as error:
+        raise class_error(cls, f"{error}; fields need the names of their types when the module runs") from error
     found: dict[str, ParamField] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every Params but the base is a dataclass
         if get_origin(hints[field.name]) is Annotated:

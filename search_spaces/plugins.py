@@ -15,9 +15,11 @@ names of its plugins (`plugin_modules`); while its files are read, such a lookup
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import pkgutil
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,7 +28,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from search_spaces.params import ConfigError, Extensible, unknown_choice
+from search_spaces.params import ConfigError, Extensible, class_error, unknown_choice
 
 ENTRY_POINT_GROUP = "specfrontier.plugins"
 PLUGINS_VARIABLE = "SPECFRONTIER_PLUGINS"
@@ -90,8 +92,9 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         """Class decorator: adds a class under its attribute `kind`.
 
         Raises:
-            ConfigError: another module has registered the kind, or another class the short name.
+            ConfigError: another module has the kind, another class the short name, or the class is incomplete.
         """
+        _check_class(entry, self.what)  # type: ignore[arg-type]  # these registries' classes
         kind: str = entry.kind  # type: ignore[attr-defined]  # these registries' classes
         short = getattr(entry, "short", kind)
         for other, known in self._entries.items():
@@ -125,6 +128,24 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         return self._entries[name]
 
 
+def _check_class(entry: type, what: str) -> None:
+    """Raise ConfigError, with the file and the class, if a class leaves out what its bases demand."""
+    if missing := [*sorted(getattr(entry, "__abstractmethods__", ())), *_unset_attributes(entry)]:
+        raise class_error(entry, f"define {', '.join(missing)}; every {what} needs them")
+    if "__dataclass_fields__" not in vars(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise class_error(entry, "write @dataclass(frozen=True, slots=True) below the line that registers it")
+    for name in dir(entry):
+        is_property = any(isinstance(vars(base).get(name), property) for base in entry.__mro__)
+        if is_property and inspect.isfunction(inspect.getattr_static(entry, name)):
+            raise class_error(entry, f"{name} is a property; write @property above it")
+
+
+def _unset_attributes(entry: type) -> list[str]:
+    """The class attributes that the bases of a class declare without a value, and that it does not set."""
+    declared = (item for base in entry.__mro__ for item in inspect.get_annotations(base).items())
+    return [name for name, annotation in declared if "ClassVar" in str(annotation) and not hasattr(entry, name)]
+
+
 def caller_module() -> str:
     """The name of the module that called the function that calls this one."""
     return str(sys._getframe(2).f_globals["__name__"])
@@ -139,15 +160,18 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
     Raises:
         ConfigError: a plugin fails to import; the message names it and the fix.
     """
-    if extra:
-        _add_to_variable(extra)
+    for name in extra:
+        if name.endswith(".py"):
+            raise ConfigError((), f"the plugin {name!r} is a file; give the module's name, {Path(name).stem}")
+    _add_to_variable(extra)
     for point in () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = point.dist.name if point.dist is not None else "unknown"
-        _load(point.load, f"{point.name} = {point.value}", f"of the package {package}", "fix or uninstall the package")
+        fix = f"correct or uninstall the package {package}"
+        _load(point.load, f"{point.name} = {point.value}", point.module, fix)
     _loaded.add(ENTRY_POINT_GROUP)
     for name in _variable_modules():
-        _load(partial(_import, name), name, "given by --plugin or SPECFRONTIER_PLUGINS",
-              "correct its name or the module; every machine needs it, installed or on PYTHONPATH")  # fmt: skip
+        fix = "correct the name in --plugin or SPECFRONTIER_PLUGINS; every machine needs it, installed or on PYTHONPATH"
+        _load(partial(_import, name), name, name, fix)
     if stored := _sweep_plugins.get():
         stored.load()
 
@@ -189,7 +213,7 @@ class _StoredPlugins:
         self._is_loaded = True  # before the imports: a plugin may look names up itself
         for name in self._find():
             try:
-                _load(partial(_import_stored, name, self._folder), name, "of the sweep", "correct the module")
+                _load(partial(_import_stored, name, self._folder), name, name, "the sweep needs it")
             except ConfigError as error:
                 if not isinstance(error.__cause__, ModuleNotFoundError):
                     raise
@@ -254,16 +278,32 @@ def load_object(reference: str) -> Any:
     """The object that "package.module:Name" refers to; the module is imported now.
 
     Raises:
-        ConfigError: there is no such module or name.
+        ConfigError: there is no such module or name, or it is a class that leaves out methods of its base.
     """
     module, _, name = reference.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError((), f"cannot load {reference!r}: {error}; write it as package.module:Name") from error
+    if missing := getattr(found, "__abstractmethods__", None):
+        raise class_error(found, f"define {', '.join(sorted(missing))}")
+    return found
 
 
-def _load(load: Callable[[], object], name: str, source: str, fix: str) -> None:
+def plugin_line(error: BaseException, modules: Iterable[str]) -> str:
+    """`my_rules.py, line 3`: the last line of these modules in an exception's traceback; empty if it has none."""
+    packages = {module.partition(".")[0] for module in modules}
+    frames = list(traceback.walk_tb(error.__traceback__))
+    lines = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in frames
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in packages
+    ]
+    return lines[-1] if lines else ""
+
+
+def _load(load: Callable[[], object], name: str, module: str, not_found: str) -> None:
+    """Import a plugin, once. not_found: the fix if `module` itself does not exist."""
     if name in _loaded:
         return
     _loaded.add(name)  # before the import: a plugin may look names up itself
@@ -271,5 +311,10 @@ def _load(load: Callable[[], object], name: str, source: str, fix: str) -> None:
         load()
     except Exception as error:
         _loaded.discard(name)
-        problem = f"the plugin {name!r} {source} cannot be imported: {type(error).__name__}: {error}; {fix}"
-        raise ConfigError((), problem) from error
+        if isinstance(error, ConfigError):
+            raise ConfigError(error.path, f"{error.problem} (plugin {name!r})", error.location) from error
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        fix = not_found if is_missing else "correct the module"
+        line = plugin_line(error, [module])
+        problem = f"{type(error).__name__}: {error}{f' ({line})' if line else ''}; {fix}"
+        raise ConfigError((), f"the plugin {name!r} cannot be imported: {problem}") from error

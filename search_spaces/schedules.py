@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from search_spaces.params import ConfigError, Params, Range, Symbol
+from search_spaces.params import ConfigError, Params, Range, Symbol, class_error, class_errors
 from search_spaces.plugins import Registry
 
 
@@ -22,6 +22,10 @@ class Schedule(Params, ABC):
     """Draft position -> relaxation budget."""
 
     __slots__ = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.checked_omegas(1)
 
     @abstractmethod
     def omegas(self, levels: int) -> tuple[float, ...]:
@@ -31,6 +35,22 @@ class Schedule(Params, ABC):
     @abstractmethod
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest omega that any position can get, in trees of any depth."""
+
+    def checked_omegas(self, levels: int) -> tuple[float, ...]:
+        """`omegas`, as many as there are levels and within `bounds`, on which it depends whether a rule is exact.
+
+        Raises:
+            ConfigError: the class breaks this; its file is named. Or `omegas` refuses the number of levels.
+        """
+        with class_errors(type(self), f"omegas({levels}) or bounds"):
+            omegas, (least, most) = tuple(map(float, self.omegas(levels))), self.bounds
+        if len(omegas) != levels:
+            raise class_error(type(self), f"omegas({levels}) must return {levels} numbers, got {len(omegas)}")
+        for omega in omegas:
+            if not (0 < omega < math.inf and least - _SLACK * omega <= omega <= most + _SLACK * omega):
+                problem = f"omegas({levels}) has {omega:g}, which is not within bounds, ({least:g}, {most:g})"
+                raise class_error(type(self), f"{problem}; correct one of the two")
+        return omegas
 
     @property
     def exact(self) -> bool:
@@ -43,6 +63,7 @@ class Schedule(Params, ABC):
         return self.bounds[0] >= 1
 
 
+_SLACK = 1e-9  # relative: rounding of `omegas` against `bounds`
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule", "search_spaces.rules")
 
 

@@ -15,9 +15,9 @@ from functools import lru_cache
 from importlib.resources import files
 from itertools import product
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Range, Symbol
+from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Range, Symbol, class_error, class_errors
 from search_spaces.plugins import Registry
 
 # Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
@@ -135,6 +135,13 @@ class TreePolicy(Params, ABC):
     implementation: ClassVar[str]
     adapts_to_rule: ClassVar[bool] = False
     size_map: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with class_errors(type(self), "bounds"):
+            bounds: Any = self.bounds  # of a plugin, which may be mistaken about the type
+        if not isinstance(bounds, TreeBounds) or not all(type(size) is int and size >= 0 for size in bounds):
+            raise class_error(type(self), f"bounds must be TreeBounds of three whole numbers, got {bounds!r}")
 
     @property
     @abstractmethod

@@ -33,6 +33,7 @@ from search_spaces.params import (
     Range,
     Symbol,
     at,
+    class_error,
     expect_mapping,
     unknown_choice,
     unknown_key,
@@ -127,13 +128,14 @@ class Section:
             ConfigError: kinds disagree on a key's type.
         """
         found: dict[str, tuple[type, str]] = dict.fromkeys(self.tags, (str, "the name of a kind"))
-        kinds = ((repr(kind), entry.fields()) for options in self.tags.values() for kind, entry in options.items())
-        for owner, fields in (("every kind", self.common), *kinds):
-            for key, entry in fields.items():
-                kind, first = found.setdefault(key, (entry.column_type, owner))
+        found |= {key: (entry.column_type, "every kind") for key, entry in self.common.items()}
+        classes = [made for options in self.tags.values() for made in options.values()]
+        for made in sorted(classes, key=lambda made: is_external(made.__module__)):  # a plugin's key has to change
+            for key, entry in made.fields().items():
+                kind, first = found.setdefault(key, (entry.column_type, repr(made.kind)))
                 if kind is not entry.column_type:
-                    clash = f"{kind.__name__} in {first}, {entry.column_type.__name__} in {owner}"
-                    raise ConfigError((key,), f"has one type in every kind: {clash}; rename the plugin's key")
+                    clash = f"is {entry.column_type.__name__} here but {kind.__name__} in {first}"
+                    raise class_error(made, f"the key {key!r} {clash}, and both are one column; rename it")
         return {key: kind for key, (kind, _) in found.items()}
 
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
@@ -192,7 +194,7 @@ class DecodingConfig:
             return
         self.drafter.check_tree(self.policy)
         with at("acceptance"):
-            self.acceptance.schedule.omegas(self.policy.bounds.depth)
+            self.acceptance.schedule.checked_omegas(self.policy.bounds.depth)
 
     @classmethod
     def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:

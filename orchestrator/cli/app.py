@@ -21,13 +21,13 @@ from orchestrator.cli import (
     status,
     train,
 )
-from orchestrator.errors import WRONG_USAGE, CommandError, last_words
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, last_words
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
-from search_spaces.plugins import load_plugins
+from search_spaces.plugins import load_plugins, plugin_line, plugin_modules
 from workers.runtime.process import keep_freed_memory, use_threads
 
 app = typer.Typer(
@@ -97,6 +97,13 @@ def main() -> None:
             message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name
             typer.echo(last_words(message, error.code), err=True)
             sys.exit(exit_code(error.code))
+        except Exception as error:
+            line = plugin_line(error, plugin_modules())
+            if not line:
+                raise
+            problem = f"{line}: {type(error).__name__}: {error}; correct the plugin"
+            typer.echo(last_words(clean(problem), FAILED), err=True)
+            sys.exit(exit_code(FAILED))
         except SystemExit as end:
             sys.exit(exit_code(end.code))
         finally:

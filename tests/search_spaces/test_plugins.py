@@ -17,7 +17,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.samplers import SAMPLERS, register_sampler
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, flat_types
 
 PLUGIN = '''
 import math
@@ -158,3 +158,103 @@ def test_lookup_suggests_the_nearest_name() -> None:
         registry.lookup("alpa")
     with pytest.raises(ConfigError, match=r"package\.module:Name"):
         load_object("search_spaces.trees:Nothing")
+
+
+STEP = """
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from search_spaces.schedules import SCHEDULES, Schedule
+
+
+@SCHEDULES.register
+@dataclass(frozen=True, slots=True)
+class Step(Schedule):
+    kind: ClassVar[str] = "step"
+    budget: Annotated[float, "budget of the first draft position"] = 2.0
+
+    def omegas(self, levels: int) -> tuple[float, ...]:
+        return (self.budget,) + (1.0,) * (levels - 1)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 1.0, self.budget
+"""
+BOUNDS = "    @property\n    def bounds(self) -> tuple[float, float]:\n        return 1.0, self.budget\n"
+
+
+def refusal(module: str, text: str, config: object) -> str:
+    """The error with which a plugin's text, or a config that uses it, is refused; it must name the plugin's file."""
+
+    def use() -> None:
+        load_plugins([module])
+        flat_types()
+        DecodingConfig.from_mapping(config)
+
+    Path(f"{module}.py").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        use()
+    message = str(caught.value)
+    assert f" in {Path.cwd() / module}.py" in message
+    assert "\n" not in message
+    return message.replace(f" in {Path.cwd() / module}.py", "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (BOUNDS, "", "define bounds; every schedule needs them"),
+        ('    kind: ClassVar[str] = "step"\n', "", "define kind; every schedule needs them"),
+        ("    @property\n", "", "bounds is a property; write @property above it"),
+        ("@dataclass(frozen=True, slots=True)\n", "", "write @dataclass(frozen=True, slots=True) below the line"),
+        ("(1.0,) * (levels - 1)", "()", "omegas(4) must return 4 numbers, got 1"),
+        ("return 1.0, self.budget", "return 1.0, 1.0", "omegas(1) has 2, which is not within bounds, (1, 1); correct"),
+        ("return 1.0, self.budget", "return self.budget", "omegas(1) or bounds fails: TypeError"),
+        ("(1.0,) * (levels - 1)", "(1 / (levels - 1),)", "omegas(1) or bounds fails: ZeroDivisionError"),
+        ("return (self.budget,)", "return (0.0,)", "omegas(1) has 0, which is not within bounds"),
+    ],
+)
+def test_mistakes_in_a_schedule_name_its_file_class_and_fix(module: str, old: str, new: str, problem: str) -> None:
+    assert STEP.count(old) == 1
+    config = {"drafter": "eagle", "tree": {"policy": "chain", "length": 4}, "acceptance": {"schedule": "step"}}
+    assert f"class Step: {problem}" in refusal(module, STEP.replace(old, new), config)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("TreeBounds(1, self.teeth, self.teeth)", "(1, self.teeth, 1)", "class Comb: bounds must be TreeBounds"),
+        ('    implementation: ClassVar[str] = f"{__name__}:draft_comb"\n', "", "class Comb: define implementation"),
+        (
+            'teeth: Annotated[int, "children',
+            'teeth: Unknown[int, "children',
+            "class Comb: name 'Unknown' is not defined",
+        ),
+        (
+            "    share:",
+            '    budget: Annotated[str, "a word"]\n    share:',
+            "class Widened: the key 'budget' is str here but",
+        ),
+    ],
+)
+def test_mistakes_in_trees_and_neighbourhoods_name_their_file(module: str, old: str, new: str, problem: str) -> None:
+    assert PLUGIN.count(old) == 1
+    assert problem in refusal(module, f"from __future__ import annotations\n{PLUGIN.replace(old, new)}", COMB)
+
+
+def test_a_plugin_is_named_by_its_module_and_its_error_by_its_line(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=rf"'{module}\.py' is a file; give the module's name, {module}$"):
+        load_plugins([f"{module}.py"])
+    Path(f"{module}.py").write_text("x = (\n")
+    with pytest.raises(ConfigError, match=rf"SyntaxError: .*{module}\.py, line 1\); correct the module$"):
+        load_plugins([module])
+    monkeypatch.setenv(PLUGINS_VARIABLE, "")
+    with pytest.raises(ConfigError, match=r"'nothing_such' cannot be imported: .*; correct the name in --plugin"):
+        load_plugins(["nothing_such"])
+
+
+def test_an_implementation_without_its_methods_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^class TreePolicy in .*trees\.py: define bounds$"):
+        load_object("search_spaces.trees:TreePolicy")

@@ -98,7 +98,7 @@ class Acceptor:
         self.rule, self.tables, self.sampling = rule, tables, sampling
         omegas = torch.ones(max_levels + 1, max_levels + 1, device=device)
         for levels in range(1, max_levels + 1):
-            omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.omegas(levels), device=device)
+            omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.checked_omegas(levels), device=device)
         self._omegas = omegas  # [drafted levels, depth]
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
         self._exact_greedy = rule.is_exact(temperature=0.0)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from search_spaces.drafters import DRAFTERS, DrafterChoice
-from search_spaces.neighbourhoods import NeighbourTables
-from search_spaces.params import ConfigError
-from search_spaces.plugins import PluginNames, load_object
+from search_spaces.neighbourhoods import Neighbourhood, NeighbourTables, gather_probs
+from search_spaces.params import ConfigError, class_error, class_errors
+from search_spaces.plugins import PluginNames, is_external, load_object
 from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
@@ -74,4 +77,32 @@ def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     key = config.acceptance.neighbourhood.table_key
     neighbours = neighbour_table(target.codebook, *key) if key else None
     codebook = target.codebook if config.acceptance.neighbourhood.reads_codebook else None
-    return NeighbourTables(neighbours=neighbours, codebook=codebook)
+    tables = NeighbourTables(neighbours=neighbours, codebook=codebook)
+    if is_external(type(config.acceptance.neighbourhood).__module__) and not target.codebook.is_meta:
+        check_masses(config.acceptance.neighbourhood, tables, target.codebook)
+    return tables
+
+
+def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook: Tensor) -> None:
+    """Compare a plugin's masses with what its class says of them, on random probs: they decide what is lossless.
+
+    Raises:
+        ConfigError: they contradict it; the file and the class are named.
+    """
+    generator, made = torch.Generator().manual_seed(0), type(neighbourhood)
+    weights = torch.rand(2, 16, len(codebook), generator=generator) ** 8
+    r, p = (weights / weights.sum(-1, keepdim=True)).to(codebook.device)
+    x = torch.randint(len(codebook), (16,), generator=generator).to(codebook.device)
+    with class_errors(made, "mass or all_masses"):
+        mass, everywhere = neighbourhood.mass(r, p, x, tables), neighbourhood.all_masses(r, p, tables)
+        all_masses = [gather_probs(values, x) for values in everywhere]
+    plain = [gather_probs(probs, x) for probs in (r, p)]
+    for name, found, values, own in zip(("target", "proposal"), mass[:2], all_masses, plain, strict=True):
+        if found.shape != x.shape or not torch.allclose(found, values, rtol=1e-3):
+            raise class_error(made, f"mass and all_masses differ in `{name}`; correct one of the two")
+        is_own = torch.allclose(found, own, rtol=1e-3)
+        if neighbourhood.exact and not is_own:
+            raise class_error(made, f"exact is True, but mass has a `{name}` that is not the token's own; correct one")
+        is_larger = name == "target" and bool((found >= own * 0.999).all())
+        if neighbourhood.never_stricter and not (is_own or is_larger):
+            raise class_error(made, "mass may be stricter than the exact rule; set never_stricter = False")

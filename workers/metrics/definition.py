@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
+
+from search_spaces.params import ConfigError, unknown_choice
 
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
@@ -31,6 +33,10 @@ class Metric:
     about: str = ""
     needs: tuple[str, ...] = ()
     vanilla: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.direction not in get_args(Direction):
+            raise ConfigError(("metrics", self.name, "direction"), unknown_choice(self.direction, get_args(Direction)))
 
     def to_mapping(self) -> dict[str, Any]:
         """What the results of a sweep depend on, as plain data, without the name."""

@@ -55,12 +55,18 @@ def select_metrics(
 
 
 def compute_metrics(inputs: MetricInputs, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Estimates by metric, and for each metric that the inputs do not suffice for, the reason."""
+    """Estimates by metric, and for each metric that the inputs do not suffice for, the reason.
+
+    Raises:
+        TypeError: a metric's function does not return an Estimate.
+    """
     estimates: dict[str, Estimate] = {}
     skipped: dict[str, str] = {}
     for name in names:
         try:
-            estimates[name] = METRICS.all()[name].compute(inputs)
+            estimates[name] = estimate = METRICS.all()[name].compute(inputs)
+            if not isinstance(estimate, Estimate):
+                raise TypeError(f"the metric {name!r} must return an Estimate, got {type(estimate).__name__}")
         except MetricUnavailable as reason:
             skipped[name] = str(reason)
     return estimates, skipped

@@ -70,7 +70,7 @@ def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -
     counts = set(levels.tolist())
     table = torch.ones(max(counts, default=0) + 1, _deepest(steps) + 1, device=levels.device)
     for count in counts:
-        budgets = torch.tensor(rule.schedule.omegas(count), device=levels.device)[: table.shape[1] - 1]
+        budgets = torch.tensor(rule.schedule.checked_omegas(count), device=levels.device)[: table.shape[1] - 1]
         table[count, 1 : len(budgets) + 1] = budgets
     return table[levels[:, None], steps.depth]
 
