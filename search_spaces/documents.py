@@ -23,6 +23,9 @@ _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool",
 _BARE_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
 
 
+OVERRIDE = "--set"  # the location of a value that is not the file's
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Plain data, and the location "file:line" of each value by its path.
@@ -55,7 +58,7 @@ class Document:
         """
         data, path = _override(self.data, key.split("."), value, ())
         locations = {other: line for other, line in self.locations.items() if other[: len(path)] != path}
-        created = {path[:end]: "override" for end in range(len(path) + 1)}
+        created = {path[:end]: OVERRIDE for end in range(len(path) + 1)}
         return Document(data, created | locations)
 
 
@@ -67,11 +70,11 @@ def _override(data: Any, keys: list[str], value: object, path: Path) -> tuple[An
     if isinstance(data, list):
         if not key.isdecimal() or int(key) >= len(data):
             indices = f"0 to {len(data) - 1}" if data else "none, the list is empty"
-            raise ConfigError((*path, key), f"index out of range; indices: {indices}", "override")
+            raise ConfigError((*path, key), f"index out of range; indices: {indices}", OVERRIDE)
         entry, found = _override(data[int(key)], rest, value, (*path, f"[{key}]"))
         return [*data[: int(key)], entry, *data[int(key) + 1 :]], found
     if not isinstance(data, dict | None):
-        raise ConfigError((*path, key), f"{'.'.join(path)} is {data!r}, a scalar without keys", "override")
+        raise ConfigError((*path, key), f"{'.'.join(path)} is {data!r}, a scalar without keys", OVERRIDE)
     entry, found = _override((data or {}).get(key), rest, value, (*path, key))
     return {**(data or {}), key: entry}, found
 

@@ -86,10 +86,10 @@ class Range:
         return self.low is not None or self.high is not None
 
     def __str__(self) -> str:
-        if self.low is not None and self.high is not None:
-            return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
-        low = "" if self.low is None else f"{'greater than' if self.open_low else 'at least'} {self.low:g}"
-        return low if self.high is None else f"at most {self.high:g}"
+        least, most = ("" if n is None else str(n) if isinstance(n, int) else f"{n:g}" for n in (self.low, self.high))
+        if least and most:
+            return f"in {'(' if self.open_low else '['}{least}, {most}]"
+        return f"at most {most}" if most else least and f"{'greater than' if self.open_low else 'at least'} {least}"
 
 
 class Key(str):

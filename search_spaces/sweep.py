@@ -127,6 +127,9 @@ class SweepConfig:
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
         """The sweep in plain data. ConfigError names the path of an invalid value."""
+        for key in expect_mapping(mapping).keys() - set(KEYS):
+            if owners := [name for name, section in SWEEP_SECTIONS.items() if key in section.fields()]:
+                raise ConfigError((key,), f"is a key of a section; write {' or '.join(f'{o}.{key}' for o in owners)}")
         given = {key: value for key, value in expect_mapping(mapping, KEYS).items() if value is not None}
         if "space" not in given and "enqueue" not in given:
             raise ConfigError(("space",), "missing; give a space to search, or configs to enqueue")

@@ -286,9 +286,12 @@ class DecodingConfig:
             available = ", ".join(sorted({*drafters, *without}))
             raise ConfigError(("drafter",), f"the target has no {kind!r} drafter; it has {available}")
         if image_tokens is not None and depth > image_tokens:
-            raise ConfigError(("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image")
+            raise ConfigError(
+                ("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image; lower its depth"
+            )
         if (limit := (drafters or {}).get(kind)) is not None and depth > limit:
-            raise ConfigError(("tree",), f"{depth} levels are more than the {limit} that the {kind} drafter can draft")
+            problem = f"{depth} levels are more than the {limit} that the {kind} drafter can draft; lower its depth"
+            raise ConfigError(("tree",), problem)
         sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.bounds.width)]
         if (codes := self.acceptance.neighbourhood.needed_codes) is not None:
             sizes.append((("acceptance", codes.key), codes.noun, codes.number))
@@ -296,7 +299,9 @@ class DecodingConfig:
             sizes.append((("sampling", "top_k"), "tokens", self.sampling.top_k))
         for path, what, size in sizes:
             if size > codebook_size:
-                raise ConfigError(path, f"{size} {what} are more than the {codebook_size} codes of the codebook")
+                raise ConfigError(
+                    path, f"{size} {what} are more than the {codebook_size} codes of the codebook; lower it"
+                )
 
 
 def flat_types() -> dict[str, type]:

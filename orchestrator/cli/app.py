@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from orchestrator.cli import (
     compare,
@@ -30,7 +31,27 @@ from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins, plugin_line, plugin_modules
 from workers.runtime.process import keep_freed_memory, use_threads
 
+_UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # which typer does not export
+
+
+class _Commands(TyperGroup):
+    """The commands; two of typer's errors say what to do."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except _UsageError as error:
+            found: Any = error
+            message = found.format_message()
+            if message.startswith("No such option: --plugin"):
+                found.message += "; write it before the command: specfrontier --plugin MODULE COMMAND"
+            elif message.startswith("Missing argument 'SPACE'"):
+                found.message = "`specfrontier launch --list` shows the ready spaces"
+            raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="specfrontier",
     help="Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on Ray, compares "
     "fronts, logs to MLflow.",

@@ -72,7 +72,8 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
 
     Without --x and --y, sweeps are compared by the objectives that all of them measured; a note names the others.
     Refuses metrics that are not comparable: FIDs with other features, captions, reference images or numbers of images,
-    and seconds of another device. Speed-ups are always comparable.
+    and seconds of another device. Ratios to vanilla, such as speedup, are always compared; notes say whether the
+    sampling, and with it vanilla, the captions or the devices differ.
     """
     by = kind.by
     if kind.published:
@@ -107,7 +108,7 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
         typer.echo(clean(f"Note: {warning}."), err=True)
     show(
         {"objectives": objectives, **asdict(found), "warnings": warnings},
-        _describe(found, [metric.name for metric in front.metrics]),
+        _describe(found, [metric.name for metric in front.metrics], "sweep" if by is None else "group"),
         as_json=output.as_json,
     )
 
@@ -149,7 +150,7 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
         name = trial.origin
         if by is not None:
             value = _part_kinds(by, trial.config) if by in _PARTS else column[trial.row]
-            name = _group_name(front, trial.origin, value)
+            name = _group_name(front, trial.origin, value, by)
         groups.setdefault(name, []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
@@ -170,16 +171,16 @@ def _part_kinds(part: str, config: DecodingConfig) -> str:
     return family(config) + ("" if resampling == EXACT.resampling else f", {resampling}")
 
 
-def _group_name(front: Front, sweep: str, value: Any) -> str:
-    """The group of a sweep's trials with this value of the column."""
-    shown = "none" if value is None else str(value)
+def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
+    """The group of a sweep's trials with this value of the column; of a kind `none`, `no neighbourhood`."""
+    shown = "not set" if value is None else f"no {by.rpartition('.')[2]}" if value == "none" else str(value)
     if isinstance(value, float):
         shown = f"{value:g}"
     return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
-def _describe(found: Comparison, metrics: list[str]) -> list[str]:
-    """The comparison as lines of text."""
+def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
+    """The comparison as lines of text. what: is compared, `sweep` or `group`."""
     corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.reference, strict=True))
     scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.scale, strict=True))
     best = max(found.hypervolumes.values())
@@ -199,11 +200,11 @@ def _describe(found: Comparison, metrics: list[str]) -> list[str]:
             shares = f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"
             pairs.append([a, b, measured(sign * more, error), *shares])
     return [
-        shown_table(["front", "trials", "on front", "hypervolume", "of the best"], volumes, right=[1, 2, 3, 4]),
+        shown_table([what, "trials", "on front", "hypervolume", "of the largest"], volumes, right=[1, 2, 3, 4]),
         f"from the reference point {corner}",
         "",
-        shown_table(["front", "against", "more hypervolume", "epsilon", "covers"], pairs, right=[2, 3, 4]),
-        "more hypervolume: of the first front, with the error of the difference; trials on equal captions are paired",
+        shown_table([what, "against", "difference", "epsilon", "covers"], pairs, right=[2, 3, 4]),
+        "difference: how much larger the first hypervolume is, with its error; trials on equal captions are paired",
         "epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range "
         f"({scale}); 0 or less: it already does",
         "covers: the share of the second front that the first equals or dominates",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.views.follower import Ending, View, Views
     from orchestrator.views.mlflow import MlflowView
     from search_spaces.sweep import SweepConfig
+    from search_spaces.trial import Sampling
     from workers.data.storage import Storage
 
 EPILOG = """\b
@@ -75,9 +76,9 @@ def launch(
         check_resources(options.slots, options.address, config.requested_metrics)
     _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
-    uri = _preflight(config, storage, options)
+    uri, sampling = _preflight(config, storage, options)
     if options.check:
-        typer.echo(describe_plan(config, storage))
+        typer.echo(describe_plan(replace(config, sampling=sampling), storage))
         return storage.uri
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
@@ -153,8 +154,8 @@ def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
     return tuple(sorted(map(int, chosen)))
 
 
-def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) -> str:
-    """Check the sweep before any worker starts; returns the resolved tracking URI ("": no MLflow).
+def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) -> tuple[str, Sampling | None]:
+    """Check the sweep before any worker starts; returns the resolved tracking URI ("": no MLflow) and the sampling.
 
     Raises:
         CommandError: the problem and the fix; 1 if the cluster does not respond, else 2.
@@ -165,8 +166,8 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) ->
 
     uri = resolve_uri(storage, options.tracking_uri) if options.mlflow else ""
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
-        preflight(config, storage, address=options.address, study=options.study, mlflow=uri)
-    return uri
+        sampling = preflight(config, storage, address=options.address, study=options.study, mlflow=uri)
+    return uri, sampling
 
 
 def describe_plan(config: SweepConfig, storage: Storage) -> str:
@@ -186,17 +187,22 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield from _resume(config, storage)
     yield "models", str(config.models)
     yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
-    compared = f"at most {reference.count} images of {reference.source}"
+    is_drawn = reference.source == "scenes"
+    compared = f"{'' if is_drawn else 'at most '}{counted(reference.count, 'image')} of {reference.source}"
     yield "reference", "none" if reference.source == "none" else compared
+    sampling = {} if config.sampling is None else config.sampling.to_mapping()
+    yield "sampling", ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "the target's own"
     yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
     yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
     yield "space", counted(size, "point") if size and config.space.source else ""
-    searched = config.space.parameters()
-    column = min(max(map(len, searched), default=0), _MAX_NAME_WIDTH)
-    for name, domain in searched.items():
-        yield f"  {name:<{column}}", " | ".join(domain) if isinstance(domain, tuple) else str(domain)
+    searched = {_searched_key(name): domain for name, domain in config.space.parameters().items()}
+    column = min(max((len(name) for name, _ in searched), default=0), _MAX_NAME_WIDTH)
+    for (name, condition), domain in searched.items():
+        yield f"  {name:<{column}}", (" | ".join(domain) if isinstance(domain, tuple) else str(domain)) + condition
     limits = config.budget.to_mapping()
-    yield "budget", ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    budget = ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    most = size + len(config.enqueue or ("vanilla",)) if size is not None else config.budget.trials
+    yield "budget", f"{budget}; there are at most {most} settings" if most < config.budget.trials else budget
     images = captions.count * quality.samples
     total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
     shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
@@ -215,6 +221,14 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
+
+
+def _searched_key(name: str) -> tuple[str, str]:
+    """The key that a parameter sets, and where it does: of `tree=chain.length`, `tree.length` and ` (tree chain)`."""
+    parts = [part.partition("=") for part in name.replace("space", "branch", 1).split(".")]
+    key = ".".join(tag for tag, is_kind, _ in parts if not (is_kind and tag == "branch"))
+    kinds = ", ".join(f"{tag} {kind}" for tag, is_kind, kind in parts if is_kind)
+    return key, f" ({kinds})" if kinds else ""
 
 
 def _on(nodes: Mapping[str, str] | None) -> str:

@@ -6,7 +6,7 @@ objectives; rows with NaN are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -220,10 +220,12 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
 def require_comparable(identities: Sequence[Identity], metric: str) -> None:
     """Raise QueryError if there are `obstacles`."""
     if reasons := obstacles(identities, metric):
-        raise QueryError(
-            f"{metric} cannot be compared: the sweeps differ in {'; in '.join(reasons)}. Choose speed metrics with --x "
-            "and --y, or repeat the sweeps under the same conditions"
-        )
+        fine = [name for name in identities[0].metrics if all(name in i.metrics for i in identities)]
+        fine = [name for name in fine if not obstacles(identities, name)]
+        choice = f"choose two of {', '.join(fine)} with --x and --y, or " if len(fine) > 1 else ""
+        differences = "; in ".join(reasons)
+        fix = f"{choice}repeat the sweeps under the same conditions"
+        raise QueryError(f"{metric} cannot be compared: the sweeps differ in {differences}; {fix}")
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
@@ -236,10 +238,10 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     """
     needs = _needs(identities, metric)
     if _is_time(identities, metric):
-        return [f"{fact}: {_against(values)}" for fact, values in _different_timing(identities)]
+        return [f"{fact}: {_against(identities, values)}" for fact, values in _different_timing(identities)]
     if needs <= COUNTS:
         return []
-    facts: dict[str, list[Any]] = {"captions": [identity.caption_set for identity in identities]}
+    facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
     for name in _extractors(identities, metric, needs):
         facts[f"the extractor {name!r}"] = [identity.extractors.get(name) for identity in identities]
     if REFERENCE in needs:
@@ -247,9 +249,9 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if BASELINE in needs:
         facts |= {"the target": [i.target for i in identities]}
         facts |= {"the baseline's setting": [i.baseline for i in identities]}
-    if metric not in UNBIASED and FEATURES in needs:
-        facts["the number of images"] = _stated(identity.images for identity in identities)
-    return [f"{fact}: {_against(values)}" for fact, values in facts.items() if _differ(values)]
+    if metric not in UNBIASED and FEATURES in needs and None not in (images := [i.images for i in identities]):
+        facts["the number of images"] = images
+    return [f"{fact}: {_against(identities, values)}" for fact, values in facts.items() if _differ(values)]
 
 
 def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[str]:
@@ -260,13 +262,16 @@ def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[
         for name, attribute in facts.items()
         if _differ([getattr(identity, attribute) for identity in identities])
     ]
+    baselines = [identity.baseline for identity in identities]
+    if _differ(baselines):
+        found.append(f"the sweeps' sampling differs, so their baselines do: {_against(identities, baselines)}")
     speed = [metric.name for metric in metrics if not obstacles(identities, metric.name)]
     if speed and _differ([identity.caption_set for identity in identities]):
         found.append(f"{' and '.join(speed)} were measured on different captions")
     timed = [metric.name for metric in metrics if TIMINGS in _needs(identities, metric.name)]
     if ratios := [name for name in timed if not _is_time(identities, name)]:
         for fact, values in _different_timing(identities):
-            found.append(f"{' and '.join(ratios)}: timed with different {fact}, {_against(values)}")
+            found.append(f"{' and '.join(ratios)}: timed with different {fact}, {_against(identities, values)}")
     return found
 
 
@@ -282,12 +287,12 @@ def _is_time(identities: Sequence[Identity], metric: str) -> bool:
 
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:
     """The facts that timings depend on and that differ, among the identities that record them."""
-    facts = {
-        "devices": _stated(identity.timing_device for identity in identities),
-        "threads": _stated(identity.threads for identity in identities),
-        "timing batches": _stated(identity.timing.get("batch") for identity in identities),
+    facts: dict[str, list[Any]] = {
+        "devices": [identity.timing_device for identity in identities],
+        "threads": [identity.threads for identity in identities],
+        "timing batches": [identity.timing.get("batch") for identity in identities],
     }
-    return [(fact, values) for fact, values in facts.items() if _differ(values)]
+    return [(fact, values) for fact, values in facts.items() if _differ([v for v in values if v is not None])]
 
 
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
@@ -301,20 +306,21 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
     return names
 
 
-def _stated(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if value is not None]
+def _captions(identity: Identity) -> str:
+    """A sweep's captions in words; the start of their hash tells them from others of the same source and number."""
+    given = identity.captions
+    return f"{given.get('count')} of {given.get('source')} ({str(given.get('hash'))[:8]})"
 
 
 def _differ(values: Sequence[Any]) -> bool:
     return any(value != values[0] for value in values)
 
 
-def _against(values: Sequence[Any]) -> str:
-    """The different values in short: `192 against 384`."""
-    texts = [
-        describe(value) if isinstance(value, DecodingConfig)
-        else " x ".join(map(str, value)) if isinstance(value, tuple)
-        else str(value)
-        for value in values
-    ]  # fmt: skip
-    return " against ".join(text if len(text) <= 60 else text[:57] + "…" for text in dict.fromkeys(texts))
+def _against(identities: Sequence[Identity], values: Sequence[Any]) -> str:
+    """The different values in short, each with the sweeps that have it: `192 in one against 384 in two`."""
+    names: dict[str, list[str]] = {}
+    for identity, value in zip(identities, values, strict=True):
+        text = describe(value) if isinstance(value, DecodingConfig) else str(value)
+        if value is not None:
+            names.setdefault(text if len(text) <= 60 else text[:57] + "…", []).append(identity.name)
+    return " against ".join(f"{text} in {' and '.join(found)}" for text, found in names.items())

@@ -31,7 +31,7 @@ from search_spaces.params import Path as ConfigPath
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import Caption, captions_hash, read_captions
 from workers.data.reference import check_reference
 from workers.data.shards import FORMAT, plan_timing
@@ -82,10 +82,11 @@ class _Inputs:
 
 def preflight(
     sweep: SweepConfig, storage: Storage, *, address: str | None = None, study: str | None = None, mlflow: str = ""
-) -> None:
+) -> Sampling | None:
     """Raise an error for anything that would fail later, in the workers or after their work.
 
-    Takes a few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none.
+    Returns the sampling of the sweep, by default the target's; None if only the cluster has the target's files. Takes a
+    few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none.
 
     Raises:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
@@ -114,7 +115,7 @@ def preflight(
     directions = [o.direction or registered[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if cluster is not None and cluster.is_client:
-        return  # the cluster's machines have the files, and its workers check them
+        return sweep.sampling  # the cluster's machines have the files, and its workers check them
     inputs = _read_inputs(sweep)
     if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
         raise ConfigError(
@@ -128,6 +129,7 @@ def preflight(
     check_configs(inputs.sweep, inputs.capabilities)
     check_pool(inputs.sweep, inputs.capabilities)
     Search(inputs.sweep, directions)
+    return inputs.sweep.sampling
 
 
 def _check_tracking_uri(uri: str, storage: Storage) -> None:
@@ -261,7 +263,8 @@ def _image_count_problems(inputs: _Inputs) -> Problems:
         too_few = f"in a jackknife replicate, too few for a covariance of {width} features"
         if not is_enough(count):
             left = f"{count} captions x {samples} leave {_replicate(count) * samples} {too_few}"
-            yield path, f"{name} needs more images: {left}; raise captions.count"
+            enough = next(n for n in range(count, (width + 2) * BLOCKS) if is_enough(n))
+            yield path, f"{name} needs more images: {left}; raise captions.count to at least {enough}"
         is_debiased = name == "fid_debiased"
         is_checked = racing is not None and (racing.error_rate is not None or is_debiased)
         for index, rung in enumerate(racing.rungs if racing and is_checked else ()):

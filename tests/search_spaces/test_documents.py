@@ -104,20 +104,20 @@ def test_overrides_replace_and_add() -> None:
     document = read_document(TEXT, "x.yaml")
     changed = document.with_override("tree.0.length.low", 5)
     assert changed.data["tree"][0]["length"] == {"low": 5, "high": 10.0}
-    assert changed.location(("tree", "[0]", "length", "low")) == "override"
+    assert changed.location(("tree", "[0]", "length", "low")) == "--set"
     assert changed.location(("tree", "[0]", "length", "high")) == "x.yaml:6"
     assert document.with_override("budget.trials", 3).data == {**document.data, "budget": {"trials": 3}}
     replaced = document.with_override("tree", [1, {"a": 2}])
     assert replaced.data["tree"] == [1, {"a": 2}]
-    assert replaced.location(("tree", "[1]", "a")) == "override"
+    assert replaced.location(("tree", "[1]", "a")) == "--set"
 
 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("tree.1.length", "override: tree.1: index out of range; indices: 0 to 0"),
-        ("tree.length", "override: tree.length: index out of range; indices: 0 to 0"),
-        ("name.first", "override: name.first: name is 'x', a scalar without keys"),
+        ("tree.1.length", "--set: tree.1: index out of range; indices: 0 to 0"),
+        ("tree.length", "--set: tree.length: index out of range; indices: 0 to 0"),
+        ("name.first", "--set: name.first: name is 'x', a scalar without keys"),
     ],
 )
 def test_overrides_of_missing_places(key: str, message: str) -> None:

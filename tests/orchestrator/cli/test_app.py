@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,32 @@ def test_presets_are_listed_with_source() -> None:
 )
 def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
     assert error_of(*arguments, code=2)
+
+
+def test_errors_of_usage_say_what_to_write() -> None:
+    assert "; write it before the command: specfrontier --plugin MODULE" in error_of(
+        "launch", "quickstart", "--plugin", "my_rules", code=2
+    )
+    assert "`specfrontier launch --list` shows the ready spaces" in error_of("launch", code=2)
+
+
+def test_an_exception_in_a_plugins_code_is_one_line_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_rules.py").write_text("def fail():\n    1 / 0\n")
+    (tmp_path / "unfailing_rules.py").write_text("import typer\n\n\ndef fail():\n    typer.echo(1 / 0)\n")
+    code = (
+        "import sys; from orchestrator.cli import app\n"
+        "def version(name): import failing_rules; failing_rules.fail()\n"
+        "from orchestrator.doctor import machine; machine.installed = version\n"
+        "sys.argv = ['specfrontier', '--plugin', 'failing_rules', '--version'][:: 1 if len(sys.argv) < 2 else 1]\n"
+        "import os; os.environ['SPECFRONTIER_PLUGINS'] = 'failing_rules'; app.main()"
+    )
+    monkeypatch.setenv("SPECFRONTIER_PLUGINS", "failing_rules")
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("Error: ")
+    assert "failing_rules.py, line 2: ZeroDivisionError: division by zero; correct the plugin" in ran.stderr
 
 
 def test_every_command_that_computes_takes_threads() -> None:

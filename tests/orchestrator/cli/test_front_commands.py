@@ -122,7 +122,7 @@ def test_groups_by_the_whole_rule(one: Path) -> None:
     by_rule = data(compare, one, "--by", "acceptance")["sizes"]
     by_neighbours = data(compare, one, "--by", "acceptance.neighbourhood")["sizes"]
     assert {"vanilla", "exact", "additive", "multiplicative", "exponential"} <= by_rule.keys()
-    assert by_neighbours.keys() == {"none", "additive", "multiplicative"}
+    assert by_neighbours.keys() == {"no neighbourhood", "additive", "multiplicative"}
     configs = [candidate.config for candidate in front_of([Sweep.open(one)]).candidates]
     for part, kinds in (("tree", [c.policy.kind for c in configs]), ("drafter", [c.drafter.kind for c in configs])):
         sizes = data(compare, one, "--by", part)["sizes"]
@@ -368,7 +368,7 @@ def test_compared_times_are_said_to_depend_on_the_minutes_of_their_timing(one: P
 
 def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
     found = data(compare, one, "--by", "acceptance.neighbourhood", "--y", "drift", "--where", "drafter.kind=eagle")
-    assert set(found["hypervolumes"]) == {"none", "additive", "multiplicative"}
+    assert set(found["hypervolumes"]) == {"no neighbourhood", "additive", "multiplicative"}
     assert len(found["pairs"]) == 3
     both = data(compare, one, two, "--by", "tree.policy", "--where", "tree.policy in chain,dynamic")
     assert set(both["hypervolumes"]) == {"one chain", "one dynamic", "two chain", "two dynamic"}
@@ -395,7 +395,8 @@ def test_incomparable_metrics_are_refused_and_speeds_are_not(one: Path, tmp_path
         ran = run(command, one, tmp_path)
         assert ran.code == 2
         assert "fid cannot be compared" in ran.error
-        assert "scenes-features 2d2d2d2d against inception 99" in ran.error
+        assert "choose two of speedup, " in ran.error
+        assert "scenes-features 2d2d2d2d in one against inception 99 in other" in ran.error
     speeds = run(compare, one, tmp_path, "--x", "step_compression", "--y", "latency")
     assert speeds.code == 0
     assert "Note: the sweeps' targets differ." in speeds.error

@@ -113,7 +113,8 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
     assert "3 trials" in result.out
     assert "96 captions x 1, batch 8: 96 images a trial, at most 288 in all" in result.out
     for line in (
-        "reference   at most",
+        "images of scenes\n",
+        "sampling    temperature 1, top_k 0, top_p 1, cfg 1.5",
         "    tree.length 2 to 6",
         "objectives  ",
         "seed        ",
@@ -130,6 +131,14 @@ def test_the_plan_fits_the_terminal(columns: int, tmp_path: Path, monkeypatch: p
     lines = describe_plan(SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart")).splitlines()
     assert max(map(len, lines)) <= min(columns, 120)
     assert len(lines) > 15
+
+
+def test_the_plan_names_keys_their_branches_and_a_space_smaller_than_the_budget() -> None:
+    write(space=[{"drafter": "eagle", "tree": {"policy": "chain", "length": {"values": [2, 3]}}}, {"drafter": "none"}])
+    out = specfrontier("launch", "tested.yaml", "--check", "--trials", "9").out
+    assert "    branch      eagle | none\n" in out
+    assert "    tree.length 2, 3\n" in out
+    assert "budget      9 trials; there are at most " in out
 
 
 def test_the_plan_of_an_untimed_sweep() -> None:
@@ -169,7 +178,7 @@ def test_errors_name_the_line(old: str, new: str, parts: Words) -> None:
         (("--set", "quality.batch"), 2, ("--set quality.batch", "KEY=VALUE")),
         (("--set", "quality.batch={"), 2, ("--set quality.batch", "not valid YAML")),
         (("--set", "quality.count=5"), 2, ("quality.count", "unknown key")),
-        (("--set", "objectives=[speedup,fed]"), 2, ("override: objectives[1]: ", "fed")),
+        (("--set", "objectives=[speedup,fed]"), 2, ("--set: objectives[1]: ", "fed")),
         (("--name", "a/b"), 2, ("name", "folder")),
         (("--sampler", "best"), 2, ("search.sampler", "best", "tpe")),
         (("--seed", "-1"), 2, ("seed", "got -1")),

@@ -112,9 +112,9 @@ def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str) -> Non
     pair = [identity("one", **HERE), identity("two", **HERE | {key: ELSEWHERE[key]})]
     (reason,) = obstacles(pair, "latency")
     what, values = {
-        "device": ("devices", "cpu against cuda"),
-        "threads": ("threads", "1 against 8"),
-        "timing": ("timing batches", "1 against 8"),
+        "device": ("devices", "cpu in one against cuda in two"),
+        "threads": ("threads", "1 in one against 8 in two"),
+        "timing": ("timing batches", "1 in one against 8 in two"),
     }[key]
     assert reason == f"{what}: {values}"
     assert not [name for name in METRICS if name != "latency" and obstacles(pair, name)]
@@ -127,7 +127,7 @@ def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str) -> Non
 def test_timings_on_named_nodes_are_not_those_of_the_first_worker() -> None:
     named = HERE | {"timing": HERE["timing"] | {"nodes": {"gpu": "a10g"}}}
     pair = [identity("one", **HERE), identity("two", **named)]
-    assert obstacles(pair, "latency") == ["devices: cpu against gpu=a10g"]
+    assert obstacles(pair, "latency") == ["devices: cpu in one against gpu=a10g in two"]
 
 
 def test_other_numbers_of_timed_captions_are_no_matter() -> None:
@@ -143,14 +143,14 @@ def test_distances_at_other_numbers_of_images_are_refused() -> None:
         metrics[name] = {"direction": "minimize", "unit": "", "about": "", "needs": needs}
     pair = [identity("one", samples=1, metrics=metrics), identity("two", samples=2, metrics=metrics)]
     assert {name for name in metrics if obstacles(pair, name)} == {"fid", "drift"}
-    assert obstacles(pair, "fid") == ["the number of images: 192 against 384"]
+    assert obstacles(pair, "fid") == ["the number of images: 192 in one against 384 in two"]
     pair[1] = identity("two", metrics=metrics)
     assert not [name for name in metrics if obstacles(pair, name)]
 
 
 def test_reasons_are_words() -> None:
     (reason,) = obstacles([identity("a"), identity("b", extractors=OTHER_FEATURES)], "fid")
-    assert reason == "the extractor 'features': scenes-features 2d2d2d2d against inception 9999"
+    assert reason == "the extractor 'features': scenes-features 2d2d2d2d in a against inception 9999 in b"
 
 
 def test_what_is_worth_a_word() -> None:
@@ -163,3 +163,7 @@ def test_what_is_worth_a_word() -> None:
         "speedup and step_compression were measured on different captions",
     ]
     assert cautions([identity("a"), identity("b")], AXES) == []
+    others = [identity("a"), identity("b", baseline={"sampling": {"temperature": 1.0, "cfg": 3.5}})]
+    (word,) = cautions(others, AXES)
+    assert word.startswith("the sweeps' sampling differs, so their baselines do: vanilla ")
+    assert word.endswith(",cfg3.5 in b")

@@ -204,7 +204,7 @@ def test_every_refusal_names_the_line(key: str) -> None:
     line = lines.index(f"{section}:") + 1 + (int(index) + 1 if index else 0)
     with pytest.raises(ConfigError, match=rf"^tested\.yaml:{line}: {re.escape(key)}"):
         assert_passes(**changed)
-    with pytest.raises(ConfigError, match=rf"^override: {re.escape(key)}"):
+    with pytest.raises(ConfigError, match=rf"^--set: {re.escape(key)}"):
         assert_passes(changed)
 
 
