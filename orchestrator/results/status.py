@@ -237,7 +237,7 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         lost=tuple(map(describe_event, log.lost)),
         events=tuple(map(describe_event, log.recent)),
         idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
-        warnings=(*_damage(log, records), *([] if sweep is None else _notes(sweep))),
+        warnings=(*_damage(log, records if storage.exists(EVENTS) else ()), *([] if sweep is None else _notes(sweep))),
         logs=None if logs is None else str(logs),
     )
 
@@ -247,8 +247,8 @@ def _notes(sweep: Sweep) -> list[str]:
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
-    """Sentences on what the events lack."""
-    missing = [str(record.number) for record in records if log.last and record.number not in log.finished]
+    """Sentences on what the events lack of these records."""
+    missing = [str(record.number) for record in records if record.number not in log.finished]
     problems = [f"{log.damaged} damaged lines are left out"] if log.damaged else []
     problems += [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []
     return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]

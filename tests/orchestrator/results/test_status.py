@@ -69,6 +69,15 @@ def running_driver(folder: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+def test_events_without_a_whole_line_lack_all_trials(tmp_path: Path) -> None:
+    """A file that was cut within its first line; a sweep without the file was copied without it."""
+    write_sweep(tmp_path, trials=2)
+    assert sweep_status(Storage(tmp_path), Sweep.open(tmp_path)).warnings == ()
+    (tmp_path / EVENTS).write_text('{"at": "2026-01-02T03:00:00+00:00", "event": "launch"')
+    (warning,) = status_of(tmp_path).warnings
+    assert warning.startswith("events.jsonl: the end of trial 0, 1 is missing")
+
+
 def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     events: list[dict[str, Any]] = [
