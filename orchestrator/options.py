@@ -187,7 +187,7 @@ Threads = Annotated[
         min=1,
         max=_MAX_THREADS,
         callback=_use_threads,
-        help="CPU threads. Default: OMP_NUM_THREADS, else the cores free at the start; of a worker: its cores.",
+        help="CPU threads. Default: OMP_NUM_THREADS, else the cores idle at the start; for a worker its cores.",
     ),
 ]
 Address = Annotated[
@@ -205,7 +205,9 @@ Mlflow = Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log to MLflo
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override one key of the YAML file, with dots between levels. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the preset or YAML file, with dots between levels. Repeatable.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

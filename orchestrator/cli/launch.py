@@ -315,6 +315,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
+                event = event | {"resume": _resume_command()} if event["event"] == "launch" else event
                 check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or event["event"] == "identity"

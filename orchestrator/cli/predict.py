@@ -1,4 +1,4 @@
-"""`specfrontier predict`: every setting of a space, predicted from a few recorded images."""
+"""`specfrontier predict`: settings sampled from a space, predicted from a few recorded images."""
 
 from __future__ import annotations
 
@@ -38,20 +38,23 @@ def predict(
     settings: int = o.option("Settings sampled from the space.", "N", default=2000, min=1),
     captions: int = o.option("Images recorded for each drafter and kind of tree.", "N", default=24, min=2),
     out: str = o.option("Output folder; created if missing.", "DIR", default="predicted", callback=o.given_path),
-    trials: str | None = o.option("A sweep of the same models; its trials correct the predictions.", "SWEEP", "--from"),
+    measured: str | None = o.option(
+        "A sweep of the same models; its trials correct the predictions.", "SWEEP", "--from"
+    ),
     assignments: o.Assignments = None,
     models: o.Models = None,
     device: o.Device = None,
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Predict the front of a search space without running it: accepted length, speed-up and cost of every setting.
+    """Predict the front of a search space without running it: accepted length, speed-up and excess acceptance of
+    settings that are sampled from it.
 
-    The exact rule runs once for each drafter and kind of tree; every rule and every smaller tree is then walked over
-    the recorded steps. "excess" is the probability mass that a rule accepts beyond the exact one, and
-    "total_variation" the distance of the emitted tokens' distribution to the target's, both per token. Writes
-    predictions.parquet and predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule, are
-    predicted approximately; temperature 0 cannot be predicted.
+    The exact rule runs once for each drafter and kind of tree, and its passes are recorded; every rule and every
+    smaller tree is then applied to the recorded passes. "excess" is the probability mass that a rule accepts beyond the
+    exact one, and "total_variation" the distance of the emitted tokens' distribution to the target's, both per token.
+    Writes predictions.parquet and predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule,
+    are predicted approximately; temperature 0 cannot be predicted.
     """
     from orchestrator.results.sweep import Sweep
     from search_spaces.sweep import SweepConfig
@@ -60,7 +63,7 @@ def predict(
     folder = Path(out)
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, o.model_keys(models) | parse_assignments(assignments or []))
-        finished = None if trials is None else Sweep.open(trials)
+        corrections = None if measured is None else Sweep.open(measured)
     o.say_on_terminal("loading the models")
     from workers.decoding.engine import DecodingError  # after the checks: this imports torch
 
@@ -72,13 +75,14 @@ def predict(
         ends_with(WRONG_USAGE),
         sweep.locate_errors(),
     ):
-        predicted = _predict(sweep, settings, captions, chosen, finished)
+        predicted = _predict(sweep, settings, captions, chosen, corrections)
     with ends_with(FAILED):
         _write(predicted, folder)
     show(_to_mapping(predicted, folder), _describe(predicted, folder), as_json=as_json)
 
 
 def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
+    """Sample `count` settings of a space and predict them from `images` recorded images. Raises ValueError, OSError."""
     from orchestrator.replay.predict import predict_space
     from orchestrator.run.preflight import check_configs, in_section, models_entry
     from workers.data.captions import read_captions
@@ -96,6 +100,7 @@ def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, 
 
 
 def _write(predicted: PredictedSpace, folder: Path) -> None:
+    """Write the table of all settings, and their plot."""
     from orchestrator.results.names import family
     from orchestrator.results.plots import scatter_plot
 
@@ -108,6 +113,7 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
 
 
 def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
+    """The predicted front as lines of text."""
     rows = []
     for setting in predicted.front:
         estimates = [setting.prediction.values[name] for name in _VALUES]
@@ -125,7 +131,7 @@ def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
 
 
 def _to_mapping(predicted: PredictedSpace, folder: Path) -> dict[str, object]:
-    """The front, best last; the table has the rest."""
+    """The predicted front in the table's order; the table has the other settings."""
     return {
         "settings": len(predicted.settings),
         "not_predicted": dict(predicted.left_out),

@@ -48,7 +48,7 @@ ReferencePoint = Annotated[
 class Query:
     """The options that say what a front is of: its objectives, and which trials it has."""
 
-    x: str | None = option("First objective. Default: the sweep's first two.", "METRIC")
+    x: str | None = option("First objective. Default of --x and --y: the sweep's first two objectives.", "METRIC")
     y: str | None = option("Second objective.", "METRIC")
     z: str | None = option("Third objective.", "METRIC")
     where: list[str] | None = option(
@@ -57,7 +57,9 @@ class Query:
         "FILTER",
     )
     subject_to: list[str] | None = option(
-        "Only trials within this limit: drift<=2, clip_score>=0.97*vanilla, fid<=vanilla+0.5. Repeatable.", "LIMIT"
+        "Only trials within this limit: a number (drift<=2), a share of vanilla's value (clip_score>=0.97*vanilla) or "
+        "a distance from it (fid<=vanilla+0.5). Repeatable.",
+        "LIMIT",
     )
     infeasible: bool = flag("Include trials that violate the sweep's constraints.")
 
@@ -78,8 +80,12 @@ class TrialOptions:
     """The options that choose a trial of a front."""
 
     trial: int | None = option("The trial with this number, whatever its values.", "N", min=0)
-    best: list[str] | None = option("The trial with the best first objective within this limit. Repeatable.", "LIMIT")
-    lossless: bool = flag("Choose among trials that leave the distribution of images as it is.")
+    best: list[str] | None = option(
+        "The trial with the best first objective within this limit (as in --subject-to). Repeatable.", "LIMIT"
+    )
+    lossless: bool = flag(
+        "Choose among trials that leave the distribution of images as it is, for --config or with --best."
+    )
     knee: bool = flag("The trial furthest from the line between the front's ends.")
 
     def is_given(self) -> bool:
@@ -118,8 +124,8 @@ class GenerationOptions:
         "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
     )
     seed: int = option(
-        "Seed of the random numbers, the same for every --batch. Rounding depends on batch, --threads and machine: "
-        "where scores nearly tie, it can change an image.",
+        "Seed of the random numbers; they are the same for every --batch. Batch, --threads and machine change "
+        "rounding, which can change an image where scores nearly tie.",
         "N",
         default=0,
         min=0,

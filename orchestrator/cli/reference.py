@@ -34,7 +34,9 @@ class Extraction:
     count: int | None = o.option("Maximum number of images (all).", "N", min=1)
     seed: int = o.option("Selects the images or scenes.", "N", default=0, min=0, max=o.MAX_SEED)
     models: str = o.option("builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin")
-    inception: str | None = o.option("FID's Inception, resized as clean-fid does it, instead.", "FILE")
+    inception: str | None = o.option(
+        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid does it.", "FILE"
+    )
     inception_tf: str | None = o.option("The same network, resized as TensorFlow 1 did it.", "FILE")
     vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE")
     device: o.Device = None

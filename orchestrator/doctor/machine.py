@@ -191,7 +191,7 @@ def describe_ray_access(ray: Mapping[str, Any]) -> str:
     if mode == "token":
         return f"joined with the token in {token}" if token else "RAY_AUTH_MODE=token is set, but no token is found"
     if token is None:
-        return "joined without a token (no ~/.ray/auth_token)"
+        return "this machine has no token (~/.ray/auth_token); it can join clusters that need none"
     use = "launch --address uses it" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
     return f"a token is in {token}: {use}; `ray` commands need RAY_AUTH_MODE=token for clusters that require it"
 

@@ -63,7 +63,8 @@ def select(
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
     if (found := front.best_lossless()) is None:
         trials = counted(len(front.candidates), "trial")
-        raise NoChoiceError(f"no lossless trial among these {trials} is {metric.better} than vanilla")
+        problem = f"no lossless trial among these {trials} is {metric.better} than vanilla"
+        raise NoChoiceError(f"{problem}; launch a sweep with more settings whose rule is exact, such as the preset sjd")
     return found
 
 

@@ -18,7 +18,14 @@ from orchestrator.results.config_file import MeasuredSpeed, Setting, config_head
 from orchestrator.results.joint import JointErrors, directions, standard_error, values_of
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, front_confidence, knee, knee_confidence, nondominated
-from orchestrator.results.query import NoChoiceError, QueryError, limit_confidence, limit_samples, passing
+from orchestrator.results.query import (
+    NoChoiceError,
+    QueryError,
+    limit_confidence,
+    limit_samples,
+    passing,
+    require_list,
+)
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, html_table, percent, signed_percent
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
@@ -435,6 +442,7 @@ def front_of(
     """
     import pyarrow as pa
 
+    require_list(subject_to, "subject_to")
     counts = Counter(sweep.name for sweep in sweeps)
     named = {sweep.name if counts[sweep.name] == 1 else sweep.storage.display_name: sweep for sweep in sweeps}
     if len(named) < len(sweeps):

@@ -63,8 +63,15 @@ def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     return mask
 
 
+def require_list(texts: Iterable[str], name: str) -> None:
+    """Raise QueryError if a single text was given for a list, whose letters would be read one by one."""
+    if isinstance(texts, str):
+        raise QueryError(f"{name}: give a list, such as {name}=[{texts!r}]")
+
+
 def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
     """The filters, those that `and` joins one by one; none for an empty table, which lacks columns."""
+    require_list(where, "where")
     between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
     return [condition for text in where for condition in between.split(text)] if table.num_rows else []
 

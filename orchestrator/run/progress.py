@@ -171,6 +171,11 @@ class Progress:
             self.candidates[event["trial"]] = event
 
     @property
+    def has_earlier_work(self) -> bool:
+        """Whether an earlier launch did a part of the budget; `images` are this launch's alone."""
+        return self._given > 0
+
+    @property
     def share(self) -> float | None:
         """The share of the budget's trials, or images, that is done; None without such a budget."""
         running, shares = self.running.values(), []
@@ -276,7 +281,8 @@ def _trials(progress: Progress) -> str:
 
 
 def _rate(progress: Progress) -> str:
-    rate = f"{progress.images} images, {progress.images / max(progress.elapsed, 1e-9):.1f}/s"
+    images = f"{progress.images} {'new ' if progress.has_earlier_work else ''}images"
+    rate = f"{images}, {progress.images / max(progress.elapsed, 1e-9):.1f}/s"
     return f"{rate} · {counted(progress.workers, 'worker')}"
 
 

@@ -104,12 +104,12 @@ def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.mark.parametrize(
     ("variables", "file", "words"),
     [
-        ({}, False, "joined without a token"),
+        ({}, False, "has no token (~/.ray/auth_token); it can join"),
         ({}, True, "HOME/.ray/auth_token: launch --address uses it; `ray` commands need RAY_AUTH_MODE=token"),
         ({"RAY_AUTH_MODE": "token"}, True, "joined with the token in HOME/.ray/auth_token"),
         ({"RAY_AUTH_MODE": "token"}, False, "RAY_AUTH_MODE=token is set, but no token is found"),
         ({"RAY_AUTH_MODE": "disabled"}, True, "RAY_AUTH_MODE=disabled leaves it unused"),
-        ({"RAY_AUTH_TOKEN_PATH": "HOME/other"}, True, "joined without a token"),
+        ({"RAY_AUTH_TOKEN_PATH": "HOME/other"}, True, "has no token"),
         ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "hunter22"}, False, "joined with the token in RAY_AUTH_TOKEN"),
     ],
 )

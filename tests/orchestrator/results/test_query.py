@@ -72,6 +72,8 @@ def test_all_filters_must_pass() -> None:
         False, False, True, False,
     ]  # fmt: skip
     assert passing(TABLE, []).all()
+    with pytest.raises(QueryError, match=r"^where: give a list, such as where=\['lossless'\]$"):
+        passing(TABLE, "lossless")
 
 
 @pytest.mark.parametrize("text", ["label=red and blue", "label='a and b=2'", 'label = "a and b=2"'])

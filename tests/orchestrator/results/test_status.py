@@ -169,6 +169,10 @@ def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> 
     folder, end = tmp_path / "sweep", {"event": "end", "state": INTERRUPTED}
     add_events(folder, {"event": "launch"}, end)
     assert find_launch(Storage(folder)).elapsed_s == 1
+    assert find_launch(Storage(folder)).text.endswith("; resume with: specfrontier launch SPACE --resume")
+    resumed = "specfrontier --plugin mine launch mine.yaml --resume"
+    add_events(folder, {"event": "launch", "resume": resumed}, end)
+    assert find_launch(Storage(folder)).text.endswith(f"; resume with: {resumed}")
     add_events(folder, {"event": "launch"})
     assert find_launch(Storage(folder)).state == STOPPED
     with driver_lock(Storage(folder)):

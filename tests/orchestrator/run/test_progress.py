@@ -254,6 +254,7 @@ def test_headline() -> None:
     )
     assert text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · ? left"
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
+    assert headline(after(finished(0, new=False))).startswith("10 % · 1/10 trials · 0 new images, ")
 
 
 def test_the_headline_does_not_claim_that_a_running_sweep_is_done() -> None:
