@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Sweep(results.Sweep):
-    """A finished or running sweep. Without `x` and `y` a question is about the sweep's first two objectives.
+    """A finished or running sweep. The methods use the sweep's first two objectives unless `x` and `y` are given.
 
     sweep = Sweep.open("sweeps/quickstart")
     sweep.front("speedup", "fid", where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
@@ -43,8 +43,8 @@ class Sweep(results.Sweep):
         """Run a sweep, or the rest of one, to its end; prints its progress.
 
         space: a YAML file or the name of a ready space. out: parent of the sweep's folder, or a URI. settings: keys of
-        the space with other values, such as {"captions.count": 48}. options: other options of `specfrontier launch`, by
-        their names: trials=200, gpus_per_worker=1, mlflow=False.
+        the YAML file with other values, such as {"captions.count": 48}. resume: continue a sweep that exists. options:
+        other options of `specfrontier launch`, by their names: trials=200, gpus_per_worker=1, mlflow=False.
 
         Raises:
             TypeError: there is no such option.
@@ -57,7 +57,7 @@ class Sweep(results.Sweep):
         return cls.open(launch(str(space), out=str(out), resume=resume, assignments=assignments, **options))
 
     def reload(self) -> Self:
-        """The sweep as it is stored now: a running one gets new trials."""
+        """Read the sweep again, with the trials that have finished since."""
         return self.open(self.storage)
 
     def front(
@@ -71,8 +71,10 @@ class Sweep(results.Sweep):
         feasible: bool = True,
         everything: bool = False,
     ) -> pyarrow.Table:
-        """The front of two or three metrics (see `front_of`), or all measured candidates with `everything`, as a table
-        (columns: see `Front.table`).
+        """The front of two or three metrics (see `front_of`) as a table (columns: see `Front.table`).
+
+        feasible: leave out trials that violate the sweep's constraints. everything: all measured trials that could be
+        on the front, not only those that are.
         """
         front = front_of([self], x, y, z, where, subject_to, feasible=feasible)
         return front.table(front.candidates if everything else front.members).drop_columns(["sweep"])
@@ -101,7 +103,7 @@ class Sweep(results.Sweep):
         return found
 
     def trial(self, number: int) -> Trial:
-        """A finished trial by its number, one that failed or stopped early included.
+        """A finished trial by its number, even if it failed or stopped early.
 
         Raises:
             QueryError: there is none, or its config is invalid.

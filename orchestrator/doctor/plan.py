@@ -70,7 +70,7 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
     """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s are given."""
     like = min(GPUS, key=lambda known: abs(known.memory - memory * GIB))
     return Gpu(
-        f"as {like.name}",
+        f"assumed as fast as {like.name}",
         int(memory * GIB),
         like.bandwidth if bandwidth is None else bandwidth * 1e9,
         like.compute if compute is None else compute * 1e12,
@@ -294,7 +294,7 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"  memory      metric nets: another {format_bytes(memory['metric nets'])}")
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
-        f"  {fit:<11} largest batch that fits: {found['largest batch']}",
+        f"  {fit:<11} at batches of up to {found['largest batch']} images",
         f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
         f"at most {images['timing']:,} in timing shards",
     ]

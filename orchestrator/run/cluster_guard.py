@@ -1,11 +1,11 @@
-"""Leaves nothing of a local Ray cluster behind, however its driver ends.
+"""The guard of a local Ray cluster: it removes the cluster's processes and files, however the driver ends.
 
-Every process that Ray starts inherits an environment variable, whatever its parent, process group or session. Who has
-it is killed. The kernel's own means do not reach all of them: PR_SET_PDEATHSIG is for children, not for theirs, and
-Ray's workers do not share a process group with the driver. Ray's agents look for their parent once a minute, and a
-stopped worker looks for nothing.
+Every process that Ray starts inherits an environment variable, whatever its parent, process group or session. The guard
+kills all processes that have it. The kernel's own means do not reach all of them: PR_SET_PDEATHSIG works for children
+but not for grandchildren, and Ray's workers are not in the driver's process group. Ray's agents check once a minute
+whether their parent lives, and a stopped worker checks nothing.
 
-This file is also the program of the guard, a process that waits until the driver is gone. It needs Linux's /proc.
+This file is also the guard's program: a process that waits until the driver has ended. It needs Linux's /proc.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-MARK = "SPECFRONTIER_CLUSTER"  # the variable; its value is the cluster's folder
+MARK = "SPECFRONTIER_CLUSTER"  # environment variable of the cluster's processes; its value is the cluster's folder
 _KILL_TIMEOUT_S = 5.0
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # in the guard: schedulers send them to all processes
-_VARIABLE = "RAY_TMPDIR"
-# Of the parent folder, in bytes. A socket's path has at most 107; Ray's part is /sf-RANDOM8/ray/session_DATE_TIME_PID/
-# sockets/plasma_store, with 80.
-_MAX_ROOT_LENGTH = 27
+_PARENT_VARIABLE = "RAY_TMPDIR"  # environment variable in which users name the parent folder
+# The most bytes of the parent folder's path. A socket's path has at most 107, and Ray adds 80:
+# /sf-RANDOM8/ray/session_DATE_TIME_PID/sockets/plasma_store.
+_MAX_PARENT_LENGTH = 27
 
 
 class ClusterGuard:
@@ -36,12 +36,12 @@ class ClusterGuard:
     """
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=check_root()))
+        self.folder = Path(tempfile.mkdtemp(prefix="sf-", dir=parent_folder()))
         read_end, self._write_end = os.pipe()  # the kernel closes it when this process dies
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # inherited: from its first moment on
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # the guard inherits the mask
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__, str(self.folder)],
+                [sys.executable, "-I", "-S", __file__, str(self.folder)],  # quick, without site-packages and PYTHON*
                 stdin=read_end,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -69,28 +69,34 @@ class ClusterGuard:
         self._guard.wait()
 
 
-def check_root() -> str:
+def parent_folder() -> str:
     """The folder for Ray's files: RAY_TMPDIR, else that of temporary files, or /tmp if its path is too long.
 
     Raises:
         ValueError: its path is too long for sockets, or there is no such folder, or it is not writable.
     """
-    given, root = os.environ.get(_VARIABLE), tempfile.gettempdir()
-    if given or len(os.fsencode(root)) > _MAX_ROOT_LENGTH:
-        root = os.path.abspath(given or "/tmp")
-    if (length := len(os.fsencode(root))) > _MAX_ROOT_LENGTH:
-        problem = f"{length} bytes are too long for the paths of Ray's sockets, which leave at most {_MAX_ROOT_LENGTH}"
-    elif not os.path.isdir(root):
+    chosen, folder = os.environ.get(_PARENT_VARIABLE), tempfile.gettempdir()
+    if chosen or len(os.fsencode(folder)) > _MAX_PARENT_LENGTH:
+        folder = os.path.abspath(chosen or "/tmp")
+    problem = ""
+    if (length := len(os.fsencode(folder))) > _MAX_PARENT_LENGTH:
+        problem = (
+            f"{length} bytes are too long for the paths of Ray's sockets, which leave at most {_MAX_PARENT_LENGTH}"
+        )
+    elif not os.path.isdir(folder):
         problem = "there is no such folder"
-    elif not os.access(root, os.W_OK | os.X_OK):
+    elif not os.access(folder, os.W_OK | os.X_OK):
         problem = "this folder is not writable"
-    else:
-        return root
-    raise ValueError(f"{f'{_VARIABLE}={given}' if given else root}: {problem}; name another folder by {_VARIABLE}")
+    if problem:
+        where = f"{_PARENT_VARIABLE}={chosen}" if chosen else folder
+        raise ValueError(f"{where}: {problem}; name another folder by {_PARENT_VARIABLE}")
+    return folder
 
 
 def kill_cluster(folder: Path) -> None:
-    """Kill every process with the folder's mark, those that start meanwhile included, and remove the folder."""
+    """Kill the processes with the folder's mark, those that start meanwhile included, for at most five seconds; then
+    remove the folder.
+    """
     end = time.monotonic() + _KILL_TIMEOUT_S
     while (found := _marked(folder)) and time.monotonic() < end:
         for pid in found:
@@ -101,7 +107,7 @@ def kill_cluster(folder: Path) -> None:
 
 
 def _marked(folder: Path) -> list[int]:
-    """Ids of the other processes with the folder's mark. Dead ones have no environment."""
+    """Ids of the other processes with the folder's mark. The environment of dead ones is empty."""
     mark, found = f"{MARK}={folder}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -111,6 +117,7 @@ def _marked(folder: Path) -> list[int]:
 
 
 def _wait_and_kill(folder: Path) -> None:
+    """Wait until the driver closes its end of the pipe or dies, then kill the cluster."""
     sys.stdin.buffer.read(1)
     kill_cluster(folder)
 

@@ -21,7 +21,7 @@ from orchestrator.results.databases import MLFLOW, has_tables, is_same_database
 from orchestrator.results.store import SWEEP, Identity, check_unused, read_identity, read_trials
 from orchestrator.results.text import without_credentials
 from orchestrator.run.cluster import requires_token, resolve_address
-from orchestrator.run.cluster_guard import check_root
+from orchestrator.run.cluster_guard import parent_folder
 from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
@@ -98,7 +98,7 @@ def preflight(
             raise ConfigError(path, unknown_choice(name, registered))
     cluster = None if address is None else resolve_address(address)
     if cluster is None:
-        check_root()
+        parent_folder()
     else:
         requires_token(cluster)
     if (file := storage.path(SWEEP)) is not None:

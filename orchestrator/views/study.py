@@ -38,17 +38,17 @@ from workers.data.storage import Storage
 from workers.data.uris import check_credentials
 from workers.metrics.definition import Direction
 
-_STOPPED_EARLY = "stopped early"  # a constraint
+_STOPPED_EARLY = "stopped early"  # the constraint that trials stopped by racing violate
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _BRANCH = re.compile(r"=([^.]+)")
 
-# By URL. A view that nobody waits for any more may still be writing an entry, which Optuna itself tries several times;
-# the next view in this process begins when it has, and finds the entry.
+# By URL. An abandoned view may still be writing a trial, because Optuna itself retries. The next view in this process
+# waits until that has ended, and then finds the trial.
 _WRITERS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 Entry = TypeVar("Entry")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # pinned, and tested as it is
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # constraints.txt pins Optuna
 
 SWEEP = "sweep"  # a user attribute of a study: the sweep that it belongs to
 TRIAL = "specfrontier.trial"  # a user attribute of a trial: its number in the sweep
@@ -57,11 +57,11 @@ _METRIC_NAMES = "study:metric_names"  # an attribute of Optuna's own
 
 
 class StudyView(View[Sweep]):
-    """The study of a sweep at a storage.
+    """The study of a sweep in an Optuna storage.
 
-    config: the sweep's. told: a trial's record as the search knows it, and the same with the values to tell; given the
-    record and vanilla's. is_own: the storage is a journal that the sweep made; if it is damaged or differs from the
-    records it is kept as FILE.damaged, and the study is rebuilt.
+    config: the sweep's. reports: a function of a trial's record and vanilla's, which returns the record as the search
+    sees it, and that record with the values that the study gets. is_own: the storage is a journal that the sweep made;
+    if it is damaged or differs from the records, it is kept as FILE.damaged and the study is rebuilt.
 
     Optuna has no pruning for several objectives: a stopped trial is complete there. Its user attribute `stopped` has
     the reason, the metrics are values on its `images`, and it violates the constraint `stopped early`, so it is not
@@ -75,12 +75,12 @@ class StudyView(View[Sweep]):
         self,
         config: SweepConfig,
         url: str,
-        told: Callable[[TrialRecord, TrialRecord], tuple[TrialRecord, TrialRecord]],
+        reports: Callable[[TrialRecord, TrialRecord], tuple[TrialRecord, TrialRecord]],
         *,
         is_own: bool = False,
     ) -> None:
         super().__init__()
-        self._config, self._url, self._told, self._is_own = config, url, told, is_own
+        self._config, self._url, self._reports, self._is_own = config, url, reports, is_own
         self._journal = None if "://" in url else Path(url).expanduser()
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
@@ -95,10 +95,10 @@ class StudyView(View[Sweep]):
         with _WRITERS[self._url]:
             if self._study is None or self._known is None:
                 self._study = self._open(source)
-                self._known = self._read_known(self._study)
-            known, self._known = self._known, None  # until all is written: an entry may arrive although it failed
+                self._known = self._known_trials(self._study)
+            known, self._known = self._known, None  # unknown until all is written: a failed call may have written
             for record in self.in_turn(source.records, known):
-                if self.is_abandoned:  # the next launch may add trials by now
+                if self.is_abandoned:  # another launch may be adding trials already
                     return
                 self._study.add_trial(self._make_trial(source, record))
                 known.add(record.number)
@@ -108,7 +108,7 @@ class StudyView(View[Sweep]):
             self._known = known
 
     def explain(self, error: Exception) -> str:
-        return reason(error)
+        return first_cause(error)
 
     def describe(self, problem: str) -> str:
         place = without_credentials(self._url)
@@ -125,13 +125,14 @@ class StudyView(View[Sweep]):
                     self.notes.append(
                         f"{self._url}: {problem}; rebuilt from the trials' records, the old file is kept as {kept.name}"
                     )
-                return self._load(sweep)
+                return self._load_or_create(sweep)
         except StudyError:
             raise
         except Exception as error:  # any exception of the database's driver
             raise StudyError(storage_problem(self._url, error)) from error
 
-    def _load(self, sweep: Sweep) -> Study:
+    def _load_or_create(self, sweep: Sweep) -> Study:
+        """The study in the storage; a new one gets the sweep's id and its metrics' names."""
         identity, name = sweep.identity, self._config.name
         directions = [metric.direction for metric in identity.objectives]
         storage = open_storage(self._url)
@@ -148,16 +149,18 @@ class StudyView(View[Sweep]):
         self._short = short_names(self._config.space.parameters()) if is_short else {}
         return study
 
-    def _read_known(self, study: Study) -> set[int]:
-        """The numbers of the sweep's trials in the study. Those that earlier versions left running are failed."""
+    def _known_trials(self, study: Study) -> set[int]:
+        """The numbers of the sweep's trials in the study. Marks trials that earlier versions left running as failed."""
         trials = study.get_trials(deepcopy=False)
         for trial in trials:
-            if number_of(trial) is not None and not trial.state.is_finished():
+            if trial_number(trial) is not None and not trial.state.is_finished():
                 study.tell(trial.number, state=TrialState.FAIL)
         return set(own_trials(trials))
 
     def _journal_problem(self, sweep: Sweep) -> str | None:
-        """Why the journal cannot be continued; None if it can. What others added does not count."""
+        """Why the journal cannot be continued; None if it can. Trials of others do not matter. Creates the study in a
+        journal that has none.
+        """
         assert self._journal is not None
         if not self._journal.exists():
             return None
@@ -165,21 +168,21 @@ class StudyView(View[Sweep]):
             return f"line {line} is damaged"
         records = {record.number: record for record in sweep.records}
         try:
-            trials = own_trials(self._load(sweep).get_trials(deepcopy=False))
+            trials = own_trials(self._load_or_create(sweep).get_trials(deepcopy=False))
         except StudyError:
             raise
         except Exception as error:  # whatever Optuna raises for an entry that it did not write
             return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
         for number, trial in trials.items():
             record = records.get(number)
-            same = () if record is None else _facts(self._make_trial(sweep, record))
-            if _facts(trial) != same:
+            expected = () if record is None else _facts(self._make_trial(sweep, record))
+            if _facts(trial) != expected:
                 return f"trial {number} differs from its record"
         return None
 
     def _make_trial(self, sweep: Sweep, record: TrialRecord) -> FrozenTrial:
         """A finished trial of the study."""
-        finished, expected = self._told(record, sweep.baseline or record)
+        finished, reported = self._reports(record, sweep.baseline or record)
         attrs: dict[str, Any] = {
             TRIAL: record.number,
             "setting": sweep.names.name(record.config),
@@ -190,7 +193,7 @@ class StudyView(View[Sweep]):
         attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {"images": finished.images}
         if finished.cause:
             attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
-        values = objective_values(expected, [metric.name for metric in sweep.identity.objectives])
+        values = objective_values(reported, [metric.name for metric in sweep.identity.objectives])
         stopped = {_STOPPED_EARLY: 1.0} if finished.state == STOPPED else {}
         trial = create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
@@ -208,14 +211,16 @@ class StudyView(View[Sweep]):
         """Where the trial's parameters come from; nothing if the space does not contain its setting."""
         trial = FixedTrial(dict(record.params))
         if record.params:
-            with suppress(ConfigError):  # an invalid config, whose parameters are known nevertheless
+            with suppress(ConfigError):  # of an invalid config; the parameters were suggested before
                 self._config.space.suggest(trial)
         return trial.distributions
 
     def _shorten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """The entries by the parameters' short names."""
         return {self._short.get(name, name): entry for name, entry in entries.items()}
 
     def _add_revival(self, study: Study, sweep: Sweep, record: TrialRecord) -> None:
+        """Write a revived trial's result as an attribute of the study."""
         names = [metric.name for metric in sweep.identity.objectives if metric.name in record.metrics]
         values = ", ".join(f"{name} {record.metrics[name].value:.6g}" for name in names)
         key, text = f"revived {record.number}", f"{record.state} at {record.images} images: {values}"
@@ -224,7 +229,7 @@ class StudyView(View[Sweep]):
 
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
-    """The values to tell; None unless all are finite (Optuna would accept an infinite one as a result)."""
+    """The values of the objectives; None unless all are finite (Optuna would accept an infinite one as a result)."""
     if record.state == FAILED:
         return None
     values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
@@ -263,7 +268,9 @@ def _times(record: TrialRecord) -> list[datetime]:
 
 
 def _facts(trial: FrozenTrial) -> tuple[object, ...]:
-    """What a trial's record says of it: parameters, values and attributes. Studies of earlier versions lack `TRIAL`."""
+    """A study's trial without its states and times: parameters, values, and attributes but `TRIAL`, which studies of
+    earlier versions lack.
+    """
     return trial.params, trial.values, {key: value for key, value in trial.user_attrs.items() if key != TRIAL}
 
 
@@ -301,7 +308,7 @@ def _open_existing(url: str) -> BaseStorage | None:
         path = Path(url).expanduser()
         if not path.exists() and path.parent.is_dir():
             return None
-        path.open("ab").close()  # a folder, or no permission
+        path.open("ab").close()  # raises OSError for a folder or without permission
         if line := damaged_line(path):
             raise StudyError(f"{url}: line {line} is not of an Optuna journal; give another file")
         return open_storage(url)
@@ -315,8 +322,9 @@ def _open_existing(url: str) -> BaseStorage | None:
 def check_owner(
     storage: BaseStorage, url: str, name: str, directions: Sequence[Direction], sweep_id: str | None
 ) -> None:
-    """Refuse a study that is neither the sweep's own nor empty with the same directions. sweep_id: of the sweep that it
-    must belong to; None for a new sweep, which has no study yet.
+    """Refuse a study unless it is the sweep's own, or is empty and has the same directions.
+
+    sweep_id: the sweep that the study must belong to; None for a new sweep, which has no study yet.
 
     Raises:
         StudyError: names the study and what differs.
@@ -353,14 +361,14 @@ def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     """
     found: dict[int, FrozenTrial] = {}
     for trial in trials:
-        number = number_of(trial)
+        number = trial_number(trial)
         is_whole = trial.state == TrialState.COMPLETE or (trial.state.is_finished() and _IMAGES in trial.user_attrs)
         if number is not None and is_whole:
             found.setdefault(number, trial)
     return found
 
 
-def number_of(trial: FrozenTrial) -> int | None:
+def trial_number(trial: FrozenTrial) -> int | None:
     """The number in the sweep of one of its trials in a study; None for a trial that others added."""
     number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
     return number if isinstance(number, int) else None
@@ -380,7 +388,7 @@ def damaged_line(path: Path) -> int | None:
 
 
 def check_url(url: str) -> None:
-    """Check that a database's URL is read as it is meant: a ? or a character of a password can cut it.
+    """Check the URL of a database: an unquoted ? or a character of a password would cut it.
 
     Raises:
         ValueError: names the characters.
@@ -397,14 +405,14 @@ def check_url(url: str) -> None:
 def storage_problem(url: str, error: Exception) -> str:
     """Why a storage cannot be opened, and the fix, in one line and with credentials redacted."""
     public_url = without_credentials(url)
-    why = reason(error).replace(url, public_url)
+    why = first_cause(error).replace(url, public_url)
     fix = "give a file in an existing folder, or a database URL"
     if isinstance(error, ImportError):
         fix = "install its driver (for postgresql://: pip install 'psycopg[binary]')"
     return f"{public_url}: the study cannot be opened ({why}); {fix}"
 
 
-def reason(error: BaseException) -> str:
+def first_cause(error: BaseException) -> str:
     """The first cause of an error, in one line and with credentials redacted. Optuna and SQLAlchemy wrap their drivers'
     errors in their own.
     """

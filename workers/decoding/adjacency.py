@@ -1,8 +1,9 @@
 """ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the image.
 
 Neighbouring tokens are about equally hard to draft. So a pass starts from the depth and width of the tree that drafted
-a neighbour of its first token, and changes them by one step: deeper and narrower if alpha (see `SizeMap`) is at
-least `beta`, shallower and wider if not. The tree is grown as in EAGLE-2.
+a neighbour of its first token, and changes them by one step: deeper and narrower if alpha is at least `beta`, shallower
+and wider if not. Alpha is the share of an earlier tree's levels that was accepted (see `SizeMap`). The tree is grown as
+in EAGLE-2. In this file, rows and columns are those of the image's grid of tokens; B counts the images of a batch.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ _NO_ALPHA = -1.0  # alpha of a token that no pass has emitted: the size does not
 
 
 class SizeMap:
-    """The sizes of adjacency trees: for every token of B images, bonus tokens included, the depth, width and alpha of
-    the pass that emitted it. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
+    """The sizes of adjacency trees: the depth, width and alpha of the pass that emitted a token, for all of B images.
+    This includes the bonus token, which a pass emits after the accepted drafts. alpha = accepted drafts (or emitted
+    tokens) divided by the levels of the tree.
 
-    max_width: of the shallowest trees, whose width may leave the policy's range.
+    max_width: the largest width of the shallowest trees, which may leave the policy's range.
     """
 
     history: Tensor  # [B, 1 + image_len, 3] depth, width, alpha; entry 0 stands for what is outside the image
@@ -45,7 +47,7 @@ class SizeMap:
         self._token = torch.arange(-1, image_len, device=device)  # of each entry
         self._steps = torch.tensor([float(self.policy.depth_step), -self.policy.width_step], device=device)
         if self.policy.initialisation == "tokenflock":
-            self._flock_distances, self._flock_weights = self._flock(device)
+            self._flock_distances, self._flock_weights = self._flock_cells(device)
         else:
             self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
@@ -59,9 +61,9 @@ class SizeMap:
 
     def next_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
         """Depth and width [B] (int64) of the trees of images with random keys [B] that have `emitted` tokens [B]."""
-        return self.adapt(*self.inherited_size(keys, emitted))
+        return self.adapt(*self.inherited_state(keys, emitted))
 
-    def inherited_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
+    def inherited_state(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
         """Depth and width [B, 2] (float) from which the next pass's tree starts, and the alpha [B] that decides how
         they change.
         """
@@ -88,8 +90,9 @@ class SizeMap:
         return self.history.gather(1, places[..., None].expand(-1, -1, 3))
 
     def _source_entries(self, token: Tensor) -> Tensor:
-        """The entries [n, 2] of the token before each token [n], and of the neighbour whose tree its own starts from:
-        the left one (in the first column the upper one), the upper one, or under random starts the one before.
+        """For each token [n], the places [n, 2] in the history of the token before it, and of the neighbour whose tree
+        its own starts from: the left token (in the first column the upper one), the upper token, or with random starts
+        the token before.
         """
         above = (token - self._cols).clamp(min=-1)
         left = torch.where(token % self._cols == 0, above, token - 1)
@@ -117,10 +120,10 @@ class SizeMap:
         total = weights.sum(1)
         return torch.where(total > 0, (weights * alpha).sum(1) / total, _NO_ALPHA)
 
-    def _flock(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """TokenFlock: how many entries [n] before the previous token's the cells within `radius` of a token lie, and
-        their weights [cols, n] for a token in each column: 0 for those outside the grid. As printed in the paper,
-        weights decrease with the row distance only.
+    def _flock_cells(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """TokenFlock: the distances [n] in the history from the previous token to the cells within `radius` of a token,
+        and the cells' weights [cols, n] by the token's column: 0 outside the grid. As printed in the paper, weights
+        decrease with the row distance only.
         """
         reach, cols = int(self.policy.radius), self._cols
         near = [(0, -1)]  # rows above and columns to the right, the previous token first
@@ -147,7 +150,9 @@ class SizeMap:
         return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width))
 
     def record(self, emitted: Tensor, depth: Tensor, width: Tensor, num_accepted: Tensor) -> None:
-        """Enter a pass: so many drafts [B] of trees of this depth and width [B] followed the `emitted` tokens [B]."""
+        """Record a pass after `emitted` tokens [B]: it accepted `num_accepted` drafts [B] of trees of this depth and
+        width [B].
+        """
         used = num_accepted + 1 if self.policy.numerator == "tokens" else num_accepted
         entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
         emitted_now = (self._token >= emitted[:, None]) & (self._token <= (emitted + num_accepted)[:, None])
@@ -155,7 +160,7 @@ class SizeMap:
 
 
 class AdjacencyTree(DynamicTree):
-    """A dynamic tree in the size that the earlier trees near its place in the image suggest."""
+    """A dynamic tree whose size follows from those of earlier trees nearby in the image."""
 
     capturable = True
 
@@ -164,7 +169,7 @@ class AdjacencyTree(DynamicTree):
         policy = config.policy
         assert isinstance(policy, Adjacency)
         self._set_size(policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes)
-        self._usual_width = min(self.width, policy.bounds.width)
+        self._usual_width = min(self.width, policy.bounds.width)  # of trees within the ranges
         self.sizes = SizeMap(policy, target.grid.cols, self.width)
 
     def prepare(self, batch: Batch) -> None:
@@ -174,7 +179,7 @@ class AdjacencyTree(DynamicTree):
         batch.buffers.add(self.sizes, "history")
         batch.buffers.add(self, "_row_depth", "row_width")
         self._bounds: Sequence[int] | None = None
-        self._planned = batch.size
+        self._planned_size = batch.size
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
@@ -192,11 +197,11 @@ class AdjacencyTree(DynamicTree):
         self._bounds = bounds
 
     def plan(self, batch: Batch) -> tuple[int, int]:
-        """The largest depth and width of any row's tree. A static batch drafts in two sizes only: within the ranges,
-        and for shallow trees that are wider.
+        """The largest depth and width of any image's tree. A static batch, whose shapes CUDA graphs fix, has two sizes
+        only: the largest within the ranges, and one for the shallowest trees, which may be wider.
         """
-        if self._bounds is None or self._planned != batch.size:  # the rows have changed
-            self._bounds, self._planned = self.next_bounds(batch).tolist(), batch.size
+        if self._bounds is None or self._planned_size != batch.size:  # the rows have changed
+            self._bounds, self._planned_size = self.next_bounds(batch).tolist(), batch.size
             batch.buffers.copy_back()
         (depth, width), self._bounds = self._bounds, None
         if batch.static:
@@ -205,6 +210,7 @@ class AdjacencyTree(DynamicTree):
         return depth, width
 
     def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
+        """Each image's depth and width [B], and the largest depth and width."""
         return self._row_depth, self.row_width, self._depth, self._width
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:

@@ -18,11 +18,13 @@ _SECOND = [i for i, name in enumerate(_NAMES) if name.startswith("second_")]
 
 
 def applicable(rows: Tensor) -> Tensor:
-    """Which attributes count, bool [n, slots]: a single object has no second one, and a pair has no position.
+    """Which attributes count, bool [n, slots], of the scenes in `rows` [n, slots], which hold an index into each slot's
+    values (see `SLOTS`): a single object has no second one, and a pair has no position.
 
-    Otherwise every image of one object would score four attributes for not being two ("relation" already says that).
+    Otherwise the four attributes of a second object would count as right in every image of one object, although
+    "relation" already says that there is none.
     """
-    single = rows[:, _RELATION] == 0
+    single = rows[:, _RELATION] == 0  # the first value is "none"
     counted = torch.ones(rows.shape, dtype=torch.bool)
     counted[:, _POSITION] = single
     counted[:, _SECOND] = ~single[:, None]
@@ -30,7 +32,7 @@ def applicable(rows: Tensor) -> Tensor:
 
 
 def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Sequence[str]) -> Tensor:
-    """Share [n] of each caption's attributes that the extractor reads from its image's features [n, d].
+    """Share [n] of each caption's attributes that the extractor reads correctly from its image's features [n, d].
 
     An attribute that the caption does not mention counts at its default ("a red circle" is large, plain, centred, on
     smooth grey), because the target is conditioned on exactly that.
@@ -41,8 +43,8 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
     rows = torch.tensor([parse(text) for text in captions], dtype=torch.int64).view(-1, len(SLOTS))
     counted = applicable(rows)
     with torch.no_grad():
-        right = extractor.read(features.to(extractor.project.weight)).cpu() == rows
-    return (right & counted).sum(1) / counted.sum(1)
+        is_correct = extractor.read(features.to(extractor.project.weight)).cpu() == rows
+    return (is_correct & counted).sum(1) / counted.sum(1)
 
 
 def _load(context: ScoreContext) -> Scorer:

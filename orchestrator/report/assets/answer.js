@@ -36,7 +36,7 @@ export function drawAnswer() {
   const share = ANSWER.knee?.confidence;
   return drawChoice("knee", "Knee of the front", kneeTrial(), {
     option: "--knee",
-    nothing: "This front has no knee: no setting bends it.",
+    nothing: "This front has no knee: no setting is on the better side of the line between its ends.",
     sure: () => sureness(`the knee in ${percent(share)} of draws`, share),
   });
 }

@@ -132,7 +132,8 @@ function drawSlices(host, metric, trials, varied, front) {
           title: (trial) => `${trial.title}: ${formatMeasured(trial.metrics[metric])}`,
         },
       );
-    const choices = { type: "point", tickFormat: (name) => endOf(name, 11) },
+    const letters = Math.max(11, Math.floor(width / 8 / new Set(values).size)),
+      choices = { type: "point", tickFormat: (name) => shortened(name, letters) },
       scale = text ? choices : { type: isBent(ends(values)) ? "log" : "linear" };
     const shown = picture(`${metricTitle(metric)} against ${key}`, {
       width,

@@ -6,10 +6,11 @@ export function draw(host, notes) {
   const entry = (name) => {
     const { about, unit } = DATA.metrics[name],
       better = `${isMaximized(name) ? "higher" : "lower"} is better`,
+      ofUnit = unit && unit !== "×" && `unit: ${unit}`,
       title = metricTitle(name);
     return [
       [title, title !== name && el("code", ` ${name}`)],
-      [[about, better, unit && unit !== "×" && `in ${unit}`].filter(Boolean).join("; ")],
+      [[about, better, ofUnit].filter(Boolean).join("; ")],
     ];
   };
   show(

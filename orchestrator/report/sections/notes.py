@@ -5,7 +5,8 @@ from __future__ import annotations
 from orchestrator.report.section import SECTIONS, Section, Subject
 
 _NOTES = (
-    "± is one standard error over images: how far the value would vary with other captions of the same kind.",
+    "± is one standard error: how far the value would vary with other captions of the same kind; for speeds also with "
+    "other timings.",
     "All trials use the same captions and random numbers, so much of their errors cancels in a difference. Two values "
     "are within error of each other if their difference is within Student's t of what does not cancel (95 %).",
     "A trial that stopped early has values of fewer images. They are not compared with those of complete trials: it is "

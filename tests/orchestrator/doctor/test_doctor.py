@@ -418,5 +418,5 @@ def test_a_step_takes_as_long_as_its_slowest_part() -> None:
     assert gpu.seconds(Work(flops=0, moved=7_000_000_000, kernels=1)) == pytest.approx(10)
     assert gpu.seconds(Work(flops=10**12, moved=1, kernels=1)) == pytest.approx(2)
     assert gpu.seconds(Work(flops=1, moved=1, kernels=1000)) == pytest.approx(0.01)
-    assert gpu_of(24).name == "as RTX 3090"
+    assert gpu_of(24).name == "assumed as fast as RTX 3090"
     assert gpu_of(80, bandwidth=3350, compute=990).compute == 990e12

@@ -69,7 +69,7 @@ def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatc
     config = adjacency(initialisation="random")
     drafting, batch = opened(config, 50)
     monkeypatch.delattr(torch, "tensor")
-    size, _ = drafting.sizes.inherited_size(batch.keys, batch.emitted)
+    size, _ = drafting.sizes.inherited_state(batch.keys, batch.emitted)
     depth, width = size.unbind(1)
     assert 2 <= depth.min() <= depth.max() <= 5
     assert 2 <= width.min() <= width.max() <= 6

@@ -2,7 +2,7 @@
 
 The family defines its sizes, the names in its checkpoints (official ones, and those converted to Hugging Face naming),
 a prompt of one class embedding or of 120 caption features, and its VQ-16 tokenizer. Prompt positions are rotated by
-*zero* (`prompt_rope`), so an image token gives all of them the same score.
+*zero* (`prompt_rope`), so their order has no influence on the score that an image token gives them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SIZES: Mapping[str, LlamaGenSize] = {
     "XXL": LlamaGenSize(1536, 48, 24),
     "XXXL": LlamaGenSize(2560, 48, 40),
     "1B": LlamaGenSize(2048, 22, 32),
-    "3B": LlamaGenSize(3200, 24, 32),  # the one with heads of 100 channels
+    "3B": LlamaGenSize(3200, 24, 32),  # the only size whose heads have 100 channels, not 64 or 128
     "7B": LlamaGenSize(4096, 32, 32),
 }
 
@@ -111,13 +111,16 @@ class CaptionConditioner(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(CAPTION_DIM, dim, bias=False)
         self.fc2 = nn.Linear(dim, dim, bias=False)
+        # NaN until it is loaded, so that a file without it cannot go unnoticed
         self.register_buffer("uncond_embedding", torch.empty(CAPTION_TOKENS, CAPTION_DIM).fill_(torch.nan))
         # in a tuple, because an encoder that is a module must not be a submodule: it has its own dtype and device
         self._encoder = (encoder,)
         self.encoder_bytes: int = getattr(encoder, "bytes", 0)
 
     def project(self, features: Tensor) -> Tensor:
-        """cap_proj: [..., features] -> [..., dim]. It has no biases, so zeroed padding stays zero."""
+        """Caption features [..., CAPTION_DIM] -> embeddings [..., dim] (`cap_proj` in the official files). It has no
+        biases, so zeroed padding stays zero.
+        """
         weight = self.fc1.weight
         out: Tensor = self.fc2(F.gelu(self.fc1(features.to(weight.device, weight.dtype)), approximate="tanh"))
         return out
@@ -264,17 +267,20 @@ def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list
     for mappings in (_OFFICIAL, _CONVERTED):
         if mappings[0].sources[0] in tensors and not (layout and layout.fix):
             return mappings[0].sources[0], mappings
+    first = f"its first tensor is {next(iter(tensors))}" if tensors else "it has no tensors"
     raise WeightsError(
-        f"{where}: not a LlamaGen transformer, which has {_OFFICIAL[0].source} or {_CONVERTED[0].source}; its first "
-        f"tensor is {next(iter(tensors), 'missing')}{describe_contents(tensors)}"
+        f"{where}: not a LlamaGen transformer, which has {_OFFICIAL[0].source} or {_CONVERTED[0].source}; "
+        f"{first}{describe_contents(tensors)}"
     )
 
 
 def _count_layers(tensors: Mapping[str, Tensor]) -> int:
+    """The number of transformer layers in a checkpoint."""
     return len({found[1] for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))})
 
 
-def _published() -> dict[str, dict[str, Any]]:
+def _published_entries() -> dict[str, dict[str, Any]]:
+    """The entries of models.yaml for the official checkpoints, by name."""
     text = {"vq": "vq_ds16_t2i.pt", "text": "flan-t5-xl", "size": "XL"}
     entries: dict[str, dict[str, Any]] = {
         "llamagen-xl-stage1": {**text, "transformer": "t2i_XL_stage1_256.pt", "image_size": 256},
@@ -293,7 +299,7 @@ class LlamaGen(Family):
     """Text- and class-conditional LlamaGen from official files, or from ones converted to Hugging Face naming."""
 
     kind: ClassVar[str] = "llamagen"
-    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published()
+    published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published_entries()
 
     transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
     vq: Annotated[str, "file of the VQ-16 tokenizer"]
@@ -357,16 +363,16 @@ class LlamaGen(Family):
 
     def _find_size(self, dim: int, layers: int) -> tuple[str, LlamaGenSize]:
         """Label and sizes: with the given number of heads, or of the published model with this width and depth."""
-        found = f"{self.transformer}: width {dim} and {layers} layers are not"
+        mismatch = f"{self.transformer}: width {dim} and {layers} layers are not"
         if self.heads is not None:
             if dim % self.heads:
                 raise WeightsError(
-                    f"{self.transformer}: its width {dim} is not divisible by heads {self.heads}; fix `heads`"
+                    f"{self.transformer}: its width {dim} is not divisible by heads {self.heads}; correct `heads`"
                 )
             return f"{dim}x{layers}", LlamaGenSize(dim, layers, self.heads)
         label = next((label for label, size in SIZES.items() if (size.dim, size.layers) == (dim, layers)), None)
         if self.size is not None and self.size != label:
-            raise WeightsError(f"{found} size {self.size} ({SIZES[self.size]})")
+            raise WeightsError(f"{mismatch} size {self.size} ({SIZES[self.size]})")
         if label is None:
-            raise WeightsError(f"{found} a published LlamaGen size; give `heads`")
+            raise WeightsError(f"{mismatch} a published LlamaGen size; give `heads`")
         return label, SIZES[label]
