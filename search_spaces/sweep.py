@@ -234,8 +234,9 @@ def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | 
 
 
 def ready_spaces() -> list[str]:
-    """Names of the ready spaces: `quickstart`, `papers/...`."""
-    return sorted(path.relative_to(_READY).with_suffix("").as_posix() for path in _READY.rglob("*.yaml"))
+    """Names of the ready spaces, the papers' tables last: `quickstart`, `papers/...`."""
+    names = (path.relative_to(_READY).with_suffix("").as_posix() for path in _READY.rglob("*.yaml"))
+    return sorted(names, key=lambda name: (name.startswith(_PAPERS), name))
 
 
 def describe_spaces() -> dict[str, str]:

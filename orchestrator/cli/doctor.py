@@ -17,7 +17,7 @@ Examples:
   specfrontier doctor --models models.yaml
   specfrontier doctor --plan my_sweep.yaml --models models.yaml --gpus 8 --gpu-memory 24
 """
-_TYPICAL = "Default: typical for a GPU with that memory."
+_TYPICAL = "Default: that of a data-centre or gaming GPU with about that memory, which the plan names."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +27,24 @@ class Examined:
     models: str | None = o.option("Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights.", "MODELS")
     plan: str | None = o.option("Estimate the memory, images and hours of a sweep, without running it.", "SPACE")
     batch: int = o.option("For --models: images generated together.", "N", default=1, min=1)
-    gpus: int | None = o.option("For --plan. Default: this machine's, else 1.", "N", min=1)
+    gpus: int | None = o.option("For --plan: number of GPUs. Default: this machine's, else 1.", "N", min=1)
     gpu_memory: float | None = o.option(
-        "Memory of each GPU. Default: this machine's, else 80.", "GIB", min=1.0, max=1000000.0, callback=o.finite
+        "For --plan: memory of each GPU. Default: this machine's, else 80.",
+        "GIB",
+        min=1.0,
+        max=1000000.0,
+        callback=o.finite,
     )
     gpu_bandwidth: float | None = o.option(f"Bandwidth of each GPU. {_TYPICAL}", "GB/S", min=0.001, callback=o.finite)
     gpu_compute: float | None = o.option(
         f"Compute of each GPU in 16 bits. {_TYPICAL}", "TFLOP/S", min=0.001, callback=o.finite
     )
     accepted_length: float = o.option(
-        "Mean accepted length that --plan assumes.", "X", default=2.0, min=1.0, callback=o.finite
+        "Mean accepted length that --plan assumes, beside 1 (no draft is accepted).",
+        "X",
+        default=2.0,
+        min=1.0,
+        callback=o.finite,
     )
 
 
@@ -49,17 +57,17 @@ def doctor(examined: Examined, as_json: bool = o.flag("Print the findings as JSO
     with ends_with(WRONG_USAGE):
         if examined.plan is not None:
             findings, lines = _plan(examined.plan, examined)
+            is_ok = bool(findings["fits"])
         elif examined.models is not None:
             from orchestrator.doctor import checkup
 
             findings = checkup.check_models(examined.models, examined.batch)
-            lines = checkup.describe_checkup(findings)
+            lines, is_ok = checkup.describe_checkup(findings), not findings["problems"]
         else:
             from orchestrator.doctor import machine
 
             findings = machine.examine()
-            lines = machine.describe_machine(findings)
-    is_ok = findings["fits"] if "fits" in findings else not findings["problems"]
+            lines, is_ok = machine.describe_machine(findings), not findings["problems"]
     show(findings, lines, as_json=as_json)
     if not is_ok:
         raise typer.Exit(FAILED)

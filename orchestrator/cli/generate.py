@@ -95,7 +95,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
     Raises:
         CommandError: wrong usage, or the sweep has no such trial.
     """
-    from orchestrator.results.config_file import MeasuredSpeed, Setting, head_comments
+    from orchestrator.results.config_file import MeasuredSpeed, Setting, head_comments, naming_plugins
     from search_spaces.documents import read_document
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
@@ -120,10 +120,10 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
             return Setting({})
         data = Path(file).read_bytes()
         document = read_document(data, file)
-        with document.locate_errors():
+        text = data.decode("utf-8-sig")
+        with document.locate_errors(), naming_plugins(text):
             whole = DecodingConfig.from_mapping(document.data, Sampling())
         mapping = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
-        text = data.decode("utf-8-sig")
         return Setting(mapping, speed=MeasuredSpeed.read(text), comments=head_comments(text))
 
 

@@ -5,7 +5,8 @@ from, and the speed-up and quality that were measured there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from orchestrator.results.text import clean, signed_percent
+from search_spaces.params import ConfigError
+from search_spaces.plugins import plugin_modules
 from search_spaces.sweep_sections import BUILTIN
 
 if TYPE_CHECKING:
@@ -106,6 +109,22 @@ class Setting:
 def head_comments(text: str) -> str:
     """The lines of comments at the head of a YAML text."""
     return "".join(takewhile(lambda line: line.startswith("#"), text.splitlines(keepends=True)))
+
+
+@contextmanager
+def naming_plugins(text: str) -> Iterator[None]:
+    """Add to a ConfigError that is raised inside the plugins that the comments at the head of a config file name, if
+    they are not loaded.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        missing = {*re.findall(r"^# plugin (\S+)$", head_comments(text), re.MULTILINE)} - {*plugin_modules()}
+        if not missing:
+            raise
+        options = " ".join(f"--plugin {module}" for module in sorted(missing))
+        problem = f"{error.problem}; the file's comments name its plugin: specfrontier {options} generate"
+        raise ConfigError(error.path, problem, error.location) from error
 
 
 def config_header(

@@ -118,7 +118,8 @@ def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: P
     value, error, _ = joint.difference(names.index(chosen(page)), names.index(str(vanilla.number)))
     base = vanilla.metrics["fid"].value
     shown = page.locator("#fastest .headline dd").nth(1).inner_text()
-    change, _, more = shown.partition(" % ± ")
+    change, _, more = shown.removesuffix(" %").partition(" ± ")
+    assert shown.endswith(" %")
     assert float(change) == pytest.approx(100 * value[1] / base, abs=0.1)
     assert float(more) == pytest.approx(100 * error[1] / base, abs=0.1)
 

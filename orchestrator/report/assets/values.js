@@ -46,5 +46,5 @@ export const indistinguishable = (front, metrics) =>
 export function formatChange({ value, error }, base) {
   const share = [value, error].map((size) => size && (100 * size) / Math.abs(base)),
     [text, more] = parts(share);
-  return [`${value >= 0 ? "+" : ""}${text} %`, more && el("span.pm", ` ± ${more}`)];
+  return [`${value >= 0 ? "+" : ""}${text}`, more && el("span.pm", ` ± ${more}`), " %"];
 }

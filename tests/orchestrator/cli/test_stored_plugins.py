@@ -88,6 +88,13 @@ def test_a_missing_plugin_is_named(storage: Storage, command: tuple[str, ...]) -
     assert not ADVICE_TO_DELETE.search(message)
 
 
+def test_a_config_file_names_its_plugin(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert specfrontier("pareto", "added", "--trial", "3", "--config", "mine.yaml").code == 0
+    forget_plugins(monkeypatch, "added_rules")
+    message = error_of("generate", "a red circle", "--config", "mine.yaml", code=2)
+    assert message.endswith("; the file's comments name its plugin: specfrontier --plugin added_rules generate\n")
+
+
 def test_another_module_may_define_the_same(storage: Storage) -> None:
     Path("added_rules.py").rename("moved_rules.py")
     assert specfrontier("--plugin", "moved_rules", "pareto", "added").code == 0
