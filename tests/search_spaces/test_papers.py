@@ -209,7 +209,7 @@ def test_greedy_settings_draw_each_caption_once(sweeps: dict[str, SweepConfig]) 
 
 def test_what_the_paper_lost_is_said(sweeps: dict[str, SweepConfig]) -> None:
     for name, sweep in sweeps.items():
-        assert ("nu 0.1, for the paper's is not known" in sweep.about) == name.startswith("papers/cool-sd")
+        assert ("the paper does not state nu, here 0.1" in sweep.about) == name.startswith("papers/cool-sd")
 
 
 def test_a_wrong_paper_is_told_the_nearest() -> None:

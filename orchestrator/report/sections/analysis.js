@@ -133,7 +133,7 @@ function drawSlices(host, metric, trials, varied, front) {
         },
       );
     const letters = Math.max(11, Math.floor(width / 8 / new Set(values).size)),
-      choices = { type: "point", tickFormat: (name) => shortened(name, letters) },
+      choices = { type: "point", tickFormat: (name) => endOf(name, letters) },
       scale = text ? choices : { type: isBent(ends(values)) ? "log" : "linear" };
     const shown = picture(`${metricTitle(metric)} against ${key}`, {
       width,
