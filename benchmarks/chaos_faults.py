@@ -202,7 +202,8 @@ def _needed_shards(sweep: ChaosSweep) -> list[Path]:
             record = TrialRecord.from_json(path.read_bytes())
             baseline = baseline or record.shards
             recorded |= set(record.shards)
-    named = {path: f"shards/{path.name}" for path in sorted((sweep.store / "shards").glob("[!.]*"))}
+    paths = [path for folder in ("shards", "timings") for path in sorted((sweep.store / folder).glob("[!.]*"))]
+    named = {path: f"{path.parent.name}/{path.name}" for path in paths}
     return [path for path, name in named.items() if name in baseline or name not in recorded]
 
 

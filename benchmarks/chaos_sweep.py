@@ -144,7 +144,7 @@ class ChaosSweep:
 
     def files(self) -> int:
         """The number of files that workers have written. Files that were written again are added to `rewritten`."""
-        paths = [path for folder in ("shards", "measures") for path in (self.store / folder).glob("[!.]*")]
+        paths = [path for folder in ("shards", "timings", "measures") for path in (self.store / folder).glob("[!.]*")]
         for path in paths:
             with suppress(FileNotFoundError):  # set aside
                 facts = path.stat()

@@ -118,8 +118,8 @@ def make_pristine(folder: Path, *, logged: bool = True) -> Pristine:
     longer = folder / "longer"
     shutil.copytree(run.store, longer / NAME)
     SweepRun(folder, _SWEEP).run_locally("--no-mlflow", "--resume", "--trials", "4", "--out", str(longer))
-    for new in sorted((longer / NAME / "shards").iterdir()):
-        shutil.copy(new, run.store / "shards")
+    for new in sorted([*(longer / NAME / "shards").iterdir(), *(longer / NAME / "timings").iterdir()]):
+        shutil.copy(new, run.store / new.parent.name)
     (measure,) = {p.name for p in (longer / NAME / "measures").iterdir()} - {
         p.name for p in (run.store / "measures").iterdir()
     }

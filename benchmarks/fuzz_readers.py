@@ -76,7 +76,8 @@ def _status(store: Path) -> tuple[int, str, Any]:
 
 def _pareto(store: Path) -> tuple[int, str, Any]:
     result = specfrontier("pareto", str(store), "--all", "--knee", "--json")
-    return result.code, result.err, result.out
+    warnings = json.loads(result.out)["warnings"] if result.code == 0 else []
+    return result.code, "\n".join([result.err, *warnings]), result.out
 
 
 def _compare(store: Path) -> tuple[int, str, Any]:
@@ -174,7 +175,7 @@ KINDS: Mapping[str, Kind] = {
     "identity.json": Kind(f"{NAME}/identity.json", (_status, _pareto), (_compare, _report, _launch, log_to_mlflow)),
     "trials": Kind(f"{NAME}/trials/*.json", (_status, _pareto, _images), (_compare, _report, _launch, log_to_mlflow)),
     "quality shards": Kind(f"{NAME}/shards/quality-*.parquet", (_images, _report), (_launch,)),
-    "timing shards": Kind(f"{NAME}/shards/timing-*.parquet", (), (_launch,)),
+    "timing sessions": Kind(f"{NAME}/timings/timing-*.parquet", (_pareto,), (_launch,)),
     "measures": Kind(f"{NAME}/measures/*.json", (), (_launch,)),
     "reference.parquet": Kind(f"{NAME}/reference.parquet", (), (_launch,)),
     "predictions.parquet": Kind(f"{NAME}/predictions.parquet", (), (_launch,)),

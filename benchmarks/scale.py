@@ -60,7 +60,7 @@ from orchestrator.views.tables import Tables
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import write_sweep
-from workers.data.shards import Experiment, plan_quality
+from workers.data.shards import TIMINGS, Experiment, plan_quality
 from workers.data.storage import Storage
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import BLOCKS
@@ -137,12 +137,13 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
     views.end("finished")
     seconds = time.monotonic() - begin - pools[0].writing_s
     begin = time.monotonic()
-    shards = len(storage.names(SHARDS))
+    shards, sessions = len(storage.names(SHARDS)), len(storage.names(TIMINGS))
     return {
         "trials": sweep.budget.trials,
         "shards": shards,
+        "sessions": sessions,
         "driver_s": seconds,
-        "driver_shards_per_s": shards / seconds,
+        "driver_shards_per_s": (shards + sessions) / seconds,
         "writing_s": pools[0].writing_s,
         "listing_s": time.monotonic() - begin,
         "memory_before_mb": before,

@@ -66,9 +66,9 @@ class AcceptanceRule(Params):
 
     @property
     def work(self) -> str | Neighbourhood:
-        """What its cost depends on: the neighbourhood's kind, or all of it if the residual sums every token's mass."""
+        """What its cost depends on: the neighbourhood's `work`; all of it if the residual sums every token's mass."""
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
-        return self.neighbourhood.kind if is_cheap else self.neighbourhood
+        return self.neighbourhood.work if is_cheap else self.neighbourhood
 
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""

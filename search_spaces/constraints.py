@@ -26,6 +26,21 @@ _OPERATORS: Mapping[str, Op] = {"<=": "<=", ">=": ">=", "≤": "<=", "≥": ">="
 _FORMS = "write it like 'drift <= 2', 'clip_score >= 0.9 * vanilla' or 'fid <= vanilla + 0.5'"
 
 
+AT_BATCH = ("speedup", "latency")  # metrics that a sweep may measure at several batch sizes
+_AT_BATCH = re.compile(rf"({'|'.join(AT_BATCH)})_batch([1-9][0-9]{{0,4}})")
+
+
+def at_batch(metric: str, batch: int) -> str:
+    """The name of a metric at a batch size other than the sweep's first: `speedup_batch8`."""
+    return f"{metric}_batch{batch}"
+
+
+def split_batch(name: str) -> tuple[str, int | None]:
+    """The metric and the batch size of `speedup_batch8`; None with other names."""
+    match = _AT_BATCH.fullmatch(name)
+    return (name, None) if match is None else (match[1], int(match[2]))
+
+
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """`metric` must be at most (by `op`: at least) factor x vanilla's value + offset."""

@@ -123,6 +123,11 @@ class Neighbourhood(Params, ABC):
         return None
 
     @property
+    def work(self) -> str | Neighbourhood:
+        """What the cost of a decoding step depends on: the kind alone, if its numbers do not change the cost."""
+        return self.kind
+
+    @property
     def at_temperature_zero(self) -> Neighbourhood:
         """The neighbourhood for greedy decoding."""
         return self

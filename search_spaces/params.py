@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from types import MappingProxyType, NoneType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 Path = tuple[str, ...]
@@ -309,6 +309,9 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
         return None
     kind = _without_none(annotation)
     args = get_args(kind)
+    if get_origin(kind) is UnionType:  # one value, or a list of such
+        single, several = args
+        return _fit(several if isinstance(value, list | tuple) else single, value, allowed)
     if get_origin(kind) is tuple:
         entries = expect_list(value)
         if args[-1] is not Ellipsis and len(entries) != len(args):

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from search_spaces.constraints import Constraint, check_metric
+from search_spaces.constraints import AT_BATCH, Constraint, at_batch, check_metric
 from search_spaces.documents import Document, differences, read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
 from search_spaces.params import Path as ConfigPath
@@ -82,8 +82,21 @@ class SweepConfig:
 
     @property
     def requested_metrics(self) -> frozenset[str]:
-        """The metrics of `metrics`, objectives and constraints; empty if the sweep takes all that the models allow."""
-        return frozenset(name for _, name in self.named_metrics) if self.metrics else frozenset()
+        """The metrics of `metrics`, objectives and constraints, and the `batch_metrics`; empty if the sweep takes all
+        that the models allow.
+        """
+        return self._named.union(self.batch_metrics) if self.metrics else frozenset()
+
+    @property
+    def batch_metrics(self) -> tuple[str, ...]:
+        """The metrics of speed at the batch sizes of `timing.batch` after the first one."""
+        wanted = self._named if self.metrics else AT_BATCH
+        found = {at_batch(name, size): name for size in self.timing.batches[1:] for name in AT_BATCH}
+        return tuple(name for name, base in found.items() if base in wanted or name in self._named)
+
+    @property
+    def _named(self) -> frozenset[str]:
+        return frozenset(name for _, name in self.named_metrics)
 
     @property
     def named_metrics(self) -> list[tuple[ConfigPath, str]]:

@@ -101,20 +101,23 @@ class Quality(Params):
 
 @dataclass(frozen=True, slots=True)
 class Timing(Params):
-    """Shards that measure what a step costs: vanilla and the trial's config alternate on the same captions.
+    """Sessions that measure what a step costs: vanilla and a setting of each shape in turn, on the same captions.
 
     Trials whose settings differ only in the rule's numbers (not in drafter, tree, sampling or kind of neighbourhood)
-    have steps of one cost. The first of them is timed, and its costs hold for all: a trial's `speedup` is the passes of
-    all of its images times these costs. Further ones are timed only to check them (`speedup_timed`).
+    have steps of one cost. A trial's `speedup` is the passes of all of its images times the costs of its shape, from
+    all sessions that timed it.
     """
 
-    batch: Annotated[int, "images per batch", Range(1, 65_536)] = 1
-    images: Annotated[int, "timed images, one per caption", Range(1)] = 8
-    repetitions: Annotated[int, "how often the two alternate, at most", Range(1, 10_000)] = 2
+    batch: Annotated[
+        int | tuple[int, ...],
+        "images per batch, or a list of such: [1, 8] also measures `speedup_batch8` and `latency_batch8`",
+        Range(1, 65_536),
+    ] = 1
+    images: Annotated[int, "images of each setting in a session, one per caption", Range(1)] = 8
+    repetitions: Annotated[int, "how often a session repeats them, at most", Range(1, 10_000)] = 2
     precision: Annotated[
         float, "relative standard error of the costs at which no further repetition follows; 0 runs all", Range(0, 1)
     ] = 0.01
-    direct: Annotated[int, "trials that are timed themselves, of those that share their costs", Range(1)] = 2
     nodes: Annotated[
         Mapping[str, Any] | None,
         "Ray's labels of the nodes that time, such as {gpu: a10g}; left out: those with the device of the first worker",
@@ -122,6 +125,15 @@ class Timing(Params):
 
     def check(self) -> None:
         _check_labels(self.nodes)
+        if not self.batches:
+            raise ConfigError(("batch",), "must not be empty; give a batch size, or several")
+        if repeated := [size for index, size in enumerate(self.batches) if size in self.batches[:index]]:
+            raise ConfigError(("batch",), f"has {repeated[0]} twice; give each batch size once")
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes at which settings are timed; `speedup` and `latency` are those of the first one."""
+        return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
 
 def _check_labels(nodes: Mapping[str, Any] | None) -> None:

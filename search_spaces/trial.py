@@ -167,6 +167,11 @@ class StepShape:
     sampling: Sampling | None
     work: str | Neighbourhood | AcceptanceRule
 
+    @property
+    def key(self) -> str:
+        """16 hex digits that identify this shape in every process."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:

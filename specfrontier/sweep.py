@@ -58,7 +58,9 @@ class Sweep(results.Sweep):
 
     def reload(self) -> Self:
         """Read the sweep again, with the trials that have finished since."""
-        return self.open(self.storage)
+        if self.machine is None:
+            return self.open(self.storage)
+        return self.open(self.storage, str(self.machine.devices[0]), self.machine.batch)
 
     def front(
         self,
@@ -80,7 +82,8 @@ class Sweep(results.Sweep):
         return front.table(front.candidates if everything else front.members).drop_columns(["sweep"])
 
     def best(self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False) -> Trial:
-        """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 * vanilla".
+        """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 * vanilla": by the value
+        that 90 % of draws from its error exceed (see `Front.best`).
 
         lossless: only among settings that leave the distribution of images as it is.
 

@@ -37,20 +37,20 @@ from workers.data.shards import (
     QualityShard,
     ReferenceTask,
     Serializable,
-    TimingShard,
+    TimingSession,
 )
-from workers.decoding.state import Request
-from workers.metrics.definition import OWN_TIMINGS, REFERENCE
+from workers.metrics.costs import batch_passes
+from workers.metrics.definition import REFERENCE
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import METRICS, Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import Classifier, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.registry import compute_metrics, select_metrics
 from workers.models.target import Target
-from workers.runtime.device import compute_facts, versions
+from workers.runtime.device import versions
 from workers.runtime.loaded import LoadedSweep
 from workers.runtime.memory import guard_memory, in_chunks
-from workers.runtime.shard_tables import ShardReader, quality_table, timing_table
+from workers.runtime.sessions import run_session
+from workers.runtime.shard_tables import ShardReader, quality_table, requests_of, shard_metadata
 from workers.runtime.specification import WorkerSpec
-from workers.runtime.timing import time_pairs
 
 _GRID_IMAGES, _GRID_COLUMNS = 16, 4
 
@@ -160,46 +160,30 @@ def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
         OutOfMemory, Cancelled, DecodingError: see `Engines.generate`.
     """
 
-    def compute() -> pa.Table:
-        requests = _requests(worker, shard, shard.samples)
+    def compute() -> tuple[pa.Table, dict[str, Any]]:
+        requests = requests_of(worker.captions, shard, shard.samples)
         results, batch = worker.engines.generate(shard.config, requests, shard.batch)
         scores = worker.score(results)
-        return quality_table(
+        table = quality_table(
             results, seed=worker.spec.seed, batch=batch, features=scores.features, scores=scores.scores
         )
+        facts = {"setting": shard.config.digest(), "config": shard.config.to_mapping()}
+        return table, facts | {"extractors": dict(worker.experiment.extractors)}
 
     return _make_shard(worker, shard, compute)
 
 
-@makes(TimingShard)
-def make_timings(worker: LoadedSweep, shard: TimingShard) -> dict[str, Any]:
-    """Time a shard's captions with the baseline and with the config in turn.
+@makes(TimingSession)
+def make_timings(worker: LoadedSweep, session: TimingSession) -> dict[str, Any]:
+    """Time a session's captions with all of its configs in turn.
 
     Raises:
-        ConfigError: the model does not support the config.
-        OutOfMemory: the stated batch does not fit; timings at another batch would not be comparable.
+        ConfigError: the model does not support a config.
+        OutOfMemory: a batch does not fit; timings at another batch would not be comparable.
         Cancelled, DecodingError: see `Engines.generate`.
     """
 
-    def compute() -> pa.Table:
-        requests = _requests(worker, shard)
-        batches = [requests[i : i + shard.batch] for i in range(0, len(requests), shard.batch)]
-        baseline, candidate = (
-            partial(worker.engines.generate_once, config, batch=shard.batch, alternating=(shard.baseline, shard.config))
-            for config in (shard.baseline, shard.config)
-        )
-        rows = time_pairs(
-            baseline,
-            None if shard.config == shard.baseline else candidate,
-            batches,
-            shard.repetitions,
-            worker.device,
-            precision=shard.precision,
-            encode=worker.encode,
-        )
-        return timing_table(rows)
-
-    return _make_shard(worker, shard, compute)
+    return _make_shard(worker, session, partial(run_session, worker.engines, worker.captions, session))
 
 
 @makes(MeasureTask)
@@ -245,12 +229,12 @@ def _trial_metrics(
         ShardError: shards are missing or damaged.
     """
     parts, baseline_parts = shards.images(task.quality), shards.images(task.baseline_quality)
-    timings, own_timings = shards.timings(task.timing), shards.timings(task.own_timing)
+    timings = shards.timings(task.timing)
     shards.check()
     full = MetricInputs(
         images=Rows.merge(parts),
         timings=timings,
-        own_timings=own_timings,
+        config=task.config,
         baseline=Rows.merge(baseline_parts) if task.baseline_quality else None,
         references=references,
         classifier=classifier,
@@ -261,10 +245,16 @@ def _trial_metrics(
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
         half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
-        image_metrics = [name for name in estimates if OWN_TIMINGS not in METRICS.all()[name].needs]
-        history.append((half.images.count, _plain(compute_metrics(half, image_metrics)[0])))
+        history.append((half.images.count, _plain(compute_metrics(half, list(estimates))[0])))
     metrics = _plain(estimates)
-    return {"metrics": metrics, "history": [*history, (full.images.count, metrics)], "skipped": skipped}
+    rounds, blocks, batches = full.column("rounds").numpy(), full.blocks.numpy(), (1, *timings.batches)
+    passes = {str(batch): batch_passes(rounds, blocks, batch).tolist() for batch in batches} if parts else {}
+    return {
+        "metrics": metrics,
+        "history": [*history, (full.images.count, metrics)],
+        "skipped": skipped,
+        "passes": passes,
+    }
 
 
 def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
@@ -305,40 +295,24 @@ def _timed(worker: LoadedSweep, start: float) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - start, "worker": worker.spec.worker}
 
 
-def _requests(worker: LoadedSweep, shard: QualityShard | TimingShard, samples: int = 1) -> list[Request]:
-    if shard.stop > len(worker.captions):
-        raise ValueError(f"captions {shard.start}..{shard.stop}: the sweep has {len(worker.captions)}")
-    captions = worker.captions[shard.start : shard.stop]
-    return [Request(caption.id, caption.text, sample) for caption in captions for sample in range(samples)]
-
-
 def _make_shard(
-    worker: LoadedSweep, shard: QualityShard | TimingShard, compute: Callable[[], pa.Table]
+    worker: LoadedSweep,
+    shard: QualityShard | TimingSession,
+    compute: Callable[[], tuple[pa.Table, Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Write a shard's table with its metadata, unless the file exists."""
+    """Write a shard's table with its metadata, unless the file exists. compute: the table, and metadata of this kind of
+    shard.
+    """
     name, start = shard.name(worker.experiment), time.perf_counter()
     ran, facts = False, {}
     if not worker.storage.exists(name):
-        table = compute()
+        table, about = compute()
         facts = {"images": shard.images, **_timed(worker, start)}
         # a second worker may have been quicker: trials may have read its file
         if ran := not worker.storage.exists(name):
-            write_shard(worker.storage, name, table, _shard_metadata(worker, shard, name) | facts)
+            common = shard_metadata(shard, worker.experiment, worker.captions, worker.device)
+            write_shard(worker.storage, name, table, common | dict(about) | facts)
     if not ran:
         _, metadata = read_shard(worker.storage, name, [], fix="")
         facts = {key: metadata[key] for key in ("images", "seconds", "worker")}
     return {"name": name, **facts, "ran": ran}
-
-
-def _shard_metadata(worker: LoadedSweep, shard: QualityShard | TimingShard, name: str) -> dict[str, Any]:
-    return {
-        "kind": shard.kind,
-        "name": name,
-        "setting": shard.config.digest(),
-        "captions": [caption.id for caption in worker.captions[shard.start : shard.stop]],
-        "config": shard.config.to_mapping(),
-        "experiment": worker.experiment.digest(),
-        "extractors": dict(worker.experiment.extractors),
-        "cuda_graphs": worker.engines.get(shard.config).uses_graphs,
-        **compute_facts(worker.device),
-    }

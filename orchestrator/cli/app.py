@@ -20,6 +20,7 @@ from orchestrator.cli import (
     reference,
     report,
     status,
+    timing,
     train,
 )
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, last_words
@@ -67,6 +68,7 @@ app.command(epilog=status.EPILOG, short_help="Show the progress of a sweep.")(st
 app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
 app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(report.report)
+app.command("time", epilog=timing.EPILOG, short_help="Time a sweep's settings on this machine.")(timing.time_sweep)
 app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(reference.reference)
 app.command(epilog=mlflow.UI_EPILOG, short_help="Open a sweep in MLflow's UI.")(mlflow.ui)
 app.command(epilog=mlflow.SYNC_EPILOG, short_help="Log missing trials to MLflow.")(mlflow.sync)

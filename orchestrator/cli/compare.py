@@ -67,7 +67,7 @@ class Output:
 
 @grouped
 @o.query_errors()
-def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> None:
+def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions, output: Output) -> None:
     """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
 
     Without --x and --y, sweeps are compared by the objectives that all of them measured; a note names the others.
@@ -77,7 +77,7 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
     """
     by = kind.by
     if kind.published:
-        if by or query != o.Query() or output != Output(as_json=output.as_json):
+        if by or (query, prices) != (o.Query(), o.PriceOptions()) or output != Output(as_json=output.as_json):
             raise CommandError("--published compares the whole table and can be combined with --json only", WRONG_USAGE)
         compare_with_papers(sweeps, as_json=output.as_json)
         return
@@ -87,7 +87,7 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
         raise CommandError("--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE)
     if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
-    opened = o.open_sweeps(sweeps)
+    opened = prices.open(sweeps)
     from orchestrator.results.compare import compare as compare_fronts
     from orchestrator.results.compare import shared_objectives
 
@@ -99,7 +99,7 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, output: Output) -> Non
     front = query.front(opened)
     corner = o.read_point(output.reference_point, len(front.metrics))
     found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
-    warnings = [*missing, *_cautions(front, [*(query.subject_to or ()), *(query.where or ())])]
+    warnings = [*missing, *_cautions(front)]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
@@ -124,13 +124,12 @@ def _write_page(
     return write_output(out or "compare.html", page.encode())
 
 
-def _cautions(front: Front, limits: Sequence[str]) -> list[str]:
+def _cautions(front: Front) -> list[str]:
     """What a reader should know of the compared values."""
     from orchestrator.results.compare import cautions
-    from orchestrator.results.status import time_notes
 
     identities = [sweep.identity for sweep in front.sweeps.values()]
-    return [*cautions(identities, front.metrics), *time_notes(identities, [*(m.name for m in front.metrics), *limits])]
+    return cautions(identities, front.metrics)
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:
@@ -220,7 +219,7 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
     from orchestrator.results.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
-    opened = o.open_sweeps([name for name in names if name not in given_tables])
+    opened = o.PriceOptions().open([name for name in names if name not in given_tables])
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
     replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]

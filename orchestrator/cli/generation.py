@@ -33,10 +33,9 @@ from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
-from workers.metrics.costs import VANILLA as SIDE
 from workers.metrics.estimate import measured, ratio_estimate
 from workers.runtime.device import device_name, versions
-from workers.runtime.timing import time_pairs
+from workers.runtime.timing import time_in_turn
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _BATCH = 16  # by default
@@ -84,7 +83,8 @@ class Gallery:
         return seconds
 
     def generate_beside(self, vanilla: Gallery, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see `time_pairs`).
+        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see `time_in_turn`): vanilla is
+        setting 0, this one setting 1.
 
         Both first generate a batch that is not timed. A batch ends with its longest image, as in a sweep's timings.
 
@@ -106,12 +106,10 @@ class Gallery:
 
         with self.progress(len(requests)) as advance:
             try:
-                return time_pairs(
-                    partial(run, 0),
-                    partial(run, 1),
+                return time_in_turn(
+                    {str(side): partial(run, side) for side in (0, 1)},
                     batches,
-                    repetitions=1,
-                    device=self.engine.device,
+                    self.engine.device,
                     encode=lambda batch: target.encode([request.caption for request in batch], guided=False),
                 )
             finally:
@@ -195,7 +193,7 @@ def generate_images(
             vanilla = Gallery(models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA)
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
-            seconds = sum(float(row["seconds"]) for row in timings)
+            vanilla_seconds, seconds = map(sum, _by_setting(timings, "wall"))
     header = _header(mapping, gallery.engine, models, setting, len(requests)) | {
         "preset": preset,
         "samples": options.samples,
@@ -206,17 +204,22 @@ def generate_images(
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
             others: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
-            vanilla.write(header | others, sum(row[f"seconds{SIDE}"] for row in timings))
+            vanilla.write(header | others, vanilla_seconds)
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     return as_json if options.as_json else _summary(statistics, folder, replaced)
 
 
 def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The measured speed-up with its standard error (None: of a single batch), and vanilla's seconds per image."""
-    vanilla, own = (torch.tensor([row[f"seconds{side}"] for row in timings]) for side in (SIDE, ""))
-    error = ratio_estimate(vanilla, own, torch.arange(len(timings))).error if len(timings) > 1 else None
-    latency = float(vanilla.sum()) / sum(row["images"] for row in timings)
+    vanilla, own = (torch.tensor(seconds) for seconds in _by_setting(timings, "seconds"))
+    error = ratio_estimate(vanilla, own, torch.arange(len(own))).error if len(own) > 1 else None
+    latency = 2 * float(vanilla.sum()) / sum(row["batch"] for row in timings)
     return {"speedup": float(vanilla.sum() / own.sum()), "error": error, "latency_vanilla": latency}
+
+
+def _by_setting(timings: Sequence[Mapping[str, Any]], column: str) -> list[list[float]]:
+    """A column of the timings of vanilla and of the setting, by batch."""
+    return [[float(row[column]) for row in timings if row["setting"] == side] for side in ("0", "1")]
 
 
 def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> DecodingConfig:

@@ -208,8 +208,8 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
     yield "quality", f"{shards}: {total}{_on(quality.nodes)}"
     pairs = (
-        f"{counted(timing.direct, 'trial')} of each shape, {timing.images} captions x at most {timing.repetitions}, "
-        f"batch {timing.batch}, paired with vanilla{_on(timing.nodes)}"
+        f"each shape in turn with vanilla, {timing.images} captions x at most {timing.repetitions} in a session, "
+        f"batch {' and '.join(map(str, timing.batches))}{_on(timing.nodes)}"
     )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"
     if racing := config.racing:
@@ -387,14 +387,14 @@ def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> st
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.results.choices import default_choices, example_limit
     from orchestrator.results.front import front_of
-    from orchestrator.results.status import sweep_notes, time_notes
+    from orchestrator.results.status import sweep_notes
     from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
     from orchestrator.results.sweep import Sweep
     from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
-    notes = sweep_notes(sweep) + time_notes([sweep.identity], [metric.name for metric in found.metrics])
+    notes = sweep_notes(sweep)
     front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
     reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]

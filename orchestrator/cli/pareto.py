@@ -25,6 +25,7 @@ Examples:
   specfrontier pareto mine --all --table trials.parquet
   specfrontier pareto quickstart --trial 0 --config vanilla.yaml
   specfrontier pareto mine --stopped
+  specfrontier pareto mine --device A10G --batch 8
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
 
@@ -60,13 +61,14 @@ class Output:
 
 @grouped
 @o.query_errors()
-def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Output) -> None:
+def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.TrialOptions, output: Output) -> None:
     """Show the front: the configs that no other dominates; and the best one within a limit, the best lossless one and
     the knee.
 
     "front" is the share of draws from the measured errors in which a trial stays on the front. Trials are "within error
-    of" each other if they differ significantly in no objective (5 % level, paired Student's t). A choice says in how
-    many draws it holds, and in how many it is better than vanilla in the first objective.
+    of" each other if they differ significantly in no objective (5 % level, paired Student's t). The best one is chosen
+    by the value of the first objective that 90 % of draws exceed; a lossless one within error of it is preferred. A
+    choice says in how many draws it holds, and in how many it is better than vanilla in the first objective.
     """
     choosing = wanted if output.config is not None else replace(wanted, knee=False)
     is_chosen = choosing.is_given()
@@ -74,7 +76,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, wanted: o.TrialOptions, output: Out
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     from orchestrator.results import choices as c
 
-    front = query.front(o.open_sweeps(sweeps))
+    front = query.front(prices.open(sweeps))
     corner = o.read_point(output.reference_point, len(front.metrics))
     facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
     facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
@@ -122,11 +124,10 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
 def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
-    from orchestrator.results.query import unmatched
-    from orchestrator.results.status import sweep_notes, time_notes, waiting_note
+    from orchestrator.results.query import limit_notes, unmatched
+    from orchestrator.results.status import sweep_notes, waiting_note
 
     sweeps, where = front.sweeps.values(), query.where or ()
-    named = [*(metric.name for metric in front.metrics), *(query.subject_to or ()), *best, *where]
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
@@ -135,36 +136,32 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     return [
         *own,
         *_unmeasured(front),
-        *time_notes([sweep.identity for sweep in sweeps], named),
-        *front.limit_notes(best),
+        *limit_notes(front.metrics, best),
     ]
 
 
 def _unmeasured(front: Front) -> list[str]:
     """A note on each objective that complete trials lack, with their numbers."""
+    from orchestrator.results.prices import is_priced
     from orchestrator.results.trials import COMPLETE
-    from workers.metrics.definition import OWN_TIMINGS
 
     notes = []
     for name, sweep in front.sweeps.items():
         complete = [record for record in sweep.records if record.state == COMPLETE and record.duplicate_of is None]
         for metric in front.metrics:
             missing = [str(record.number) for record in complete if metric.name not in record.metrics]
+            on = f" on {sweep.machine}" if sweep.machine and is_priced(metric.name) else ""
             trials = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
-            why = (
-                "; timing.direct is how many trials of a shape are timed themselves"
-                if OWN_TIMINGS in metric.needs
-                else ""
-            )
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
             if missing:
-                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{why}")
+                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{on}")
     return notes
 
 
 def _to_mapping(front: Front, rows: list[Trial]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
+        "speeds_on": {name: str(sweep.machine) for name, sweep in front.sweeps.items() if sweep.machine},
         "objectives": [{"metric": metric.name, "direction": metric.direction} for metric in front.metrics],
         "trials": front.trials.num_rows,
         "measured": len(front.candidates),

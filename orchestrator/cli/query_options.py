@@ -76,12 +76,32 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceOptions:
+    """The options that say at whose costs speeds are computed."""
+
+    device: str | None = option(
+        "Speeds on the device with this part in its name, which the sweep or `specfrontier time` has timed. Default: "
+        "the sweep's own.",
+        "NAME",
+    )
+    batch: int | None = option("Speeds at this batch size. Default: the sweep's timing.batch.", "N", min=1)
+
+    def open(self, locations: Sequence[str]) -> list[Sweep]:
+        """The sweeps at these locations. Raises the errors of `Sweep.open`."""
+        from orchestrator.results.sweep import Sweep
+
+        return [Sweep.open(location, self.device, self.batch) for location in locations]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrialOptions:
     """The options that choose a trial of a front."""
 
     trial: int | None = option("The trial with this number, whatever its values.", "N", min=0)
     best: list[str] | None = option(
-        "The trial with the best first objective within this limit (as in --subject-to). Repeatable.", "LIMIT"
+        "The trial with the best first objective within this limit (as in --subject-to), by the value that 90 % of "
+        "draws exceed. Repeatable.",
+        "LIMIT",
     )
     lossless: bool = flag(
         "Choose among trials that leave the distribution of images as it is, for --config or with --best."
@@ -139,6 +159,26 @@ class GenerationOptions:
     as_json: bool = flag("Print statistics.json instead of a summary.", "--json")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingOptions:
+    """The options that say how and how long settings are timed."""
+
+    error: float = option(
+        "Stop when the relative standard error of every cost is at most this.", "SHARE", default=0.02, min=0, max=1,
+        callback=o.finite,
+    )  # fmt: skip
+    minutes: float = option("Start no session that would end later.", "MINUTES", default=1.0, min=0, callback=o.finite)
+    batch: int | None = option("Images generated together. Default: the sweep's timing.batch.", "N", min=1, max=65536)
+    images: int | None = option(
+        "Images of each setting in a session, rounded up to whole batches. Default: the sweep's timing.images.",
+        "N",
+        min=1,
+    )
+    models: o.Models = None
+    device: o.Device = None
+    threads: o.Threads = None
+
+
 @contextmanager
 def query_errors() -> Iterator[None]:
     """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such trial into 1."""
@@ -147,13 +187,6 @@ def query_errors() -> Iterator[None]:
 
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError), ends_with(FAILED, NoChoiceError):
         yield
-
-
-def open_sweeps(locations: Sequence[str]) -> list[Sweep]:
-    """The sweeps at these locations. Raises the errors of `Sweep.open`."""
-    from orchestrator.results.sweep import Sweep
-
-    return [Sweep.open(location) for location in locations]
 
 
 def read_point(text: str | None, metrics: int) -> list[float] | None:

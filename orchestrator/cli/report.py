@@ -7,13 +7,14 @@ from functools import partial
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.errors import FAILED, CommandError, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
 
 EPILOG = """\b
 Examples:
   specfrontier report quickstart --open
+  specfrontier report quickstart --device A10G --out a10g.html
   specfrontier report s3://bucket/sweeps/joint --out joint.html
 """
 
@@ -25,6 +26,8 @@ def report(
         "Output file, .html. Default: in the sweep's folder.", "FILE", callback=output_file(PAGES)
     ),
     open_it: bool = flag("Open the page in the browser.", "--open"),
+    *,
+    prices: o.PriceOptions,
 ) -> None:
     """Write a sweep's report and print its path.
 
@@ -33,17 +36,19 @@ def report(
     sweep is running. `compare --html` writes one page of several sweeps.
     """
     from orchestrator.report.page import report_page, write_report
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.results.query import QueryError
     from workers.data.storage import Storage
 
     note = partial(typer.echo, err=True)
-    with ends_with(FAILED):
-        storage = Sweep.open(sweep).storage
+    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError):
+        (opened,) = prices.open([sweep])
+        storage = opened.storage
         if out is None:
-            name = write_report(storage, note)
+            name = write_report(storage, note, device=prices.device, batch=prices.batch)
             place = storage.locate(name)
         else:
-            place = write_output(out, report_page(storage, note).encode())
+            page = report_page(storage, note, device=prices.device, batch=prices.batch)
+            place = write_output(out, page.encode())
             storage, name = Storage.holding(out)
     typer.echo(place)
     if not open_it:

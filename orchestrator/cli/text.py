@@ -122,6 +122,7 @@ def describe_front(
     left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     lines = [
         f"{', '.join(front.sweeps)}: {metrics}",
+        *(f"speeds of {name}: on {sweep.machine}" for name, sweep in front.sweeps.items() if sweep.machine),
         f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
         f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
@@ -157,7 +158,8 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
     sure = "" if trial.probability is None else f" (holds in {percent(trial.probability)} of draws)"
     if trial.name in known or trial.is_vanilla:
         what = "vanilla itself" if trial.is_vanilla else "see above"
-        return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}")]
+        basis = [] if trial.name in known else [f"  {text}" for text in trial.basis]
+        return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}"), *basis]
     lines, first = [heading(f"{trial.choice}{sure}"), f"  trial {trial.name}, {trial.title}"], trial.front.metrics[0]
     for name in trial.objectives:
         line = f"  {name} {trial.metrics[name]}"
@@ -166,7 +168,7 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
         elif name != first.name and name in trial.changes:
             line += f", {signed_percent(*trial.changes[name])} against vanilla"
         lines.append(line + (" by chance" if name in trial.by_chance else ""))
-    return lines
+    return [*lines, *(f"  {text}" for text in trial.basis)]
 
 
 def _describe_values(front: Front, record: TrialRecord) -> str:

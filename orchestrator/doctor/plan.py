@@ -80,8 +80,8 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
 @dataclass(frozen=True)
 class Workload:
     """What a sweep's trials cost. label, config: the setting that every trial except vanilla is taken for. batches: of
-    timing, quality and decoding to pixels. small, big: its footprints at the batches of timing and quality shards;
-    plain: vanilla's at both. images: see `_image_counts`.
+    timing, quality and decoding to pixels. small, big: its footprints at the batches of timing and of quality; plain:
+    vanilla's at both. images: see `_image_counts`.
     """
 
     sweep: SweepConfig
@@ -174,17 +174,17 @@ def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
 
 
 def _batches(sweep: SweepConfig) -> dict[str, int]:
-    """Batch sizes of both kinds of shards, and of decoding tokens to pixels."""
+    """Batch sizes of timing sessions, of quality shards, and of decoding tokens to pixels."""
     shard = sweep.quality.shard * sweep.quality.samples
     return {
-        "timing": min(sweep.timing.batch, sweep.timing.images),
+        "timing": min(max(sweep.timing.batches), max(sweep.timing.images, 2 * max(sweep.timing.batches))),
         "quality": min(sweep.quality.batch, shard),
         "pictures": min(IMAGES_PER_DECODE, shard),
     }
 
 
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
-    """The number of images, including vanilla's in the timing shards if all trials are timed."""
+    """The number of images, including vanilla's in the timing sessions if all trials are timed."""
     each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
     shots = timing.images * timing.repetitions * uses_timings(sweep.requested_metrics)
@@ -296,7 +296,7 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
     lines += [
         f"  {fit:<11} at batches of up to {found['largest batch']} images",
         f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
-        f"at most {images['timing']:,} in timing shards",
+        f"about {images['timing']:,} in timing sessions if no two trials share their costs",
     ]
     lines += [
         f"  duration    {describe_duration(3600 * case['hours'])} at mean accepted length "

@@ -279,7 +279,7 @@ def predict_space(
     task = replace(
         _task(sweep, sampled | {config: None for config, _ in measured if config not in sampled}, len(captions)),
         timed=tuple(configs_to_time(sampled)),
-        timing_batch=sweep.timing.batch,
+        timing_batch=sweep.timing.batches[0],
     )
     predicted = read_predictions(predict_settings(models, captions, task, seed=sweep.seed, log=log), len(captions))
     by_config = {setting.config: setting.prediction for setting in predicted}

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.report.trials import metric_title
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit
 from orchestrator.results.front import Front, Trial
-from orchestrator.results.status import speed_warnings
+from orchestrator.results.status import timing_notes
 from orchestrator.results.store import location, read_table, with_plugins
 from orchestrator.results.sweep import Sweep
 from search_spaces.sweep_sections import BUILTIN
@@ -25,7 +25,8 @@ def answer(front: Front) -> dict[str, Any]:
     """What the slider and the recommendation need; empty without a front.
 
     `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is better than vanilla
-    in the first metric; `better`, `best` and `best_lossless` are words. `warnings`: see `speed_warnings`.
+    in the first metric; `better`, `best` and `best_lossless` are words. `basis`: see `Trial.basis`. `warnings`: see
+    `timing_notes`.
     """
     if not front.candidates:
         return {}
@@ -37,7 +38,7 @@ def answer(front: Front) -> dict[str, Any]:
         "warnings": [
             (f"{name}, " if len(front.sweeps) > 1 else "") + text
             for name, sweep in front.sweeps.items()
-            for text in speed_warnings(sweep.records, sweep.identity.timing)
+            for text in timing_notes(sweep)
         ],
         "metric": front.metrics[1].name,
         "bar": bar,
@@ -45,7 +46,7 @@ def answer(front: Front) -> dict[str, Any]:
         "best": metric_title(front.metrics[0].best),
         "best_lossless": metric_title(front.metrics[0].best_lossless),
         "gains": {name: round(share, 4) for name, share in gains.items() if share is not None},
-        "lossless": None if lossless is None else lossless.name,
+        "lossless": None if lossless is None else {"id": lossless.name, "basis": lossless.basis},
         "has_speed": front.metrics[0].is_of_counts,
         "knee": None if knee is None else {"id": knee.name, "confidence": knee.probability},
         "commands": _commands(front),
@@ -57,7 +58,7 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
 
     The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric that is maximised.
     `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no trial is within the
-    bar) and the share of draws in which it is within the bar (None: unknown).
+    bar), the share of draws in which it is within the bar (None: unknown), and how it was chosen (see `Trial.basis`).
     """
     quality, relative = front.metrics[1], default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
@@ -67,22 +68,26 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
         limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (" * vanilla" if relative else "")
         best = front.best([limit])
         share = None if best is None else best.limit_probability([limit])
-        steps.append([None if best is None else best.name, None if share is None else round(share, 4)])
+        name, basis = (None, []) if best is None else (best.name, best.basis)
+        steps.append([name, None if share is None else round(share, 4), basis])
         chosen |= {} if best is None else {best.name: best}
     return slider | {"relation": quality.no_worse, "relative": relative, "steps": steps}, chosen
 
 
 def _ends(front: Front, relative: bool) -> tuple[float, float]:
     """The lowest and the highest bar of use: one that a single trial meets, and one that the best trial in the first
-    metric meets. In units of vanilla of each trial's own sweep, or of the metric."""
-    (x, y), points = front.metrics[:2], []
-    for trial in front.candidates:
+    metric meets, and the one that this was preferred to. In units of vanilla of each trial's own sweep, or of the
+    metric."""
+    quality, best = front.metrics[1], front.best()
+
+    def level(trial: Trial) -> float:
         vanilla = trial.sweep.baseline
-        base = vanilla.metrics[y.name].value if relative and vanilla is not None else 1.0
-        points.append((trial[x.name], trial[y.name] / base))
-    x_sign, y_sign = (-1.0 if metric.direction == "maximize" else 1.0 for metric in (x, y))
-    strictest = min((value for _, value in points), key=lambda value: y_sign * value)
-    loosest = min(points, key=lambda point: (x_sign * point[0], y_sign * point[1]))[1]
+        base = vanilla.metrics[quality.name].value if relative and vanilla is not None else 1.0
+        return trial[quality.name] / base
+
+    strict, loose = (min, max) if quality.direction == "minimize" else (max, min)
+    strictest = strict(map(level, front.candidates))
+    loosest = loose(level(trial) for trial in (best, best and best.preferred_to) if trial is not None)
     return min(strictest, loosest), max(strictest, loosest)
 
 

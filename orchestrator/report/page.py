@@ -43,15 +43,19 @@ _LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js":
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
-def write_report(storage: Storage, note: Note = ignore, *, decode: bool = True) -> str:
+def write_report(
+    storage: Storage, note: Note = ignore, *, decode: bool = True, device: str | None = None, batch: int | None = None
+) -> str:
     """Write the report of the sweep in `storage` to report.html there; returns that name. note: called with a sentence
     about each damaged file whose image or captions are missing. decode: make images from tokens; without it, which
-    needs no model, the page has the first images of each trial only.
+    needs no model, the page has the first images of each trial only. device, batch: of the speeds, see `Sweep.open`.
 
     Raises:
+        QueryError: see `Sweep.open`.
         ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
     """
-    storage.write(REPORT, dump_text(report_page(storage, note, decode=decode), HTML))
+    page = report_page(storage, note, decode=decode, device=device, batch=batch)
+    storage.write(REPORT, dump_text(page, HTML))
     return REPORT
 
 
@@ -68,9 +72,11 @@ class ReportView(View[Sweep]):
         return f"report not written: {problem}"
 
 
-def report_page(storage: Storage, note: Note = ignore, *, decode: bool = True) -> str:
-    """The report of the sweep in `storage`, as HTML. note, decode, errors: as `write_report`."""
-    return render(page_data([Sweep.open(storage)], note, decode=decode))
+def report_page(
+    storage: Storage, note: Note = ignore, *, decode: bool = True, device: str | None = None, batch: int | None = None
+) -> str:
+    """The report of the sweep in `storage`, as HTML. Arguments, errors: as `write_report`."""
+    return render(page_data([Sweep.open(storage, device, batch)], note, decode=decode))
 
 
 def render(data: dict[str, Any]) -> str:
@@ -239,6 +245,7 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     targets = dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target)
     return [
         *([f"target {' and '.join(targets)}"] if targets else []),
+        *(f"speeds on {sweep.machine}" for sweep in sweeps if sweep.machine),
         counted(len(records), "trial") + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",

@@ -63,7 +63,7 @@ def select(
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
     if (found := front.best_lossless()) is None:
         trials = counted(len(front.candidates), "trial")
-        problem = f"no lossless trial among these {trials} is {metric.better} than vanilla"
+        problem = f"no lossless trial among these {trials} is {metric.better} than vanilla in 90 % of draws"
         raise NoChoiceError(f"{problem}; launch a sweep with more settings whose rule is exact, such as the preset sjd")
     return found
 
@@ -89,6 +89,10 @@ def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict
         trial = choices.get(kind)
         found[kind] = None if trial is None else trial.to_mapping()
         if trial is not None:
+            within = trial.alternatives
+            found[f"{kind}_bound"] = trial.bound
+            found[f"{kind}_within_error_of"] = None if within is None else [other.name for other in within]
+            found[f"{kind}_preferred_to"] = None if trial.preferred_to is None else trial.preferred_to.name
             found[f"{kind}_confidence"] = trial.probability
             found[f"{kind}_gain_confidence"] = trial.gain_probability
             found[f"{kind}_change"] = {

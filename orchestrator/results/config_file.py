@@ -46,11 +46,11 @@ class MeasuredSpeed:
     @classmethod
     def of(cls, identity: Identity, record: TrialRecord) -> Self | None:
         """The speed-up of a sweep's trial; None if it was not measured."""
-        entry, timing = record.metrics.get(SPEEDUP), identity.timing
+        entry = record.metrics.get(SPEEDUP)
         if entry is None:
             return None
         device = identity.timing_device or "an unknown device"
-        return cls(identity.name, record.number, record.digest, str(entry), int(timing.get("batch", 1)), device)
+        return cls(identity.name, record.number, record.digest, str(entry), identity.timing_batch, device)
 
     @classmethod
     def read(cls, text: str) -> Self | None:

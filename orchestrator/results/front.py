@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from orchestrator.results.bounds import Bounds, describe_choice
 from orchestrator.results.compare import hypervolume, reference_point, require_comparable, sampled_hypervolumes
 from orchestrator.results.config_file import MeasuredSpeed, Setting, config_header
 from orchestrator.results.joint import JointErrors, directions, standard_error, values_of
@@ -22,6 +23,7 @@ from orchestrator.results.query import (
     NoChoiceError,
     QueryError,
     limit_confidence,
+    limit_notes,
     limit_samples,
     passing,
     require_list,
@@ -52,7 +54,9 @@ class Trial:
     (None for the last trial, and off the front). within_error_of: names of the other trials on the front that are
     within error of it in every metric (None off the front).
 
-    choice: what it was chosen for, "" if it was not. limits: within which it was the best.
+    choice: what it was chosen for, "" if it was not. limits: within which it was the best. alternatives: the other
+    trials within them that are within error of it in the first metric, by falling bound; None if it was not chosen by
+    its bound. preferred_to: the lossy one of these that has the best bound, if this one was preferred as lossless.
     """
 
     front: Front
@@ -65,6 +69,8 @@ class Trial:
     within_error_of: list[str] | None = None
     choice: str = ""
     limits: tuple[str, ...] = ()
+    alternatives: tuple[Trial, ...] | None = None
+    preferred_to: Trial | None = None
 
     @property
     def number(self) -> int:
@@ -91,7 +97,7 @@ class Trial:
     @property
     def batch(self) -> int:
         """The batch at which speed was measured."""
-        return int(self.sweep.identity.timing.get("batch", 1))
+        return self.sweep.identity.timing_batch
 
     @property
     def name(self) -> str:
@@ -112,6 +118,21 @@ class Trial:
     def title(self) -> str:
         """The name of its setting, after the trial's label if it has one."""
         return self.record.title(self.setting)
+
+    @property
+    def bound(self) -> float | None:
+        """The value of the front's first metric that 90 % of draws exceed, or stay below if it is minimised; None if
+        its error is unknown, or the trial is no candidate."""
+        return self.front.bound(self)
+
+    @property
+    def basis(self) -> list[str]:
+        """How `Front.best` chose it, and what is within error of it; empty if it was chosen otherwise."""
+        if self.alternatives is None:
+            return []
+        names = [f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives]
+        other = self.preferred_to
+        return describe_choice(self.front.metrics[0], self.bound, names, None if other is None else other.bound)
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -146,7 +167,7 @@ class Trial:
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know about the choice."""
-        return tuple(self.front.limit_notes(self.limits))
+        return tuple(limit_notes(self.front.metrics, self.limits))
 
     @cached_property
     def gain_probability(self) -> float | None:
@@ -256,7 +277,7 @@ class Trial:
         for place, name in enumerate(self.objectives):
             against = f", against vanilla {self.change(name)}" if place and name in self.changes else ""
             values.append(f"{name} {self.metrics[name]}{against}")
-        notes = "".join(f"; note: {note}" for note in self.notes)
+        notes = "".join(f"; {text}" for text in (*self.basis, *(f"note: {note}" for note in self.notes)))
         return clean(f"Trial {self.number}, {self.title}" + (f" ({'; '.join(values)})" if values else "") + notes)
 
     def _repr_html_(self) -> str:
@@ -266,7 +287,7 @@ class Trial:
         rows += [(name, f"in {percent(chance)} of draws") for name, chance in chances.items() if chance is not None]
         if self.gain_probability is not None and self.objectives[0] in self.by_chance:
             rows[-1] = rows[-1][0], f"{rows[-1][1]} by chance"
-        rows += [("note", note) for note in self.notes]
+        rows += [("choice", text) for text in self.basis] + [("note", note) for note in self.notes]
         heading = f"{escape(self.choice)}: " if self.choice else ""
         return f"{heading}<b>Trial {self.number}</b>, {escape(self.title)}{html_table([], rows)}"
 
@@ -335,6 +356,17 @@ class Front:
     def _samples(self) -> Floats:
         return self.joint_errors.samples()
 
+    @cached_property
+    def _bounds(self) -> Bounds:
+        """The candidates' bounds in the first metric."""
+        return Bounds.of(self.joint_errors, self._samples, self.metrics[0].direction)
+
+    def bound(self, trial: Trial) -> float | None:
+        """See `Trial.bound`."""
+        rows = [candidate.row for candidate in self.candidates]
+        bound = self._bounds.values[rows.index(trial.row)] if trial.row in rows else np.nan
+        return float(bound) if np.isfinite(bound) else None
+
     def table(self, trials: Sequence[Trial]) -> pyarrow.Table:
         """Trials as rows. Columns: `sweep`, those of `trial_table`, and the front's marks."""
         import pyarrow as pa
@@ -365,22 +397,28 @@ class Front:
         raise NoChoiceError(f"sweep {sweep.name}: no finished trial {number}")
 
     def best(self, limits: Sequence[str] = (), *, lossless: bool = False) -> Trial | None:
-        """The candidate with the best first metric among those that meet all limits, the first one on a tie;
-        `lossless`: among those that are (see `DecodingConfig.is_lossless`).
+        """The candidate with the best bound in the first metric among those that meet all limits, or a lossless one
+        within error of it (see `Bounds.best`); `lossless`: among those that are (see `DecodingConfig.is_lossless`).
 
         Raises:
             QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
         """
-        origins = {trial.origin for trial in self.candidates} or self.sweeps  # one without candidates may lack vanilla
+        trials, metric = self.candidates, self.metrics[0]
+        origins = {trial.origin for trial in trials} or self.sweeps  # one without candidates may lack vanilla
         tests = {name: [self.sweeps[name].limit(text) for text in limits] for name in origins}
-        within = [trial for trial in self.candidates if all(test(trial.record) for test in tests[trial.origin])]
-        within = [trial for trial in within if not lossless or trial.is_lossless]
-        metric = self.metrics[0]
-        sign = -1.0 if metric.direction == "maximize" else 1.0
-        found = min(within, key=lambda trial: sign * trial[metric.name], default=None)
+        within = [i for i, trial in enumerate(trials) if all(test(trial.record) for test in tests[trial.origin])]
+        within = [i for i in within if not lossless or trials[i].is_lossless]
+        if (found := self._bounds.best(within, lambda index: trials[index].is_lossless)) is None:
+            return None
         heading = metric.best_lossless if lossless else metric.best
         heading += f" within {' and '.join(limits)}" if limits else ""
-        return None if found is None else replace(found, choice=heading, limits=tuple(limits))
+        return replace(
+            trials[found.best],
+            choice=heading,
+            limits=tuple(limits),
+            alternatives=tuple(trials[index] for index in found.alternatives),
+            preferred_to=None if found.preferred_to is None else trials[found.preferred_to],
+        )
 
     def best_lossless(self) -> Trial | None:
         """The best lossless candidate; None if it is vanilla, or if the first metric is of quality, in which lossless
@@ -397,16 +435,6 @@ class Front:
         """The share of draws from the candidates' errors in which this one is the knee."""
         place = [candidate.record for candidate in self.candidates].index(trial.record)
         return knee_confidence(self._samples, directions(self.metrics), place)
-
-    def limit_notes(self, limits: Sequence[str]) -> list[str]:
-        """A hint if every limit is on the metric that is optimised, so that nothing limits the others."""
-        first, second = (metric.name for metric in self.metrics[:2])
-        if not limits or any(Constraint.parse(text).metric != first for text in limits):
-            return []
-        return [
-            f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the "
-            f"first objective: --x {second}, in Python x={second!r}"
-        ]
 
     def reference_point(self) -> list[float]:
         """The default reference point, in the metrics' units; computed from all complete trials, without filters."""

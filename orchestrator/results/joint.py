@@ -1,17 +1,18 @@
 """Errors of several trials together: what they share cancels in a difference, and moves all of them in a sample.
 
-Trials of a sweep generate images for the same captions with the same random numbers, and trials of one shape share the
-costs of a step. So the errors of their metrics are correlated, and the error of a difference is not the root of the sum
-of squares. A value is modelled as
+Trials of a sweep generate images for the same captions with the same random numbers, trials of one shape share the
+costs of a step, and all that were timed in a session share what vanilla cost there. So the errors of their metrics are
+correlated, and the error of a difference is not the root of the sum of squares. A value is modelled as
 
-    value + sum_g z_g sqrt((G - 1) / G) (v_g - mean v) + noise z_shape
+    value + sum_g z_g sqrt((G - 1) / G) (v_g - mean v) + sum_s z_s noise_s
 
 with independent standard normal z: one for each block of captions, whose jackknife replicates are v_g, and one for each
-shape, whose step costs make all of its trials slower together. The variances and covariances of this model are those of
+source of noise in the costs (see `workers.metrics.costs`). The variances and covariances of the first part are those of
 the delete-a-group jackknife (Shao and Tu 1995, section 2.3). A value without replicates has an error of its own.
 
-These variances are estimates: of 24 blocks, or of as few as two timings. So tests and samples use Student's t: a z is
-divided by an independent sqrt(chi-square / dof) of its source, which all blocks of captions share.
+These variances are estimates: of 24 blocks, or of a few timing sessions. So tests and samples use Student's t: a z is
+divided by an independent sqrt(chi-square / dof) of its group: all blocks of captions, or sources that were estimated
+together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from orchestrator.results.pareto import LEVEL, SAMPLES, Bools, Floats
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Direction, Metric
-from workers.metrics.estimate import Estimate
+from workers.metrics.estimate import Estimate, Noise
 
 _ONE_SIGMA = 2 * NormalDist().cdf(1) - 1  # the share of a normal variable within its standard deviation
 
@@ -48,15 +49,16 @@ class JointErrors:
     """The values of n trials in m metrics, and the errors that they share.
 
     values [n, m]: NaN where a trial lacks the metric. effects [n, m, k]: change of the value per standard deviation of
-    each of k independent sources of error. source_dof [k]: degrees of freedom of the step costs of a shape; NaN
-    for blocks of captions. own [n, m]: standard error that no other value shares; NaN if a value's error is unknown.
-    dof, own_dof [n, m]: degrees of freedom of the blocks' part and of `own`; infinite without replicates, or if not
-    stated.
+    each of k independent sources of error. groups [k]: -1 for blocks of captions, and from 0 those of noise in costs.
+    group_dof: degrees of freedom of each of these. own [n, m]: standard error that no other value shares; NaN if a
+    value's error is unknown. dof, own_dof [n, m]: degrees of freedom of the blocks' part and of `own`; infinite without
+    replicates, or if not stated.
     """
 
     values: Floats
     effects: Floats
-    source_dof: Floats
+    groups: NDArray[np.int64]
+    group_dof: Floats
     own: Floats
     dof: Floats
     own_dof: Floats
@@ -67,7 +69,8 @@ class JointErrors:
     ) -> JointErrors:
         """identities: the sweep of each trial, if there are several. Sweeps of the same captions share their blocks."""
         columns: dict[Hashable, int] = {}
-        noise_dof: dict[Hashable, float] = {}
+        groups: dict[Hashable, float] = {}  # degrees of freedom
+        group_of: dict[int, int] = {}  # by column
         captions: list[Hashable] = [identity.caption_set for identity in identities] or [None] * len(records)
         sweeps: list[Hashable] = [(i.name, i.id) for i in identities] or [None] * len(records)
         values, found = values_of(records, metrics), []  # of (trial, metric, column, effect)
@@ -78,10 +81,11 @@ class JointErrors:
             effects: dict[Hashable, float] = {
                 ("captions", captions[i], block): float(effect) for block, effect in enumerate(block_effects(entry))
             }
-            if record.shape and entry.noise:  # a slower step is worse, whichever way the metric counts
-                source = "costs", sweeps[i], record.shape
-                effects[source] = -entry.noise if metric.direction == "maximize" else entry.noise
-                noise_dof.setdefault(source, entry.noise_dof or np.inf)
+            for noise in entry.noises or _noise_of_shape(record, metric):
+                group, source = ("costs", sweeps[i], noise.group), ("costs", sweeps[i], noise.group, noise.source)
+                effects[source] = noise.effect
+                groups.setdefault(group, noise.dof or np.inf)
+                group_of[columns.setdefault(source, len(columns))] = list(groups).index(group)
             found += [(i, j, columns.setdefault(key, len(columns)), effect) for key, effect in effects.items()]
             if np.isfinite(entry.error):
                 rest = entry.error**2 - sum(effect**2 for effect in effects.values())
@@ -92,14 +96,15 @@ class JointErrors:
         dense = np.zeros((*values.shape, len(columns)))
         for i, j, column, effect in found:
             dense[i, j, column] = effect
-        source_dof = np.array([noise_dof.get(source, np.nan) for source in columns], dtype=np.float64)
-        return cls(values, dense, source_dof, own, dof, own_dof)
+        kinds = np.array([group_of.get(column, -1) for column in range(len(columns))], dtype=np.int64)
+        return cls(values, dense, kinds, np.array(list(groups.values()), dtype=np.float64), own, dof, own_dof)
 
     def samples(self, count: int = SAMPLES, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as exact."""
-        rng, blocks = np.random.default_rng(seed), np.isnan(self.source_dof)
+        rng, blocks = np.random.default_rng(seed), self.groups < 0
         z, flat = rng.standard_normal((count, len(blocks))), self._flat_effects
-        costs = z[:, ~blocks] * _student_scale(1 - rng.random((count, sum(~blocks))), self.source_dof[~blocks])
+        scales = _student_scale(1 - rng.random((count, len(self.group_dof))), self.group_dof)
+        costs = z[:, ~blocks] * scales[:, self.groups[~blocks]]
         by_blocks = (z[:, blocks] @ flat[:, blocks].T).reshape(count, *self.values.shape)
         by_blocks *= _student_scale(1 - rng.random((count, 1, 1)), self.dof)
         samples: Floats = self.values + by_blocks + (costs @ flat[:, ~blocks].T).reshape(by_blocks.shape)
@@ -120,27 +125,41 @@ class JointErrors:
         """The effects [n m, k]."""
         return self.effects.reshape(self.values.size, self.effects.shape[2])
 
-    def difference(self, a: int, b: int) -> tuple[Floats, Floats, Floats]:
+    def difference(self, a: int, b: int | NDArray[np.int64]) -> tuple[Floats, Floats, Floats]:
         """Trial a minus trial b: the difference [m], its standard error [m] (NaN: unknown), and its degrees of freedom
-        [m], for Student's t: of all sources together (Welch 1947, Satterthwaite 1946).
+        [m], for Student's t: of all sources together (Welch 1947, Satterthwaite 1946). Minus several: [trials, m] each.
         """
-        squares, timed = np.square(self.effects[a] - self.effects[b]), ~np.isnan(self.source_dof)
-        blocks, costs = squares[:, ~timed].sum(axis=1), squares[:, timed]
-        own = np.square(self.own[[a, b]]) if a != b else np.zeros((2, self.own.shape[1]))
-        variance = blocks + costs.sum(axis=1) + own.sum(axis=0)
-        spread = blocks**2 / np.minimum(self.dof[a], self.dof[b]) + (costs**2 / self.source_dof[timed]).sum(axis=1)
-        spread += (own**2 / self.own_dof[[a, b]]).sum(axis=0)
-        dof = np.divide(variance**2, spread, out=np.full(len(variance), np.inf), where=spread > 0)
+        squares = np.square(self.effects[a] - self.effects[b])
+        blocks = squares[..., self.groups < 0].sum(axis=-1)
+        costs = squares @ (self.groups[:, None] == np.arange(len(self.group_dof)))  # [..., m, groups]
+        is_other = np.not_equal(a, b)[..., None]
+        own = [np.where(is_other, np.square(self.own[trial]), 0.0) for trial in (a, b)]
+        variance = blocks + costs.sum(axis=-1) + own[0] + own[1]
+        spread = blocks**2 / np.minimum(self.dof[a], self.dof[b]) + (costs**2 / self.group_dof).sum(axis=-1)
+        spread += own[0] ** 2 / self.own_dof[a] + own[1] ** 2 / self.own_dof[b]
+        dof = np.divide(variance**2, spread, out=np.full(variance.shape, np.inf), where=spread > 0)
         return self.values[a] - self.values[b], np.sqrt(variance), dof
 
-    def differ(self, a: int, b: int, level: float = LEVEL) -> Bools:
-        """Test in which metrics [m] two trials differ: a two-sided t test of each difference at `level`.
+    def differ(self, a: int, b: int | NDArray[np.int64], level: float = LEVEL) -> Bools:
+        """Test in which metrics [m] two trials differ: a two-sided t test of each difference at `level`. Of a trial and
+        several others: [trials, m].
 
         No correction for multiple tests. False where an error is unknown.
         """
         difference, error, dof = self.difference(a, b)
         differs: Bools = np.abs(difference) > critical_t(dof, level) * error  # NaN compares as False
         return differs
+
+
+def _noise_of_shape(record: TrialRecord, metric: Metric) -> list[Noise]:
+    """The noise of a value whose sources are not known: that of its shape's costs, which make all of its trials slower
+    together. A slower step is worse, whichever way the metric counts.
+    """
+    entry = record.metrics[metric.name]
+    if not (record.shape and entry.noise):
+        return []
+    effect = -entry.noise if metric.direction == "maximize" else entry.noise
+    return [Noise(record.shape, record.shape, effect, entry.noise_dof)]
 
 
 def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:

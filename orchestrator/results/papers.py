@@ -119,7 +119,7 @@ def _figure(printed: str, paper: str, metric: str) -> Figure:
 RULE: Final = (
     "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
     "taken to be ours at the number of images they state; a figure differs if z is above the 5 % level of Student's "
-    "t (1.96 for many measurements, 4.30 for three timings)"
+    "t (1.96 for many measurements, 4.30 with 2 degrees of freedom)"
 )
 TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
 _BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images

@@ -259,3 +259,16 @@ def limit_samples(record: TrialRecord, vanilla: TrialRecord | None, metrics: Seq
 
 def _unquote(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def limit_notes(metrics: Sequence[Metric], limits: Sequence[str]) -> list[str]:
+    """A hint if every limit is on the first of a front's metrics, which is optimised, so that nothing limits the
+    others.
+    """
+    first, second = (metric.name for metric in metrics[:2])
+    if not limits or any(Constraint.parse(text).metric != first for text in limits):
+        return []
+    return [
+        f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the "
+        f"first objective: --x {second}, in Python x={second!r}"
+    ]

@@ -3,7 +3,8 @@
 sweep.yaml                  the sweep as launched, with all defaults written out
 identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
-shards/, measures/          results of the workers' tasks, named by `workers.data.shards`; damaged/: shards set aside
+shards/, timings/, measures/    results of the workers' tasks, named by `workers.data.shards`
+damaged/                    files of these folders that were set aside
 pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
 events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
@@ -28,6 +29,7 @@ from search_spaces.params import ConfigError
 from search_spaces.plugins import stored_plugins
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
+from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
@@ -40,7 +42,7 @@ TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folder
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
 MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.json", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
-_RESULT_FOLDERS = (TRIALS, SHARDS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
+_RESULT_FOLDERS = (TRIALS, SHARDS, TIMINGS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
 _MAX_NAMED = 4  # files in a message
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"
@@ -135,6 +137,12 @@ class Identity:
         """Number of images of a trial: captions times samples per caption; None if it is not recorded."""
         captions = self.captions.get("count")
         return captions * self.samples if isinstance(captions, int) and self.samples is not None else None
+
+    @property
+    def timing_batch(self) -> int:
+        """The batch size of `speedup` and `latency`."""
+        batch = self.timing.get("batch", 1)
+        return int(batch[0] if isinstance(batch, list) else batch)
 
     @property
     def timing_device(self) -> str | None:

@@ -6,7 +6,7 @@ No file is written. Neither torch nor the model's files are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -16,6 +16,7 @@ from orchestrator.results.joint import directions, values_of
 from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
+from orchestrator.results.prices import Machine, identity_on, price, price_on, read_prices
 from orchestrator.results.query import QueryError, parse_limit, passing
 from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_table, read_trials, trial_file
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
@@ -24,29 +25,56 @@ from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
+from workers.metrics.timings import PriceList
 
 if TYPE_CHECKING:
     import pyarrow
 
+    from workers.data.captions import Caption
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep. records: its finished trials by number."""
+    """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it has measured.
+
+    machine: the device and batch size of these speeds, where they were asked for; by default those of the sweep itself.
+    """
 
     storage: Storage
     identity: Identity
     records: tuple[TrialRecord, ...]
+    prices: PriceList = field(default_factory=PriceList)
+    machine: Machine | None = None
 
     @classmethod
-    def open(cls, location: str | Path | Storage) -> Self:
+    def open(cls, location: str | Path | Storage, device: str | None = None, batch: int | None = None) -> Self:
         """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
+
+        device, batch: part of the name of a device, and a batch size, at whose costs speeds are computed (see
+        `Machine.find`); the sweep or `specfrontier time` has measured them. Without both: those of the sweep itself.
 
         Raises:
             NoSweepError: there is no sweep, or it has no results yet.
+            QueryError: it has no prices of such a device, or at that batch size.
             ValueError: one of its files is damaged.
         """
         storage = location if isinstance(location, Storage) else find_sweep(location)
-        return cls(storage, load_identity(storage), tuple(read_trials(storage)))
+        sweep = cls(storage, load_identity(storage), tuple(read_trials(storage))).priced()
+        return sweep if device is None and batch is None else sweep.priced_on(device, batch)
+
+    def priced_on(self, device: str | None = None, batch: int | None = None) -> Self:
+        """This sweep with the speeds of one device at one batch size, and an identity that says so (see `open`)."""
+        try:
+            machine = Machine.find(self.prices, device, batch, self.identity.timing_batch)
+        except QueryError as error:
+            raise QueryError(f"sweep {self.name}: {error}") from None
+        records = price_on(machine, self.records, self.prices, self.identity, self.storage)
+        return replace(self, records=records, identity=identity_on(machine, self.identity), machine=machine)
+
+    def priced(self, sessions: Sequence[str] | None = None) -> Self:
+        """This sweep with the speeds at the costs from timing sessions of its store, by default all."""
+        prices = read_prices(self.storage, sessions)
+        return replace(self, records=price(self.records, prices, self.identity), prices=prices)
 
     @property
     def name(self) -> str:
@@ -129,6 +157,20 @@ class Sweep:
             if name not in table.column_names:
                 raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, table.column_names, 'column')}")
         return table if columns is None else table.select(list(columns))
+
+    def captions(self) -> list[Caption]:
+        """The sweep's captions in their order, as vanilla's shards have them.
+
+        Raises:
+            QueryError: vanilla has not finished.
+            ValueError: a shard is missing or damaged.
+        """
+        from workers.data.captions import Caption
+
+        if self.baseline is None:
+            raise QueryError(f"sweep {self.name}: vanilla has not finished")
+        rows = self.images(self.baseline.number, ["caption_id", "caption"]).to_pylist()
+        return [Caption(id, text) for id, text in {row["caption_id"]: row["caption"] for row in rows}.items()]
 
     def images(self, number: int | None = None, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """One row per image of a trial, or of all trials, with the trial's `number` as first column.

@@ -41,9 +41,11 @@ class TrialRecord:
     label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
     if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped.
     constraints: excess over each, feasible at 0 or less. history: metrics at each number of images at which the trial
-    was measured, rising; the last are `metrics`. shape: its timing files; trials with the same ones share the noise of
-    their step costs. duplicate_of: the earlier trial with this config, whose images it shares. stop: kept if the trial
-    was revived. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    was measured, rising; the last are `metrics`. shape: key of what the costs of its steps depend on, if it was timed;
+    trials with the same one share these costs and their noise. passes: of batches of images by size, of all captions
+    first, then without each block of them; the metrics of speed are these at the costs known when it ended.
+    duplicate_of: the earlier trial with this config, whose images it shares. stop: kept if the trial was revived.
+    seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int
@@ -56,6 +58,7 @@ class TrialRecord:
     history: tuple[tuple[int, Mapping[str, Estimate]], ...] = ()
     shards: tuple[str, ...] = ()
     shape: str = ""
+    passes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     images: int = 0
     seconds: float = 0.0
     cause: str | None = None
@@ -112,6 +115,7 @@ class TrialRecord:
             fields = load_checked(data)
             fields["metrics"] = parse_metrics(fields["metrics"])
             fields["history"] = parse_history(fields["history"])
+            fields["passes"] = parse_passes(fields.get("passes", {}))
             fields["shards"] = tuple(map(intern, fields["shards"]))  # the driver knows these names too
             fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
             with at("config"):
@@ -130,6 +134,11 @@ def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]
 def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
     """Metrics from plain data."""
     return {name: Estimate.from_mapping(fields) for name, fields in given.items()}
+
+
+def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
+    """Passes by batch size from plain data, whose keys are texts."""
+    return {int(batch): tuple(passes) for batch, passes in given.items()}
 
 
 def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Estimate]], ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
 from workers.data.records import ShardError, read_shard
+from workers.data.shards import SHARDS, TIMINGS
 from workers.data.storage import Storage
 
 DAMAGED = "damaged"  # folder of the files that were set aside
@@ -57,7 +58,7 @@ class Build:
     """
 
     def __init__(self, storage: Storage, workers: Workers, emit: EventSink) -> None:
-        self.files = {intern(f"shards/{name}") for name in storage.names("shards")}
+        self.files = {intern(f"{folder}/{name}") for folder in (SHARDS, TIMINGS) for name in storage.names(folder)}
         self.seconds: defaultdict[int, float] = defaultdict(float)
         self._storage, self._workers, self._emit = storage, workers, emit
         self._wanted: dict[str, _Wanted] = {}
@@ -93,6 +94,10 @@ class Build:
             self._work(timeout)
         results, self._results = self._results, []
         return results
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a trial that runs wants a file."""
+        return name in self._wanted
 
     def wait(self, name: str) -> None:
         """Wait for a wanted file. Results that arrive meanwhile are kept for `collect`.

@@ -87,7 +87,7 @@ class Driver:
             return RunningTrial(proposal, record)
         self._limits.images += self.trials.plan.images
         if record is not None:
-            self.trials.timings.keep(proposal.config, record.shape)
+            self.trials.sessions.keep(proposal.config, record.shards)
             return RunningTrial(proposal, record)
         return RunningTrial(proposal, steps=self.trials.run(proposal))
 

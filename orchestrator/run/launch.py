@@ -25,6 +25,7 @@ from orchestrator.results.store import (
     write_identity,
     write_sweep_text,
 )
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build
 from orchestrator.run.cluster import alive_nodes, connected
@@ -36,6 +37,7 @@ from orchestrator.run.preflight import check_enqueued, models_entry
 from orchestrator.run.progress import utc_now
 from orchestrator.run.study import Search
 from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, Outcome, PoolError, Task
+from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
@@ -128,7 +130,10 @@ def _launch(
             trials = Trials(plan, build, identity.objectives, emit)
             search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool)
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
-            return driver.run(records, options.revived)
+            outcome = driver.run(records, options.revived)
+            finished = Sweep(storage, identity, tuple(outcome.records))
+            time_front(finished, plan.session, trials.sessions.made, build, emit)
+            return outcome
 
 
 def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
@@ -160,6 +165,7 @@ def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
         "reference": None if sweep.reference.source == NO_REFERENCE else reference,
         "seed": sweep.seed,
         "metrics": sorted(sweep.requested_metrics) or None,
+        "batch_metrics": list(sweep.batch_metrics),
     }
 
 

@@ -71,7 +71,7 @@ class Placement:
 
     @classmethod
     def of(cls, sweep: SweepConfig) -> Self:
-        """What the sweep's sections say. Timing shards without labels run where quality shards do."""
+        """What the sweep's sections say. Timing sessions without labels run where quality shards do."""
         generates = dict(sweep.quality.nodes or {})
         is_timed = uses_timings(sweep.requested_metrics)
         return cls(generates, dict(sweep.timing.nodes or generates) if is_timed else None)

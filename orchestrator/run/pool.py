@@ -37,7 +37,7 @@ from orchestrator.run.progress import lost_event
 from orchestrator.run.tasks import EventSink, PoolError, SweepError, Task, TaskResult
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
-from workers.data.shards import TimingShard
+from workers.data.shards import TimingSession
 from workers.data.storage import StorageError
 from workers.runtime.logs import describe_task
 
@@ -129,7 +129,7 @@ class PoolWorker:
         return self.labels.get(NODE_ID_LABEL, "")
 
     def can_run(self, task: Task) -> bool:
-        return self.is_idle and (TIME if task.kind == TimingShard.kind else GENERATE) in self.roles
+        return self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
 
     def request_facts(self) -> None:
         self.reply = self.handle.facts.remote()
@@ -300,15 +300,15 @@ class Pool:
         return [result for result in results if result]
 
     def _warn_of_untimed(self) -> None:
-        """Say once that timing shards have waited for a while because no worker may time."""
-        is_waiting = any(task.kind == TimingShard.kind for task in self._waiting)
+        """Say once that timing sessions have waited for a while because no worker may time."""
+        is_waiting = any(task.kind == TimingSession.kind for task in self._waiting)
         if not is_waiting or any(TIME in worker.roles for worker in self._workers):
             self._untimed_since = None
         elif self._untimed_since is None:
             self._untimed_since = self._clock.now
         elif self._clock.now - self._untimed_since >= _TIMING_DELAY_S:
             self._untimed_since = math.inf
-            self._warn(f"timing shards wait for a worker on {describe_labels(self._placement.times or {})}")
+            self._warn(f"timing sessions wait for a worker on {describe_labels(self._placement.times or {})}")
 
     def _release(self) -> None:
         """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""
@@ -342,7 +342,7 @@ class Pool:
             if GENERATE in roles:
                 self._facts = self._facts or facts
             else:
-                self._warn(f"{worker.name} runs timing shards only: {problems[GENERATE]}")
+                self._warn(f"{worker.name} runs timing sessions only: {problems[GENERATE]}")
         self._agreement.check()
 
     def _handle_death(self, worker: PoolWorker, death: str) -> TaskResult | None:

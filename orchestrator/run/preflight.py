@@ -26,6 +26,7 @@ from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
 from orchestrator.views.study import check_study, check_url, damaged_line, default_journal
+from search_spaces.constraints import split_batch
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.params import Path as ConfigPath
 from search_spaces.space import MAX_CHECKED_BRANCHES
@@ -34,13 +35,13 @@ from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import Caption, captions_hash, read_captions
 from workers.data.reference import check_reference
-from workers.data.shards import FORMAT, plan_timing
+from workers.data.shards import FORMAT, plan_session
 from workers.data.storage import Storage
 from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics import fid
-from workers.metrics.definition import OWN_TIMINGS, TIMINGS, Direction, Metric
+from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
 from workers.metrics.metric import METRICS
@@ -96,6 +97,9 @@ def preflight(
     for path, name in sweep.named_metrics:
         if name not in registered:
             raise ConfigError(path, unknown_choice(name, registered))
+        if (size := split_batch(name)[1]) is not None and size not in sweep.timing.batches[1:]:
+            sizes = ", ".join(map(str, sweep.timing.batches))
+            raise ConfigError(path, f"{name}: timing.batch lacks {size} after its first size ({sizes}); add it there")
     cluster = None if address is None else resolve_address(address)
     if cluster is None:
         parent_folder()
@@ -222,26 +226,16 @@ def _constraint_problems(inputs: _Inputs) -> Problems:
 
 
 def _timing_problems(inputs: _Inputs) -> Problems:
-    """Too few captions for timing, and objectives without an uncertainty or without a value for most trials."""
+    """Too few captions for timing."""
     sweep, timing = inputs.sweep, inputs.sweep.timing
     if not uses_timings(sweep.requested_metrics):
         return
     assert sweep.sampling is not None
     vanilla, count = DecodingConfig(sampling=sweep.sampling), len(inputs.captions)
     try:
-        plan_timing(vanilla, vanilla, count, images=timing.images, batch=timing.batch, repetitions=timing.repetitions)
+        plan_session([vanilla], count, images=timing.images, batches=timing.batches, repetitions=timing.repetitions)
     except ValueError as error:
         yield ("timing",), str(error)
-    for path, metric in inputs.decisive:
-        if TIMINGS not in metric.needs:
-            continue
-        is_own = OWN_TIMINGS in metric.needs
-        if timing.images <= timing.batch and (timing.repetitions == 1 or is_own):
-            problem = f"{metric.name} has no uncertainty if a single batch of captions is timed"
-            yield ("timing",), f"{problem}; raise timing.images above timing.batch"
-        if is_own and timing.direct < sweep.budget.trials:
-            problem = f"{metric.name} is measured for timing.direct trials of a shape only"
-            yield path, f"{problem}; set timing.direct to budget.trials, {sweep.budget.trials}"
 
 
 def _image_count_problems(inputs: _Inputs) -> Problems:
@@ -282,7 +276,7 @@ def _replicate(captions: int) -> int:
 
 
 def _racing_problems(inputs: _Inputs) -> Problems:
-    """Rungs that do not divide into equal blocks, and objectives that are not measured on the captions of a rung."""
+    """Rungs that do not divide into equal blocks."""
     sweep = inputs.sweep
     if sweep.racing is None:
         return
@@ -290,10 +284,6 @@ def _racing_problems(inputs: _Inputs) -> Problems:
         if rung % min(BLOCKS, sweep.captions.count):
             problem = f"{rung} captions do not divide into {BLOCKS} equal blocks; use multiples of {BLOCKS}"
             yield ("racing", "rungs", f"[{index}]"), problem
-    for path, metric in inputs.decisive:
-        if path[0] == "objectives" and OWN_TIMINGS in metric.needs:
-            problem = f"{metric.name} is not measured on the captions of a rung"
-            yield ("racing",), f"{problem}; choose other objectives, such as speedup, or leave out `racing`"
 
 
 #: Checks of a sweep's sections, in their order
@@ -332,7 +322,7 @@ def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
 def check_resources(slots: Slots, address: str | None, metrics: Collection[str]) -> None:
     """Refuse resources that no machine has; without an address, those that this machine lacks.
 
-    metrics: those of the sweep (none: all). Workers that share a GPU would slow each other down in timing shards.
+    metrics: those of the sweep (none: all). Workers that share a GPU would slow each other down in timing sessions.
 
     Raises:
         ValueError: names the option and what the machine has.

@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.results.joint import JointErrors
+from orchestrator.results.prices import violations
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
@@ -351,20 +352,8 @@ def _moved(entry: Estimate, part: Estimate, whole: Estimate) -> Estimate:
 def with_constraints(
     record: TrialRecord, constraints: Sequence[Constraint], earlier: Sequence[TrialRecord]
 ) -> TrialRecord:
-    """The record, with the violation of each constraint unless the trial failed: by how much it violates it, in the
-    metric's unit, at most 0 if it is met. A stopped trial is compared with vanilla (`earlier[0]`) on as many images.
-    """
-    if record.state == FAILED:
-        return record
-    vanilla = earlier[0] if earlier else record
-    images = record.images if record.state == STOPPED else vanilla.images
-    reference = vanilla.metrics if images == vanilla.images else dict(vanilla.history)[images]
-    violations = {}
-    for constraint in constraints:
-        limit = reference.get(constraint.metric)
-        value = record.metrics[constraint.metric].value
-        violations[constraint.text] = constraint.violation(value, limit.value if limit else math.nan)
-    return replace(record, constraints=violations)
+    """The record, with the violations of the constraints (see `prices.violations`); `earlier[0]` is vanilla."""
+    return replace(record, constraints=violations(record, constraints, earlier)) if record.state != FAILED else record
 
 
 def next_trials(

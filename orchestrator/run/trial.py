@@ -5,9 +5,8 @@ stopped trials go on at the end of a sweep.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,22 +19,23 @@ from orchestrator.results.trials import (
     TrialRecord,
     parse_history,
     parse_metrics,
+    parse_passes,
 )
 from orchestrator.run.build import Build, Result
 from orchestrator.run.progress import finished_event, trial_event, utc_now
 from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import EventSink, SweepError, Task
+from orchestrator.run.timing import Sessions
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig, StepShape
-from workers.data.shards import Experiment, MeasureTask, QualityShard, TimingShard, plan_quality, plan_timing
+from search_spaces.trial import DecodingConfig
+from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality, plan_session
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
-from workers.metrics.registry import uses_timings
 
 BASELINE = 0  # number of vanilla's trial
 _POLL_TIMEOUT_S = 0.5
-_RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape")
+_RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape", "passes")
 
 Steps = Generator[Task, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
 
@@ -110,34 +110,31 @@ class Plan:
         files = self.tasks(shards)
         return [Rung(sum(shard.images for shard in part), files[: len(part)]) for part in parts]
 
-    def timing(self, config: DecodingConfig) -> Task | None:
-        """The shard that times a config; None if no metric needs it."""
-        if not uses_timings(self.metrics):
-            return None
+    def session(self, configs: Sequence[DecodingConfig], number: int) -> Task:
+        """A timing session of vanilla and other configs."""
         timing = self.sweep.timing
-        shards = plan_timing(
-            config, self.baseline, self.captions, images=timing.images, batch=timing.batch,
-            repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed,
+        session = plan_session(
+            [self.baseline, *configs], self.captions, images=timing.images, batches=timing.batches,
+            repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed, number=number,
         )  # fmt: skip
-        return self.tasks(shards)[0]
+        return Task.of(session.name(self.experiment), session)
 
-    def tasks(self, shards: Iterable[QualityShard | TimingShard]) -> tuple[Task, ...]:
+    def tasks(self, shards: Iterable[QualityShard]) -> tuple[Task, ...]:
         return tuple(Task.of(shard.name(self.experiment), shard) for shard in shards)
 
     def measurement(
-        self, config: DecodingConfig, rung: Rung, timings: Timings, prefetched: Sequence[Task] = ()
+        self, config: DecodingConfig, rung: Rung, timings: Sequence[Task], prefetched: Sequence[Task] = ()
     ) -> Task:
         """A config's metrics on the images of a rung. prefetched: shards that must exist, too."""
         work = MeasureTask(
             config=config,
             quality=names(rung.files),
-            timing=names(timings.shared),
-            own_timing=names(timings.own),
+            timing=names(timings),
             baseline_quality=names(self.baseline_images),
             metrics=self.metrics,
             halfway=self.sweep.racing is None,
         )
-        needs = (*rung.files, *prefetched, *timings.shared, *timings.own, *self.baseline_images, *self.prepared)
+        needs = (*rung.files, *prefetched, *timings, *self.baseline_images, *self.prepared)
         return Task.of(work.name(), work, needs)
 
 
@@ -145,70 +142,12 @@ def names(tasks: Iterable[Task]) -> tuple[str, ...]:
     return tuple(task.name for task in tasks)
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """A trial's timing files: the one of its shape, and its own if it is timed itself. Empty without a need."""
-
-    shared: tuple[Task, ...] = ()
-    own: tuple[Task, ...] = ()
-
-    @property
-    def shape(self) -> str:
-        """See `TrialRecord.shape`."""
-        return ",".join(names(self.shared))
-
-
-@dataclass(slots=True)
-class ShapeTimings:
-    """The file that times each shape: that of its first trial, in the order of the trials' numbers.
-
-    So any number of workers, and a resumed sweep, take the same files. files: those in the store.
-    """
-
-    plan: Plan
-    files: Collection[str]
-    _shared: dict[StepShape, Task] = field(default_factory=dict)
-    _timed: defaultdict[StepShape, set[DecodingConfig]] = field(default_factory=lambda: defaultdict(set))
-    _known: dict[str, Task] = field(default_factory=dict)
-
-    def of(self, config: DecodingConfig, lost: Collection[str] = ()) -> Timings:
-        """The files of a trial. lost: files that cannot be used; if its shape's is among them, the trial times it."""
-        own = self._own(config)
-        if own is None:
-            return Timings()
-        shared = self._shared.setdefault(config.shape, own)
-        if shared.name in lost:
-            shared = self._shared[config.shape] = own
-        return Timings((shared,), (own,) if self._is_timed(config, own) else ())
-
-    def keep(self, config: DecodingConfig, files: str) -> None:
-        """Use the timing file of a trial that an earlier launch finished, if it still exists. files: the trial's."""
-        own = self._own(config)
-        if own is None:
-            return
-        shared, kept = self._shared.get(config.shape), self._known.get(files, own)
-        if kept.name in self.files and (shared is None or shared.name not in self.files):
-            self._shared[config.shape] = kept
-        self._is_timed(config, own)
-
-    def _is_timed(self, config: DecodingConfig, own: Task) -> bool:
-        """Whether a config is timed itself: its file is that of the shape, or it is one of the first of its shape."""
-        timed = self._timed[config.shape]
-        if self._shared.get(config.shape, own) is own or len(timed) < self.plan.sweep.timing.direct:
-            timed.add(config)
-        return config in timed
-
-    def _own(self, config: DecodingConfig) -> Task | None:
-        own = self.plan.timing(config)
-        return None if own is None else self._known.setdefault(own.name, own)
-
-
 class Trials:
     """Runs the trials of a sweep. objectives: their order is that of the sweep's."""
 
     def __init__(self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink) -> None:
         self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
-        self.racing, self.timings = EarlyStopping(sweep, objectives), ShapeTimings(plan, build.files)
+        self.racing, self.sessions = EarlyStopping(sweep, objectives), Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
         names = [*(objective.name for objective in objectives), *(limit.metric for limit in sweep.constraints)]
         self._required = dict.fromkeys(names)  # without these metrics a trial has failed
@@ -224,6 +163,7 @@ class Trials:
         """
         number, config = proposal.number, proposal.config
         assert config is not None, "a trial without a config does not run"
+        timings: Sequence[Task] = self.sessions.of(config)  # those of earlier trials and its own, whatever comes later
         rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
@@ -237,7 +177,7 @@ class Trials:
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         self._emit_start(proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started")
         for rung in left:
-            result, timings = yield from self._measure(config, rung, prefetched)
+            result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
                 self._check_baseline(number, result.cause, result.lost)
                 return record(FAILED, result.cause)
@@ -249,7 +189,7 @@ class Trials:
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self.racing.decide(number, rung.images, metrics, timings.shape)
+                    stop = self.racing.decide(number, rung.images, metrics, config.shape.key)
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state, problem = STOPPED, self.racing.reason(stop)
@@ -258,8 +198,9 @@ class Trials:
                 problem,
                 metrics=metrics,
                 history=tuple(sorted(history.items())),
-                shards=tuple(dict.fromkeys(names([*rung.files, *timings.shared, *timings.own]))),
-                shape=timings.shape,
+                shards=names([*rung.files, *timings[-1:]]),
+                shape=config.shape.key if timings else "",
+                passes=parse_passes(result.output.get("passes", {})),
                 images=rung.images,
                 stop=stop,
             )
@@ -272,20 +213,22 @@ class Trials:
         return "; ".join(lacking) or None
 
     def _measure(
-        self, config: DecodingConfig, rung: Rung, prefetched: Sequence[Task]
-    ) -> Generator[Task, Result, tuple[Result, Timings]]:
+        self, config: DecodingConfig, rung: Rung, timings: Sequence[Task], prefetched: Sequence[Task]
+    ) -> Generator[Task, Result, tuple[Result, Sequence[Task]]]:
         """Measure a config on a rung's images, again while files are lost that can be made again.
 
-        If the timing of another trial of its shape cannot be made, the trial times itself.
+        timings: see `Sessions.of`. A session that cannot be made is left out; if it is the one of the config's shape,
+        the config is timed in a session of its own.
         """
-        timings = self.timings.of(config)
         while True:
             result = yield self.plan.measurement(config, rung, timings, prefetched)
-            others = set(names(timings.shared)).difference(names(timings.own))
-            is_repeatable = result.cause is None or (result.lost and result.lost <= others)
-            if result.output is not None or not is_repeatable:
+            if result.output is not None:
                 return result, timings
-            timings = self.timings.of(config, result.lost)
+            if result.cause is not None:
+                remaining = self.sessions.without(config, timings, result.lost)
+                if not remaining or remaining == timings:
+                    return result, timings
+                timings = remaining
 
     def _check_baseline(self, number: int, problem: str | None, lost: Collection[str] = ()) -> None:
         """Raise SweepError if a problem of a trial is one of the baseline. lost: the files that could not be made."""
@@ -297,12 +240,14 @@ class Trials:
         another, racing may stop it before the last.
         """
         assert proposal.config is not None
-        own = names(self.timings.of(proposal.config).own)
+        sessions = self.sessions.of(proposal.config)[-1:]
+        made = self.build.files
+        own = [name for name in names(sessions) if name not in made and not self.build.is_wanted(name)]
         total = {*names(last.files), *own}
         needed = {*names(first.files), *own} if event == "trial_resumed" else total
         self.emit(
             trial_event(event, proposal, self.names)
-            | {"images": last.images, "shards": len(needed.difference(self.build.files)), "total_shards": len(total)}
+            | {"images": last.images, "shards": len(needed.difference(made)), "total_shards": len(total)}
             | {"config": proposal.config.flat()}
         )
 

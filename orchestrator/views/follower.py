@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from orchestrator.results.store import Identity
@@ -36,6 +37,7 @@ class View(ABC, Generic[Source]):
     may_recover: bool = True  # whether a failure at the end is worth another attempt
     end_timeout_s: float = 60.0
     short_timeout_s: float = 3.0  # at the end, if the view failed before or the user interrupts
+    is_priced: bool = True  # whether it sees a sweep that has ended with its final speeds, else as they were told
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -152,7 +154,8 @@ class Follower(Generic[Source]):
 
 
 class Views:
-    """All views of a sweep that runs. Their source is the sweep, with the records that were written so far.
+    """All views of a sweep that runs. Their source is the sweep, with the records that were written so far: with the
+    speeds that were told to the search, and at the end with those priced by all of its timing sessions.
 
     views: in the order in which they end. note: called with what they say to the user while the sweep runs, in the
     thread that calls `start` and `update`.
@@ -162,12 +165,14 @@ class Views:
         self, storage: Storage, views: Sequence[View[Sweep]], note: Callable[[str], object] = lambda text: None
     ) -> None:
         self._storage, self._note = storage, note
-        self._followers = [Follower(view, self._read_sweep) for view in views]
+        self._followers = [Follower(view, partial(self._read_sweep, is_priced=view.is_priced)) for view in views]
         self._lock = threading.Lock()
         self._said: set[str] = set()  # notes, which a view repeats at every attempt
         self._identity: Identity | None = None
         self._records: dict[int, TrialRecord] = {}
         self._sweep: Sweep | None = None  # one for all views, which share its front
+        self._priced: Sweep | None = None  # the same at the end
+        self._is_ended = False
 
     def start(self, identity: Identity, records: Iterable[TrialRecord] = ()) -> None:
         """Begin with the sweep's identity and the records that the store has. Returns at once."""
@@ -185,6 +190,8 @@ class Views:
         """End all views, each within its own timeout (see `View`); returns their notes, and a sentence about each that
         lacks something. Views that never started stay as they are.
         """
+        with self._lock:
+            self._is_ended = True
         problems = [problem for follower in self._followers if (problem := follower.end(how))]
         return [*self._take_notes(), *problems]
 
@@ -207,10 +214,13 @@ class Views:
                     self._said.add(text)
                     yield text
 
-    def _read_sweep(self) -> Sweep:
+    def _read_sweep(self, *, is_priced: bool) -> Sweep:
         with self._lock:
             if self._sweep is None:
                 assert self._identity is not None, "update before start"
                 records = tuple(record for _, record in sorted(self._records.items()))
-                self._sweep = Sweep(self._storage, self._identity, records)
-            return self._sweep
+                self._sweep, self._priced = Sweep(self._storage, self._identity, records), None
+            if not (self._is_ended and is_priced):
+                return self._sweep
+            self._priced = self._priced or self._sweep.priced()
+            return self._priced

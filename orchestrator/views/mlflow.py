@@ -4,6 +4,9 @@ What MLflow has is found by the tags of its runs; nothing else is remembered. Ev
 repeated. A trial's run is created with all of its tags in one call, so a later update finds it. Terminating the run is
 the last step.
 
+A trial's run first has the speeds that were told to the search. A sweep that is priced by all of its sessions replaces
+those that differ: MLflow shows the value of the last step and, there, of the last moment.
+
 An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of one space with other
 seeds, samplers or machines share it.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -51,7 +55,7 @@ from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run, RunData
+    from mlflow.entities import Metric, Run, RunData
     from mlflow.tracking import MlflowClient
 
 _SWEEP_ARTIFACTS = (
@@ -66,11 +70,12 @@ _EARLIER_PLACES = "mlflow.jsonl"  # of earlier versions: a line for each run
 
 @dataclass(slots=True)
 class _TrialRun:
-    """A trial's run in MLflow, with its tags there."""
+    """A trial's run in MLflow, with its tags there and the values that MLflow shows."""
 
     run_id: str
     complete: bool
     tags: dict[str, str]
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 class MlflowView(View[Sweep]):
@@ -104,15 +109,14 @@ class MlflowView(View[Sweep]):
         self._trial_runs = None  # until everything succeeds
         logged = self._client.get_run(self._parent).data  # fails on a server that lost its runs, before any is created
         front = {record.number for record in source.front_records}
-        marks = {r.number: runs.marks(self._parent, pareto=r.number in front) for r in source.records}
+        marks = {r.number: runs.marks(self._parent, r, pareto=r.number in front) for r in source.records}
         done = set[int]()
         for record in source.records:
             run = trial_runs.get(record.number)
             if run is None or not run.complete or (record.stop and run.tags.get(runs.IMAGES) != str(record.images)):
                 continue
             done.add(record.number)
-            if not marks[record.number].items() <= run.tags.items():
-                self._set_tags(run, marks[record.number])
+            self._refresh(source, record, run, marks[record.number])
         for record in self.in_turn(source.records, done):
             run = trial_runs.get(record.number)
             trial_runs[record.number] = self._log_trial(source, record, run, marks[record.number])
@@ -171,7 +175,9 @@ class MlflowView(View[Sweep]):
         self._write_place(name)
         kept = {number: self._keep_one(group) for number, group in groups.items()}
         return {
-            number: _TrialRun(run.info.run_id, run.info.status != "RUNNING", dict(run.data.tags))
+            number: _TrialRun(
+                run.info.run_id, run.info.status != "RUNNING", dict(run.data.tags), dict(run.data.metrics)
+            )
             for number, run in kept.items()
         }
 
@@ -197,34 +203,54 @@ class MlflowView(View[Sweep]):
         from mlflow.entities import Param
 
         identity, (started, finished) = sweep.identity, runs.span(record, sweep.identity)
-        tags = runs.trial_tags(record, identity) | marks
+        tags, is_new = runs.trial_tags(record, identity) | marks, run is None
         if run is None:
-            created = self._client.create_run(self._experiment_id, started, tags, runs.run_name(record, sweep.names))
-            run = _TrialRun(created.info.run_id, False, dict(tags))
+            kept = {key: value for key, value in tags.items() if value}
+            created = self._client.create_run(self._experiment_id, started, kept, runs.run_name(record, sweep.names))
+            run = _TrialRun(created.info.run_id, False, kept)
         params = [Param(key, value) for key, value in runs.params(record).items()]
         objectives = [metric.name for metric in identity.objectives]
-        self._client.log_batch(run.run_id, runs.metrics(record, finished, objectives), params)
+        metrics = runs.metrics(record, finished, objectives)
+        self._client.log_batch(run.run_id, metrics, params)
+        if is_new:
+            run.metrics = {metric.key: metric.value for metric in runs.last_values(metrics)}
+        else:  # an earlier attempt may have logged other speeds at this moment
+            run.metrics = dict(self._client.get_run(run.run_id).data.metrics)
         with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state != FAILED:
                 names = {name: f"{folder}/{record.digest}.png" for name, folder in store.TRIAL_PICTURES.items()}
                 self._download(names, Path(artifacts))
-            Path(artifacts, "config.yaml").write_text(trial_text(identity, record), "utf-8")
-            self._log_artifacts(run.run_id, artifacts)
+            self._log_artifacts(run.run_id, artifacts, sweep, record)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
         # After everything else: a run with these tags is not logged again. A complete trial has no cause.
-        self._set_tags(run, {runs.CAUSE: "revived", **tags} if record.stop else marks)
+        self._refresh(sweep, record, run, {runs.CAUSE: "revived", **tags} if record.stop else marks)
         run.complete = True
         return run
 
-    def _set_tags(self, run: _TrialRun, tags: Mapping[str, str]) -> None:
+    def _refresh(self, sweep: Sweep, record: TrialRecord, run: _TrialRun, tags: Mapping[str, str]) -> None:
+        """Replace the tags that differ in a trial's run and, of a priced sweep, the values."""
         from mlflow.entities import RunTag
 
-        changed = [RunTag(key, value) for key, value in tags.items() if run.tags.get(key) != value]
-        if changed:
-            self._client.log_batch(run.run_id, tags=changed)
+        metrics: list[Metric] = []
+        if sweep.prices.sessions:
+            moment = max(_now(), runs.span(record, sweep.identity)[1] + 1)
+            objectives = [metric.name for metric in sweep.identity.objectives]
+            metrics = runs.different(runs.metrics(record, moment, objectives), run.metrics)
+        if metrics and run.complete:  # its config.yaml states the speed-up
+            with tempfile.TemporaryDirectory() as artifacts:
+                self._log_artifacts(run.run_id, artifacts, sweep, record)
+        changed = [RunTag(key, value) for key, value in tags.items() if run.tags.get(key, "") != value]
+        if metrics or changed:
+            self._client.log_batch(run.run_id, metrics, tags=changed)
             run.tags |= tags
+            run.metrics |= {metric.key: metric.value for metric in metrics}
 
-    def _log_artifacts(self, run_id: str, folder: str) -> None:
+    def _log_artifacts(
+        self, run_id: str, folder: str, sweep: Sweep | None = None, record: TrialRecord | None = None
+    ) -> None:
+        """Upload the files in a folder; of a trial, its config.yaml too."""
+        if sweep is not None and record is not None:
+            Path(folder, "config.yaml").write_text(trial_text(sweep.identity, record), "utf-8")
         if not self._is_moved:
             self._client.log_artifacts(run_id, folder)
 
@@ -248,12 +274,16 @@ class MlflowView(View[Sweep]):
 
         identity = sweep.identity
         moment = _last_moment(sweep) or runs.milliseconds(identity.started)
-        since = min(int(logged.metrics.get("trials", 0)), len(sweep.records) - 1)  # the last again: it may be revived
+        known = int(logged.metrics.get("trials", 0))
+        since = min(known, len(sweep.records) - 1)  # the last again: it may be revived
+        is_replaced = sweep.prices.sessions and known == len(sweep.records)
         metrics = [
-            Metric(name, value, moment, count)
+            Metric(name, value, max(_now(), moment + 1) if is_replaced else moment, count)
             for count, entries in runs.sweep_metrics(sweep, since).items()
             for name, value in entries.items()
         ]
+        if is_replaced:
+            metrics = runs.different(metrics, logged.metrics)
         params = [Param(key, value) for key, value in runs.sweep_params(identity).items() if key not in logged.params]
         run_ids = {number: run.run_id for number, run in trial_runs.items()}
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
@@ -355,6 +385,11 @@ def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[
 
 def _default_experiment(sweep: Sweep) -> str:
     return os.environ.get(_EXPERIMENT_VARIABLE) or f"specfrontier/{sweep.identity.name}"
+
+
+def _now() -> int:
+    """Milliseconds since 1970."""
+    return round(time.time() * 1000)
 
 
 def _last_moment(sweep: Sweep) -> int | None:

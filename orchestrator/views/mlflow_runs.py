@@ -35,9 +35,12 @@ MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
 _MAX_NAME, MAX_TAG = 250, 5000
 ERROR, SERIES = "error/", "series/"  # groups of metrics: standard errors; values by images
 _MAX_OBJECTIVES = 3  # of a hypervolume
-SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL = (
-    f"specfrontier.{key}" for key in ("sweep_id", "trial", "pareto", "kind", "cause", "images", "label")
-)
+SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED = (
+    f"specfrontier.{key}"
+    for key in (
+        "sweep_id", "trial", "pareto", "kind", "cause", "images", "label", "feasible", "violated_constraints",
+    )
+)  # fmt: skip
 PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
@@ -162,9 +165,20 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     ]
 
 
-def marks(parent: str, *, pareto: bool) -> dict[str, str]:
+def last_values(metrics: Iterable[Metric]) -> list[Metric]:
+    """The value of each metric that MLflow shows: that of the last step."""
+    return list({metric.key: metric for metric in sorted(metrics, key=lambda metric: metric.step)}.values())
+
+
+def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Metric]:
+    """The metrics' last values where MLflow shows others, or none."""
+    return [metric for metric in last_values(metrics) if shown.get(metric.key) != metric.value]
+
+
+def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
     """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run."""
-    return {PARENT: parent, PARETO: boolean(pareto)}
+    violated = "; ".join(name for name, value in record.constraints.items() if value > 0)[:MAX_TAG]
+    return {PARENT: parent, PARETO: boolean(pareto), FEASIBLE: boolean(record.feasible), VIOLATED: violated}
 
 
 def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
@@ -173,9 +187,7 @@ def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
         {
             KIND: "trial",
             TRIAL: record.number,
-            "specfrontier.feasible": boolean(record.feasible),
             "specfrontier.lossless": boolean(record.is_lossless(identity.sampling)),
-            "specfrontier.violated_constraints": "; ".join(name for name, v in record.constraints.items() if v > 0),
             "specfrontier.digest": record.digest,
             LABEL: record.label,
             "specfrontier.state": record.state,
@@ -194,9 +206,9 @@ def boolean(value: bool) -> str:
 def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
     """How a sweep's front grows: metrics of its run by the number of finished trials, of which `since` are logged.
 
-    `knee` is the number of a trial. `best/speedup` is the best first objective among the feasible trials within the
-    default bar (see `choices.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
-    last of its number: what MLflow has it for, it has whole.
+    `knee` is the number of a trial. `best/speedup` is the best value of the first objective, whatever its error,
+    among the feasible trials within the default bar (see `choices.default_limit`). Hypervolumes have the reference
+    point of `reference`. `trials` is the last of its number: what MLflow has it for, it has whole.
     """
     records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)
     usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(values).all(axis=1)

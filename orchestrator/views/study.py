@@ -66,10 +66,10 @@ class StudyView(View[Sweep]):
     Optuna has no pruning for several objectives: a stopped trial is complete there. Its user attribute `stopped` has
     the reason, the metrics are values on its `images`, and it violates the constraint `stopped early`, so it is not
     among the study's best trials. Optuna changes no finished trial: results of revived trials are attributes
-    of the study.
+    of the study, and speeds stay as they were told to the search, whatever sessions come later.
     """
 
-    end_timeout_s = 30.0
+    end_timeout_s, is_priced = 30.0, False
 
     def __init__(
         self,

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scale import efficiency, make_store, resume, sweep_of
+from specfrontier import Sweep
 
 pytestmark = pytest.mark.slow(seconds=40)
 
 
 def test_workers_that_sleep_are_busy_for_most_of_the_time(tmp_path: Path) -> None:
     facts = efficiency(1, 0.05, 64, tmp_path)
-    assert facts["shards"] >= 64  # the trial's quality shards, and its timings
+    assert facts["shards"] >= 64  # the trial's quality shards, and its timing session
     assert 0.2 < facts["efficiency"] < 1
 
 
@@ -22,7 +23,9 @@ def test_a_made_store_is_resumed_by_the_real_command(tmp_path: Path) -> None:
     sweep = sweep_of(3, 16)
     sweep = replace(sweep, reference=replace(sweep.reference, count=96))
     made = make_store(sweep, tmp_path)
-    assert (made["trials"], made["shards"]) == (3, 3 * (16 + 1)), "each trial has a timing shard"
+    assert (made["trials"], made["shards"]) == (3, 3 * 16)
+    assert made["sessions"] >= 2, "one of the trials' shapes, and one of the front"
+    assert Sweep.open(str(tmp_path / sweep.name)).prices.problems == (), "they can be read"
     resumed = resume(sweep, tmp_path, 4, "--no-mlflow", "--workers", "1").summary()
     assert resumed["preflight_done_s"] <= resumed["first_worker_s"] <= resumed["first_shard_s"]
     assert resumed["memory_mb"] > 50

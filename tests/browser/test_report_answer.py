@@ -12,12 +12,13 @@ import pytest
 
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.front import Front, front_of
-from orchestrator.results.status import speed_warnings
+from orchestrator.results.status import timing_notes
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import percent
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.command_line import specfrontier
+from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 
@@ -83,6 +84,7 @@ def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Pa
 def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
     page, trial = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid").best_lossless()
     assert trial is not None
+    assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
     assert page.locator("#lossless .chosen").get_attribute("data-trial") == trial.name
     page.locator("#filter").fill("lossless=true")
     expected = Sweep.open(folder).trials(["lossless=true"], ["number"])["number"].to_pylist()
@@ -133,20 +135,22 @@ def check_every_step(page: Page, front: Front) -> set[str]:
             slider.value = Number(slider.min) + i * Number(slider.step);
             slider.dispatchEvent(new Event("input"));
             const part = (name) => document.querySelector("#fastest " + name);
-            rows.push([part("pre")?.innerText, part(".chosen")?.dataset.trial, Number(part("meter")?.value)]);
+            const basis = document.querySelector("#basis p")?.innerText;
+            rows.push([part("pre")?.innerText, part(".chosen")?.dataset.trial, Number(part("meter")?.value), basis]);
           }
           return rows;
         }"""
     )
     assert 1 < len(rows) < 155
-    for command, name, share in rows:
+    for command, name, share, basis in rows:
         limit = command.split("'")[1]
         best = front.best([limit])
         assert best is not None
         assert (limit, name) == (limit, best.name)
         assert share == pytest.approx(best.limit_probability([limit]), abs=6e-4), limit
+        assert basis == f"Fastest within the bar: {'; '.join(best.basis)}."
     assert len({command for command, *_ in rows}) == len(rows)
-    return {name for _, name, _ in rows}
+    return {name for _, name, *_ in rows}
 
 
 @pytest.mark.parametrize("metric", ["drift", "clip_score"])
@@ -223,16 +227,12 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_the_drift_of_speeds_is_noted_with_the_recommendation(
+def test_what_is_to_know_about_speeds_is_noted_with_the_recommendation(
     open_page: Open, tmp_path: Path, viewport: ViewportSize
 ) -> None:
-    records = write_sweep(tmp_path, trials=24, seed=3)
-    for record in records:
-        if record.metrics:  # vanilla beside every second shape took twice as long
-            slower = replace(record.metrics["latency"], value=record.metrics["latency"].value * (1 + record.number % 2))
-            metrics = {**record.metrics, "latency": slower}
-            write_trial(Storage(tmp_path), replace(record, metrics=metrics, shape=f"shards/timing-{record.number}"))
-    (warning,) = speed_warnings(Sweep.open(tmp_path).records, {})
+    write_sweep(tmp_path, trials=24, seed=3)
+    write_session(Storage(tmp_path))
+    (warning,) = timing_notes(Sweep.open(tmp_path))
     write_report(Storage(tmp_path))
     page = open_page(tmp_path, viewport=viewport)
     note = page.locator("#answer .warning")

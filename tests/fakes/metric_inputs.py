@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.records import write_shard
+from workers.data.storage import Storage
+from workers.metrics.costs import Session
 from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS, ScoreContext, Scorer
 from workers.metrics.registry import compute_metrics
+from workers.metrics.timings import Device, PriceList, TimedSession, session_table
 
 DIM = 6
 
@@ -42,20 +48,53 @@ def keys(captions: int, samples: int = 1) -> dict[str, Tensor]:
     return {"caption_id": caption, "position": caption, "sample": torch.arange(samples).repeat(captions)}
 
 
-def timings(pairs: int, seed: int = 0) -> dict[str, Tensor]:
-    """Rows of `pairs` (caption batch, repetition) pairs, four repetitions each."""
-    noise = torch.rand(2, pairs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return {
-        "caption_id": torch.arange(pairs) // 4,
-        "repetition": torch.arange(pairs) % 4,
-        "images": torch.full((pairs,), 2),
-        "seconds_vanilla": 3 + noise[0],
-        "prefill_vanilla": torch.full((pairs,), 0.1),
-        "passes_vanilla": torch.full((pairs,), 143),
-        "seconds": 1.5 + 0.2 * noise[1],
-        "prefill": torch.full((pairs,), 0.2),
-        "passes": torch.full((pairs,), 50),
+VANILLA = DecodingConfig(sampling=Sampling())
+CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}, Sampling())
+
+
+def timed_session(
+    costs: Mapping[DecodingConfig, Sequence[float]] | None = None, *, batch: int = 1, prefill: float = 0.2,
+    device: str = "a processor", name: str = "timings/one.parquet",
+) -> TimedSession:  # fmt: skip
+    """A session of 143 passes of vanilla and 50 of the others. costs: of a pass of each on each unit, vanilla's first;
+    by default 3 and 6 hundredths of a second with noise.
+    """
+    noise = np.random.default_rng(0).normal(0, 0.03, (2, 6))
+    costs = costs or {VANILLA: list(0.03 * np.exp(noise[0])), CHAIN: list(0.06 * np.exp(noise[1]))}
+    per_pass = np.array(list(costs.values()))
+    passes = np.array([[143.0 if config.is_vanilla else 50.0] * per_pass.shape[1] for config in costs])
+    prefills = np.full(per_pass.shape, prefill)
+    shapes = tuple(config.shape for config in costs)
+    settings = tuple(config.digest() for config in costs)
+    session = Session(name, shapes, settings, prefills, per_pass, passes, prefills + passes * per_pass)
+    return TimedSession(Device(device, 1), "2026-01-01T00:00:00+00:00", next(iter(costs)), {batch: session})
+
+
+def write_session(storage: Storage, costs: Mapping[DecodingConfig, Sequence[float]] | None = None) -> None:
+    """The file of such a session."""
+    session = timed_session(costs)
+    (readings,) = session.readings.values()
+    configs = list(costs or (VANILLA, CHAIN))
+    clock = np.stack([readings.seconds, readings.passes], axis=-1)
+    rows = [
+        {"setting": setting, "caption_ids": [unit], "repetition": 0, "batch": 1, "turn": row, "prefill": 0.2,
+         "seconds": clock[row, unit, 0], "wall": clock[row, unit, 0], "passes": clock[row, unit, 1]}
+        for unit in range(readings.units)
+        for row, setting in enumerate(readings.settings)
+    ]  # fmt: skip
+    facts = {
+        "kind": "timing",
+        "configs": [config.to_mapping() for config in configs],
+        "started": session.started,
+        "timed_on": session.device.name,
+        "threads": session.device.threads,
+        "clock": session.device.clock,
     }
+    write_shard(storage, readings.name, session_table(rows), facts)
+
+
+def price_list(*sessions: TimedSession) -> PriceList:
+    return PriceList(sessions)
 
 
 def reference(count: int = 500, seed: int = 9) -> ReferenceFeatures:
@@ -67,8 +106,8 @@ def trial_inputs(captions: int = 60, samples: int = 2) -> MetricInputs:
     return MetricInputs(
         images=Rows(columns(captions, samples, seed=1, shift=0.1, scale=1.1)),
         baseline=Rows(columns(captions, samples, seed=1)),
-        timings=Rows(timings(12), TIMING_KEYS),
-        own_timings=Rows(timings(12), TIMING_KEYS),
+        config=CHAIN,
+        timings=price_list(timed_session()),
         references={FEATURES: reference()},
     )
 

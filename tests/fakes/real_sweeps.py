@@ -181,7 +181,7 @@ class SweepRun:
 def files(store: Path) -> dict[str, tuple[int, int]]:
     """Every result file with what a second write would change: its inode and time."""
     found = {}
-    for folder in ("shards", "measures", "trials"):
+    for folder in ("shards", "timings", "measures", "trials"):
         for path in sorted((store / folder).glob("[!.]*")):
             facts = path.stat()
             found[f"{folder}/{path.name}"] = (facts.st_ino, facts.st_mtime_ns)

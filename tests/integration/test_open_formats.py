@@ -8,7 +8,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,8 +73,10 @@ def test_pandas_opens_the_trials_and_the_images(small: SweepRun) -> None:
     assert trials["number"].tolist() == list(range(6))
     assert trials["step_compression"].tolist() == [r.metrics["step_compression"].value for r in small.records]
     assert trials["speedup"].min() > 0
-    shapes = Counter(config.shape for config in {record.config for record in small.records} if config is not None)
-    assert len(list((small.store / "shards").glob("timing-*"))) == sum(min(2, count) for count in shapes.values())
+    timings = pd.concat(map(pd.read_parquet, (small.store / "timings").glob("timing-*.parquet")))
+    assert (timings["wall"] > timings["prefill"]).all()
+    shapes = {config.digest(): config.shape for record in small.records if (config := record.config)}
+    assert {shapes[setting] for setting in timings["setting"]} == set(shapes.values())
     images = pd.read_parquet(next((small.store / "shards").glob("quality-*.parquet")))
     assert len(images) == 14
     assert images["tokens"].map(len).unique().tolist() == [len(images["tokens"][0])]

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from orchestrator.results.papers import rows_of
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep import SweepConfig
 from tests.fakes.command_line import specfrontier
@@ -193,7 +194,7 @@ def test_published_figures_are_compared_with_measured_ones(table: Table) -> None
     assert "not compared: no error" not in output
     assert "run with" not in output, "no setting is another than the paper's"
     (found,) = specfrontier("compare", str(table.store), "--published", "--json").json
-    records = {record.label: record for record in table.records}
+    records = {record.label: record for record in Sweep.open(table.store).records}
     assert [row["label"] for row in found["rows"]] == [row.label for row in rows_of(TABLE)]
     for row, paper in zip(found["rows"], rows_of(TABLE), strict=True):
         record: TrialRecord = records[row["label"]]

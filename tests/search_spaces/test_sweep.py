@@ -375,6 +375,26 @@ def test_what_is_asked_for_is_the_metrics_and_the_goals() -> None:
     assert asked.requested_metrics == {"drift", "fid", "step_compression", "kid"}
 
 
+def test_settings_are_timed_at_one_batch_size_or_at_several() -> None:
+    one, several = (read(SHORT, {"timing.batch": batch}) for batch in (4, [1, 8]))
+    assert (one.timing.batches, one.batch_metrics) == ((4,), ())
+    assert (several.timing.batches, several.requested_metrics) == ((1, 8), frozenset())
+    assert several.batch_metrics == ("speedup_batch8", "latency_batch8")
+    for sweep in (one, several):
+        assert read(sweep.to_yaml()) == sweep
+    asked = read(SHORT, {"timing.batch": [1, 8], "metrics": ["fid"], "objectives": ["speedup", "fid"]})
+    assert asked.requested_metrics == {"fid", "speedup", "speedup_batch8"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "problem"),
+    [([1, 0], r"must be in \[1, 65536\], got 0"), ([8, 1, 8], "has 8 twice"), ([], "must not be empty"), (0, "got 0")],
+)
+def test_batch_sizes_are_positive_and_differ(batch: object, problem: str) -> None:
+    with pytest.raises(ConfigError, match=rf"timing\.batch: {problem}|timing\.batch: must .*{problem}"):
+        read(SHORT, {"timing.batch": batch})
+
+
 @pytest.mark.parametrize("key", ["seed", "captions.seed", "reference.seed", "search.seed"])
 def test_seeds_are_what_64_bits_hold(key: str) -> None:
     sweep = read(SHORT, {key: LARGEST})

@@ -11,7 +11,7 @@ import yaml
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter
-from search_spaces.neighbourhoods import Additive, Multiplicative
+from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.rules.grouped import Grouped
@@ -242,6 +242,20 @@ def test_the_rules_numbers_do_not_change_a_shape(first: DecodingConfig, second: 
     assert first != second
     assert first.shape == second.shape
     assert hash(first.shape) == hash(second.shape)
+
+
+def test_a_rule_states_that_its_numbers_change_the_cost_of_a_step() -> None:
+    class Scanning(Additive):
+        kind = "scanning"
+
+        @property
+        def work(self) -> Neighbourhood:
+            return self
+
+    one, other, again = (AcceptanceRule(Scanning(k=k, delta=0.1)) for k in (10, 200, 10))
+    one_shape, other_shape, same = (DecodingConfig(Eagle(), Chain(3), rule).shape for rule in (one, other, again))
+    assert one_shape != other_shape
+    assert one_shape == same
 
 
 @pytest.mark.parametrize(

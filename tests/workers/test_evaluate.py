@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ from workers.data.shards import (
     QualityShard,
     ReferenceTask,
     Serializable,
-    TimingShard,
+    TimingSession,
 )
 from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
@@ -319,27 +320,33 @@ def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[QualityShard]) -> None:
-    shard = TimingShard(CONFIG, VANILLA, 0, 2, 1, 2)
-    answer = evaluator.run({"kind": "timing", **shard.to_mapping()})
+    session = TimingSession((VANILLA, CONFIG), 0, 4, (1, 2), 2)
+    answer = evaluator.run({"kind": "timing", **session.to_mapping()})
     assert answer["ran"] is True
-    assert evaluator.make(shard) == answer | {"ran": False}
-    rows = read_shard(evaluator.storage, answer["name"], kind="timing")[0].to_pylist()
-    assert [(row["caption_ids"], row["repetition"]) for row in rows] == [([0], 0), ([1], 0), ([0], 1), ([1], 1)]
-    assert all(0 < row["prefill" + side] < row["seconds" + side] for row in rows for side in ("", "_vanilla"))
-    assert {row["passes_vanilla"] for row in rows} == {35}
-    files, wanted = names(evaluator, shards), ("speedup", "speedup_timed", "latency", "target_passes")
-    task = MeasureTask(CONFIG, files, (answer["name"],), (), wanted, (answer["name"],))
-    metrics = evaluator.make(task)["metrics"]
-    sums = {name: sum(row[name] for row in rows) for name in rows[0] if name != "caption_ids"}
-    assert metrics["speedup_timed"]["value"] == pytest.approx(sums["seconds_vanilla"] / sums["seconds"])
-    per_pass = (sums["seconds"] - sums["prefill"]) / sums["passes"]
-    latency = sums["prefill"] / 4 + metrics["target_passes"]["value"] * per_pass
-    assert metrics["latency"]["value"] == pytest.approx(latency)
-    assert metrics["speedup"]["value"] == pytest.approx(sums["seconds_vanilla"] / 4 / latency)
-    assert (metrics["speedup"]["n"], metrics["speedup_timed"]["n"]) == (16, 2)
-    other = evaluator.make(replace(task, own_timing=()))
-    assert other["metrics"]["speedup"] == metrics["speedup"]
-    assert "timing.direct" in other["skipped"]["speedup_timed"]
+    assert evaluator.make(session) == answer | {"ran": False}
+    table, metadata = read_shard(evaluator.storage, answer["name"], kind="timing")
+    rows = table.to_pylist()
+    assert metadata["clock"] == "cpu time"
+    assert [row["caption_ids"] for row in rows if row["batch"] == 2 and row["repetition"] == 0][::2] == [[0, 1], [2, 3]]
+    for unit in range(0, len(rows), 2):
+        assert {row["setting"] for row in rows[unit : unit + 2]} == {VANILLA.digest(), CONFIG.digest()}
+    assert len(rows) == 2 * 2 * (4 + 2)
+    assert all(0 < row["prefill"] < row["seconds"] < 1.1 * row["wall"] for row in rows)
+    assert {row["passes"] for row in rows if row["setting"] == VANILLA.digest()} == {35}
+    wanted = ("speedup", "latency", "target_passes")
+    found = evaluator.make(MeasureTask(CONFIG, names(evaluator, shards), (answer["name"],), (), wanted))
+    metrics = found["metrics"]
+    assert found["passes"]["1"][0] == pytest.approx(metrics["target_passes"]["value"])
+    assert found["passes"]["2"][0] >= found["passes"]["1"][0]
+    own = [row for row in rows if row["setting"] == CONFIG.digest() and row["batch"] == 1]
+    logs = [
+        math.log(row["prefill"] + found["passes"]["1"][0] * (row["seconds"] - row["prefill"]) / row["passes"])
+        for row in own
+    ]
+    vanilla = [math.log(row["seconds"]) for row in rows if row["setting"] == VANILLA.digest() and row["batch"] == 1]
+    assert metrics["speedup"]["value"] == pytest.approx(math.exp(sum(vanilla) / 8 - sum(logs) / 8))
+    assert metrics["latency"]["value"] == pytest.approx(math.exp(sum(logs) / 8))
+    assert metrics["speedup"]["n"] == 16
 
 
 def test_settings_that_do_not_fit_are_refused_before_they_run(
@@ -395,7 +402,7 @@ def test_memory_that_runs_out_halves_the_batch_once(evaluator: Evaluator, monkey
         evaluator.make(QualityShard(CONFIG, 20, 24, 1, 4))
     sizes.clear()
     with pytest.raises(OutOfMemory, match="at batch 2"):
-        evaluator.make(TimingShard(CONFIG, VANILLA, 20, 24, 2, 1))
+        evaluator.make(TimingSession((VANILLA, CONFIG), 20, 24, (2,), 1))
     assert sizes == [2]  # another batch would be another measurement
     with pytest.raises(OutOfMemory, match="at batch 1"):
         evaluator.make(QualityShard(CONFIG, 20, 21, 1, 1))

@@ -12,12 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from math import lcm
 from typing import Any, ClassVar, Self
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 3  # increase it when the meaning of the rows changes; files of another format are not used
-_SHARDS, _MEASURES = "shards", "measures"  # folders
+FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
+SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
 
@@ -128,29 +129,33 @@ class QualityShard(Serializable):
 
 
 @dataclass(frozen=True, slots=True)
-class TimingShard(Serializable):
-    """Images of captions start..stop-1, generated alternately by `baseline` and `config`, `batch` at a time; repeated
-    at most `repetitions` times, until the relative standard error of the step costs is at most `precision`.
+class TimingSession(Serializable):
+    """Images of captions start..stop-1, generated in turn by all configs, vanilla's first, at each size of `batches`;
+    repeated at most `repetitions` times, until the relative standard error of the costs is at most `precision`.
+
+    number: tells apart sessions of a sweep that are equal in all else.
     """
 
-    config: DecodingConfig
-    baseline: DecodingConfig
+    configs: tuple[DecodingConfig, ...]
     start: int
     stop: int
-    batch: int
+    batches: tuple[int, ...]
     repetitions: int
     precision: float = 0.0
+    number: int = 0
     kind: ClassVar[str] = "timing"
 
     def __post_init__(self) -> None:
-        _check_span(self.start, self.stop, batch=self.batch, repetitions=self.repetitions)
+        _check_span(self.start, self.stop, batch=min(self.batches, default=0), repetitions=self.repetitions)
+        _check_sizes(configs=len(self.configs))
 
     @property
     def images(self) -> int:
+        """Images of each config at each batch size."""
         return self.stop - self.start
 
     def name(self, experiment: Experiment) -> str:
-        """The file of its result, relative to the storage's root: shards/timing-<20 hex>.parquet."""
+        """The file of its result, relative to the storage's root: timings/timing-<20 hex>.parquet."""
         return _shard_name(self.kind, experiment, self.to_mapping())
 
 
@@ -158,8 +163,7 @@ class TimingShard(Serializable):
 class MeasureTask(Serializable):
     """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's.
 
-    timing: files of a config of the same shape. own_timing: files of this one; empty if it was not timed. halfway:
-    measure also at half of the quality shards.
+    timing: files of timing sessions, of its shape and of others. halfway: measure also at half of the quality shards.
     """
 
     config: DecodingConfig
@@ -167,7 +171,6 @@ class MeasureTask(Serializable):
     timing: tuple[str, ...]
     baseline_quality: tuple[str, ...]
     metrics: tuple[str, ...]
-    own_timing: tuple[str, ...] = ()
     halfway: bool = True
     kind: ClassVar[str] = "measure"
 
@@ -219,37 +222,38 @@ def plan_quality(
     ]
 
 
-def plan_timing(
-    config: DecodingConfig,
-    baseline: DecodingConfig,
+def plan_session(
+    configs: Sequence[DecodingConfig],
     count: int,
     *,
     images: int,
-    batch: int,
+    batches: Sequence[int],
     repetitions: int,
     precision: float = 0.0,
     seed: int = 0,
-) -> list[TimingShard]:
-    """The one timing shard of a config: `images` of `count` captions, rounded up to whole batches.
+    number: int = 0,
+) -> TimingSession:
+    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up to whole batches of each
+    size, of which at least two.
 
-    Its captions depend only on `count`, `images`, `batch` and `seed`, so all configs of a sweep are timed on the same
-    captions.
+    Its captions depend only on `count`, `images`, `batches`, `seed` and `number`.
 
     Raises:
         ValueError: a number below 1, too few captions, or a config without sampling.
     """
-    _check_sizes(count=count, images=images, batch=batch)
-    _check_sampling(config)
-    _check_sampling(baseline)
-    size = -(-images // batch) * batch
+    _check_sizes(count=count, images=images, batch=min(batches, default=0))
+    for config in configs:
+        _check_sampling(config)
+    whole = lcm(*batches)
+    size = max(-(-images // whole) * whole, 2 * max(batches))
     spans = count // size
     if not spans:
         raise ValueError(
-            f"timing takes {size} captions ({images} in batches of {batch}), there are {count}; lower timing.images or "
-            "timing.batch, or give more captions"
+            f"timing takes {size} captions ({images} in batches of {', '.join(map(str, batches))}, of which at least "
+            f"two), there are {count}; lower timing.images or timing.batch, or give more captions"
         )
-    start = int(digest(["timing", seed]), 16) % spans * size
-    return [TimingShard(config, baseline, start, start + size, batch, repetitions, precision)]
+    start = int(digest(["timing", seed, number]), 16) % spans * size
+    return TimingSession(tuple(configs), start, start + size, tuple(batches), repetitions, precision, number)
 
 
 def _check_sampling(config: DecodingConfig) -> None:
@@ -258,7 +262,8 @@ def _check_sampling(config: DecodingConfig) -> None:
 
 
 def _shard_name(kind: str, experiment: Experiment, identity: Mapping[str, Any]) -> str:
-    return f"{_SHARDS}/{kind}-{digest([experiment.digest(), kind, dict(identity)])}.parquet"
+    folder = TIMINGS if kind == TimingSession.kind else SHARDS
+    return f"{folder}/{kind}-{digest([experiment.digest(), kind, dict(identity)])}.parquet"
 
 
 def shard_kind(name: str) -> str:

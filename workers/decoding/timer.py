@@ -10,7 +10,9 @@ PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
 class PhaseTimer:
-    """Seconds by phase. On CUDA, events are recorded in the stream and read later, so timing does not synchronise."""
+    """Seconds by phase. On a CPU they are the CPU time of this thread, in which other processes have no part. On CUDA,
+    events are recorded in the stream and read later, so timing does not synchronise.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -23,7 +25,7 @@ class PhaseTimer:
         if self._cuda:
             self._last_event = _record_event()
         else:
-            self._last_time = time.perf_counter()
+            self._last_time = time.thread_time()
         return self
 
     def lap(self, phase: str) -> None:
@@ -34,7 +36,7 @@ class PhaseTimer:
             self._events.append((phase, self._last_event, now))
             self._last_event = now
         else:
-            last = time.perf_counter()
+            last = time.thread_time()
             self._seconds[phase] += last - self._last_time
             self._last_time = last
 

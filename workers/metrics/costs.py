@@ -1,82 +1,230 @@
-"""Step costs from paired timings: the seconds of a batch are its prefill's plus its passes times the cost of a pass.
+"""What decoding costs, from timing sessions: the seconds of a batch are its prefill's plus its passes times the cost of
+a pass.
 
-The counts of passes are known exactly from every image drawn; only the costs need a clock. A timed unit is one batch of
-captions in one repetition. Setting and baseline are timed in turn in each unit, so that both keep the same units in
-every replicate and a drift of the machine cancels in their ratio.
+The counts of passes are known exactly from every image that was generated; only the costs need a clock. In a session
+vanilla and other settings are timed in turn on the same batches of captions. With the seconds at P passes of setting s
+in session j on unit u (a batch in one repetition), relative to a scale that does not matter,
+
+    log seconds[s, j, u] = cost[s] + state[s, j] + moment[j, u] + noise[s, j, u]
+
+`state`, the machine's own from session to session, has the standard deviation tau, `noise` the sigma of its session. A
+cost relative to vanilla's is the mean of log seconds[s, j] - log seconds[vanilla, j] over the sessions that timed s,
+weighted by the inverse of tau^2 + 2 sigma^2 / units (a random-effects meta-analysis: DerSimonian and Laird 1986). Sigma
+is that of the residuals of units and settings, tau the moment estimate over all settings that several sessions timed,
+shrunk to `ASSUMED_STATE`.
+
+This module needs numpy alone: the results of a sweep are priced without torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from workers.metrics.estimate import MetricUnavailable, jackknife_error, with_left_out
+from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
-TIMED_COLUMNS = ("seconds", "prefill", "passes")  # of a unit, by side: the baseline's have the suffix VANILLA
-VANILLA = "_vanilla"
+Floats = NDArray[np.float64]
+ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2  # tau before a setting was timed twice, and the degrees of freedom of that
+_TINY = 1e-18  # variance of a clock without noise
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchCosts:
-    """Seconds of a batch: `prefill` once, `per_pass` for each engine step after it; both [1 + U].
+@dataclass(frozen=True, eq=False)
+class Session:
+    """The readings of a timing session at one batch size.
 
-    The first entry is from all U timed units, the others each leave one out.
+    shapes [S]: what the costs of each setting that was timed depend on, vanilla's first. settings [S]: digests of their
+    configs. prefill, per_pass, passes, seconds [S, U]: of each setting on each unit: seconds of the prefill, seconds of
+    a pass after it, the number of these passes, and the seconds of all.
     """
 
-    prefill: Tensor
-    per_pass: Tensor
+    name: str
+    shapes: tuple[Hashable, ...]
+    settings: tuple[str, ...]
+    prefill: Floats
+    per_pass: Floats
+    passes: Floats
+    seconds: Floats
 
-    def seconds(self, passes: Tensor) -> tuple[Tensor, Tensor]:
-        """Seconds of a batch: [1 + G] for its passes [1 + G] at the costs of all units, and [1 + U] for the first of
-        them at all costs.
+    def __post_init__(self) -> None:
+        """Raises MetricUnavailable for a single unit, whose noise is not known."""
+        if self.units < 2:
+            raise MetricUnavailable(
+                f"{self.name}: a single batch of captions was timed once, but a standard error needs at least 2: raise "
+                "timing.images"
+            )
+
+    @property
+    def units(self) -> int:
+        return int(self.prefill.shape[1])
+
+    def rows(self, shape: Hashable) -> list[int]:
+        """The settings of a shape."""
+        return [row for row, other in enumerate(self.shapes) if other == shape]
+
+    def log_seconds(self, shape: Hashable, passes: Floats) -> Floats:
+        """[K] mean log seconds of a shape at numbers of passes [K]; where that is infinite, of one pass without the
+        prefill.
         """
-        return self.prefill[0] + passes * self.per_pass[0], self.prefill + passes[0] * self.per_pass
+        rows, counts = self.rows(shape), passes[:, None, None]
+        prefill = np.where(np.isinf(counts), 0.0, self.prefill[rows])
+        seconds = prefill + np.where(np.isinf(counts), 1.0, counts) * self.per_pass[rows]
+        mean: Floats = np.log(seconds).mean(axis=(1, 2))
+        return mean
+
+    def timed_passes(self, shape: Hashable) -> float:
+        """Passes of a timed batch, the mean."""
+        return float(self.passes[self.rows(shape)].mean())
+
+    @property
+    def noise_dof(self) -> int:
+        return max(1, len(self.prefill) - 1) * (self.units - 1)
+
+    @cached_property
+    def noise(self) -> float:
+        """Variance of a log reading that neither its setting nor its unit explains; of a single setting, its own."""
+        logs = np.log(self.prefill + self.passes.mean(axis=1, keepdims=True) * self.per_pass)
+        rest = logs - logs.mean(axis=1, keepdims=True)
+        rest = rest - rest.mean(axis=0) if len(logs) > 1 else rest
+        return float(np.square(rest).sum()) / self.noise_dof
 
 
-def batch_costs(units: Mapping[str, Tensor], side: str = "") -> BatchCosts:
-    """The costs of the setting, or of the baseline (side VANILLA), from columns [U] (see TIMED_COLUMNS).
+class Prices:
+    """The costs of settings on one device at one batch size, from all sessions there (see the module).
 
-    Raises:
-        MetricUnavailable: fewer than two units.
+    vanilla: its shape.
     """
-    columns = [units[name + side].double() for name in TIMED_COLUMNS]
-    if len(columns[0]) < 2:
-        raise MetricUnavailable(
-            "a single batch of captions was timed once, but a standard error needs at least 2 measurements: raise "
-            "timing.repetitions, or timing.images above timing.batch"
+
+    def __init__(self, sessions: Sequence[Session], vanilla: Hashable) -> None:
+        self.sessions, self.vanilla = tuple(sorted(sessions, key=lambda session: session.name)), vanilla
+        self._of_shape: defaultdict[Hashable, list[Session]] = defaultdict(list)
+        for session in self.sessions:
+            for shape in dict.fromkeys(session.shapes):
+                self._of_shape[shape].append(session)
+        self.state, self.state_dof = self._measure_state()
+
+    def __contains__(self, shape: object) -> bool:
+        return shape in self._of_shape
+
+    def sessions_of(self, shape: Hashable) -> tuple[Session, ...]:
+        """The sessions that timed a shape. Raises MetricUnavailable if there are none."""
+        if shape not in self._of_shape:
+            raise MetricUnavailable("its shape was not timed")
+        return tuple(self._of_shape[shape])
+
+    def speedup(self, shape: Hashable, passes: Floats, n: int) -> Estimate:
+        """Vanilla's seconds over a shape's.
+
+        passes [1 + G]: of its batches: of all captions first, then without each block of them. n: number of images.
+
+        Raises:
+            MetricUnavailable: the shape was not timed.
+        """
+        if shape == self.vanilla:
+            self.sessions_of(shape)
+            return Estimate.from_replicates(np.ones(len(passes)), n)
+        logs, noises = self._against_vanilla(shape, passes)
+        return self._estimate(np.exp(-logs), noises, n, sign=-1.0)
+
+    def latency(self, shape: Hashable, passes: Floats, n: int, batch: int) -> Estimate:
+        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as in `speedup`."""
+        level, noise = self._level
+        logs, noises = np.zeros(len(passes)), list[Noise]()
+        if shape != self.vanilla:
+            logs, noises = self._against_vanilla(shape, passes)
+        return self._estimate(np.exp(level + logs) / batch, [*noises, noise], n, sign=1.0)
+
+    def step_cost(self, shape: Hashable) -> Estimate:
+        """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n` counts timed units."""
+        n = sum(session.units for session in self.sessions_of(shape))
+        if shape == self.vanilla:
+            return Estimate(1.0, 0.0, n)
+        logs, noises = self._against_vanilla(shape, np.array([np.inf]))
+        return self._estimate(np.exp(logs), noises, n, sign=1.0)
+
+    @staticmethod
+    def _estimate(values: Floats, noises: Sequence[Noise], n: int, sign: float) -> Estimate:
+        """The estimate of a value whose logarithm has these noises."""
+        scaled = [noise._replace(effect=sign * values[0] * noise.effect) for noise in noises]
+        return Estimate.from_replicates(values, n, scaled)
+
+    def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
+        """[K] log seconds of a shape's batches minus vanilla's, and the noises of that."""
+        sessions = self.sessions_of(shape)
+        logs = np.stack([self._difference(session, shape, passes) for session in sessions])
+        variances = [self._noise_of_difference(session, shape) for session in sessions]
+        weights = 1 / (self.state + np.array(variances) + _TINY)
+        weights /= weights.sum()
+        noises = []
+        for weight, session in zip(weights, sessions, strict=True):
+            spread = weight * math.sqrt(session.noise / session.units)
+            own, group, dof = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}", session.noise_dof
+            noises += [
+                Noise("state", (session.name, shape), weight * math.sqrt(self.state), self.state_dof),
+                Noise(group, shape, own, dof),
+                Noise(group, self.vanilla, -spread, dof),
+            ]
+        return weights @ logs, noises
+
+    def _difference(self, session: Session, shape: Hashable, passes: Floats) -> Floats:
+        """[K] log seconds of a shape's batches minus vanilla's in a session."""
+        counts = np.where(np.isinf(passes), np.inf, session.timed_passes(self.vanilla))
+        difference: Floats = session.log_seconds(shape, passes) - session.log_seconds(self.vanilla, counts)
+        return difference
+
+    def _noise_of_difference(self, session: Session, shape: Hashable) -> float:
+        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session."""
+        return session.noise * (1 / len(session.rows(shape)) + 1) / session.units
+
+    def _measure_state(self) -> tuple[float, int]:
+        """Variance of a log cost ratio from session to session, and its degrees of freedom."""
+        squares, count, repeated = _ASSUMED_DOF * ASSUMED_STATE**2, float(_ASSUMED_DOF), set[str]()
+        for shape, sessions in self._of_shape.items():
+            if shape == self.vanilla or len(sessions) < 2:
+                continue
+            passes = np.array([np.mean([session.timed_passes(shape) for session in sessions])])
+            logs = np.array([self._difference(session, shape, passes)[0] for session in sessions])
+            noise = np.mean([self._noise_of_difference(session, shape) for session in sessions])
+            squares += float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * float(noise)
+            count += len(logs) - 1
+            repeated.update(session.name for session in sessions)
+        return max(0.0, squares / count), _ASSUMED_DOF + max(0, len(repeated) - 1)
+
+    @cached_property
+    def _level(self) -> tuple[float, Noise]:
+        """Vanilla's mean log seconds of a batch, and the noise of that: of sessions if there are several."""
+        sessions = self.sessions_of(self.vanilla)
+        counts = [np.array([session.timed_passes(self.vanilla)]) for session in sessions]
+        logs = np.array([s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)])
+        if len(logs) == 1:
+            spread = math.sqrt(sessions[0].noise / sessions[0].units)
+            return float(logs[0]), Noise("level", "vanilla", spread, sessions[0].noise_dof)
+        return float(logs.mean()), Noise(
+            "level", "vanilla", float(logs.std(ddof=1)) / math.sqrt(len(logs)), len(logs) - 1
         )
-    seconds, prefill, passes, count = with_left_out(torch.stack([*columns, torch.ones_like(columns[0])], dim=1)).T
-    return BatchCosts(prefill / count, (seconds - prefill) / passes)
 
 
-def relative_noise(units: Mapping[str, Tensor]) -> float:
-    """Standard error of the baseline's seconds over the setting's at the timed passes, relative to that ratio.
-
-    It is infinite for a single unit.
-    """
-    if len(units["passes"]) < 2:
-        return math.inf
-    baseline, setting = (batch_costs(units, side).seconds(mean_passes(units, side))[1] for side in (VANILLA, ""))
-    ratio = baseline / setting
-    return (jackknife_error(ratio[1:]) / ratio[0]).item()
-
-
-def mean_passes(units: Mapping[str, Tensor], side: str = "") -> Tensor:
-    """Passes [1] of a timed batch, the mean over units."""
-    return units["passes" + side].double().mean()[None]
-
-
-def expected_max(values: Tensor, size: int) -> Tensor:
+def expected_max(values: Floats, size: int) -> float:
     """Mean over all ways to draw `size` of the values [n] (at most n) of the largest one drawn.
 
     Of the sorted values, the i-th of n is the largest in C(i - 1, size - 1) of C(n, size) draws.
     """
-    ordered, size = values.double().sort().values, min(size, values.numel())
-    rank = torch.arange(1, len(ordered) + 1, dtype=torch.float64)
-    rank, ordered = rank[size - 1 :], ordered[size - 1 :]
-    weights = (rank.lgamma() - (rank - size + 1).lgamma()).softmax(0)
-    return ordered[-1] - (weights * (ordered[-1] - ordered)).sum()  # exact if all values are equal
+    ordered, size = np.sort(np.asarray(values, dtype=np.float64)), min(size, len(values))
+    rank = np.arange(size, len(ordered) + 1, dtype=np.float64)
+    logs = [math.lgamma(r) - math.lgamma(r - size + 1) for r in rank]
+    weights = np.exp(np.array(logs) - max(logs))
+    weights /= weights.sum()
+    return float(ordered[-1] - weights @ (ordered[-1] - ordered[size - 1 :]))  # exact if all values are equal
+
+
+def batch_passes(rounds: Floats, blocks: NDArray[np.int64], batch: int) -> Floats:
+    """[1 + G] mean passes of batches of images, which end with their longest one: of all images, then without each
+    block. rounds, blocks [n]: passes and block of captions of each image.
+    """
+    kept = [rounds, *(rounds[blocks != block] for block in range(int(blocks.max()) + 1))]
+    return np.array([expected_max(part, batch) for part in kept])

@@ -13,18 +13,17 @@ from search_spaces.params import ConfigError, unknown_choice
 
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
-OWN_TIMINGS = "own_timings"
 FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
-COUNTS = frozenset({TIMINGS, OWN_TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
+COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
 _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS,
-    CLASSIFIER. `vanilla`: vanilla's value, where it is so by definition.
+    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER.
+    `vanilla`: vanilla's value, where it is so by definition.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Metric:
 
     @property
     def is_time(self) -> bool:
-        """Whether its values are times or rates, such as s/image: of one machine, in the minutes of the timing."""
+        """Whether its values are times or rates, such as s/image, which hold for one machine only."""
         return TIMINGS in self.needs and not _TIME_UNITS.isdisjoint(self.unit.split("/"))
 
     @property

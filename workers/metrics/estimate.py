@@ -11,12 +11,17 @@ torch is imported where it is used: the results of a sweep are read without it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
+
+AnyFloats = TypeVar("AnyFloats", "Tensor", "NDArray[np.float64]")
 
 BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
 _ROUNDING = 1e-12  # relative to values above 1
@@ -26,6 +31,19 @@ class MetricUnavailable(ValueError):
     """These images do not give the metric: there are too few, or something that it needs is missing."""
 
 
+class Noise(NamedTuple):
+    """A source of error that is not the captions. Values with the same source share it.
+
+    effect: change of the value per standard deviation of the source. group: sources whose standard deviations were
+    estimated together, with `dof` degrees of freedom.
+    """
+
+    group: Hashable
+    source: Hashable
+    effect: float
+    dof: int
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """`value` is measured on `n` images; `error` is its standard error, in the same unit (infinite: unknown).
@@ -33,7 +51,7 @@ class Estimate:
     replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
     noise: standard error from what is not the captions, estimated with `noise_dof` degrees of freedom (0: there is no
     noise). error = hypot(jackknife_error(replicates), noise). error_dof: degrees of freedom of an error that has
-    neither replicates nor noise (0: many).
+    neither replicates nor noise (0: many). noises: the sources of `noise`, where they are known; files lack them.
     """
 
     value: float
@@ -43,13 +61,15 @@ class Estimate:
     noise: float = 0.0
     noise_dof: int = 0
     error_dof: int = 0
+    noises: tuple[Noise, ...] = ()
 
     @classmethod
-    def from_replicates(cls, values: Tensor, n: int, noise: float = 0.0, noise_dof: int = 0) -> Self:
-        """An estimate from values [1 + G]: of all blocks first, then with each block left out."""
-        left_out = values[1:]
-        error = math.hypot(jackknife_error(left_out).item(), noise)
-        return cls(values[0].item(), error, n, tuple(left_out.tolist()), noise, noise_dof)
+    def from_replicates(cls, values: AnyFloats, n: int, noises: Sequence[Noise] = ()) -> Self:
+        """An estimate from values [1 + G]: of all blocks first, then with each block left out (G = 0: without)."""
+        value, *left_out = values.tolist()
+        variance, dof = _sum_of_noises(noises)
+        error = math.hypot(float(jackknife_error(values[1:])) if left_out else 0.0, math.sqrt(variance))
+        return cls(value, error, n, tuple(left_out), math.sqrt(variance), dof, noises=tuple(noises))
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
@@ -59,7 +79,9 @@ class Estimate:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON, which has no infinity: an unknown error is None."""
-        return asdict(self) | {"error": self.known_error, "replicates": list(self.replicates)}
+        plain = asdict(replace(self, noises=())) | {"error": self.known_error, "replicates": list(self.replicates)}
+        del plain["noises"]
+        return plain
 
     def __str__(self) -> str:
         """The value and its standard error (see `measured`)."""
@@ -90,13 +112,24 @@ def measured(value: float | None, error: float | None = None) -> str:
     return f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
-def jackknife_error(left_out: Tensor) -> Tensor:
+def _sum_of_noises(noises: Sequence[Noise]) -> tuple[float, int]:
+    """Variance of all sources together, and its degrees of freedom (Welch 1947, Satterthwaite 1946; 0: no noise)."""
+    groups, dof = defaultdict[Hashable, float](float), {noise.group: noise.dof for noise in noises}
+    for noise in noises:
+        groups[noise.group] += noise.effect**2
+    variance = math.fsum(groups.values())
+    spread = math.fsum(part**2 / dof[group] for group, part in groups.items())
+    return variance, round(variance**2 / spread) if spread else 0
+
+
+def jackknife_error(left_out: AnyFloats) -> AnyFloats:
     """Standard error from values [G] (or [G, ...]) that each leave one of G blocks of nearly equal size out.
 
     The delete-a-group jackknife (Shao and Tu 1995, section 2.3): sqrt((G - 1) / G * sum_g (v_g - mean v)^2).
     """
     groups = left_out.shape[0]
-    return ((groups - 1) / groups * (left_out - left_out.mean(0)).square().sum(0)).sqrt()
+    found: AnyFloats = ((groups - 1) / groups * ((left_out - left_out.mean(0)) ** 2).sum(0)) ** 0.5
+    return found
 
 
 def block_sizes(blocks: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from search_spaces.params import unknown_choice
 from workers.metrics import features
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, SCORE_PREFIX, TIMINGS
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, REFERENCE, SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.metric import METRICS, Classifier
 from workers.metrics.networks import (
@@ -125,7 +125,7 @@ class Extractors:
     def available(self, *, reference: bool) -> set[str]:
         """The inputs of metrics that a sweep provides with these networks; `reference`: it has real images."""
         counts = ("emitted", "rounds", "depth")
-        inputs = {*counts, TIMINGS, OWN_TIMINGS, BASELINE, *(SCORE_PREFIX + name for name in self.scorers)}
+        inputs = {*counts, TIMINGS, BASELINE, *(SCORE_PREFIX + name for name in self.scorers)}
         inputs |= {FEATURES} & self.by_role.keys()
         inputs |= {REFERENCE} if reference else set()
         return inputs if self.classifier is None else inputs | {CLASSIFIER}

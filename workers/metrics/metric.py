@@ -7,50 +7,53 @@ those of real images are not rounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from search_spaces.constraints import split_batch
 from search_spaces.plugins import Registry
+from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import FEATURES, Direction, Metric
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable
+from workers.metrics.timings import PriceList
 
 T = TypeVar("T")
-IMAGE_KEYS, TIMING_KEYS = ("caption_id", "sample"), ("caption_id", "repetition")
+KEYS = ("caption_id", "sample")
 POSITION = "position"  # column of the images: index of the caption in the sweep's list
 
 
 class Rows(Mapping[str, Tensor]):
-    """Columns of equal length [n, ...] by name, sorted by the two key columns.
+    """Columns of equal length [n, ...] by name, sorted by caption and sample.
 
     The order of the rows, and with it the rounding of sums over them, does not depend on the order of the shards.
     """
 
-    __slots__ = ("_columns", "key_columns")
+    __slots__ = ("_columns",)
 
-    def __init__(self, columns: Mapping[str, Tensor], key_columns: tuple[str, str] = IMAGE_KEYS) -> None:
+    def __init__(self, columns: Mapping[str, Tensor]) -> None:
         """Raises ValueError when two rows have the same keys, because shards overlap."""
-        self.key_columns = key_columns
-        first, second = (columns[key] for key in key_columns)
+        first, second = (columns[key] for key in KEYS)
         order = second.argsort(stable=True)
         order = order[first[order].argsort(stable=True)]
         self._columns = {name: column[order] for name, column in columns.items()}
-        first, second = (self._columns[key] for key in key_columns)
+        first, second = (self._columns[key] for key in KEYS)
         repeated = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
         if repeated.any():
             row = int(repeated.nonzero()[0])
-            keys = f"{key_columns[0]} {int(first[row])}, {key_columns[1]} {int(second[row])}"
+            keys = f"{KEYS[0]} {int(first[row])}, {KEYS[1]} {int(second[row])}"
             raise ValueError(f"two rows have the keys {keys}: shards overlap")
 
     @classmethod
-    def merge(cls, parts: Sequence[Mapping[str, Tensor]], key_columns: tuple[str, str] = IMAGE_KEYS) -> Self:
+    def merge(cls, parts: Sequence[Mapping[str, Tensor]]) -> Self:
         """The rows of all shards, with the columns that all of them have."""
         if not parts:
-            return cls({key: torch.zeros(0, dtype=torch.int64) for key in key_columns}, key_columns)
+            return cls({key: torch.zeros(0, dtype=torch.int64) for key in KEYS})
         shared = [name for name in parts[0] if all(name in part for part in parts)]
-        return cls({name: torch.cat([part[name] for part in parts]) for name in shared}, key_columns)
+        return cls({name: torch.cat([part[name] for part in parts]) for name in shared})
 
     def __getitem__(self, name: str) -> Tensor:
         return self._columns[name]
@@ -64,7 +67,7 @@ class Rows(Mapping[str, Tensor]):
 
     @property
     def count(self) -> int:
-        return self._columns[self.key_columns[0]].numel()
+        return self._columns[KEYS[0]].numel()
 
     def matching(self, other: Rows) -> Rows:
         """The rows whose keys `other` has, in the same order.
@@ -78,10 +81,10 @@ class Rows(Mapping[str, Tensor]):
         if missing:
             raise MetricUnavailable(f"the baseline has no image for {missing} of {len(keys)}: shards are missing")
         indices = torch.tensor([row_of[key] for key in keys], dtype=torch.int64)
-        return Rows({name: column[indices] for name, column in self._columns.items()}, self.key_columns)
+        return Rows({name: column[indices] for name, column in self._columns.items()})
 
     def _keys(self) -> list[tuple[int, int]]:
-        first, second = (self._columns[key].tolist() for key in self.key_columns)
+        first, second = (self._columns[key].tolist() for key in KEYS)
         return list(zip(first, second, strict=True))
 
 
@@ -117,15 +120,14 @@ class MetricInputs:
 
     images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
     `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
-    `manifold` [n, d] where such an extractor is given. timings: a row per (caption batch, repetition) of a setting of
-    the same shape: `images` and both sides' TIMED_COLUMNS (see `costs`). own_timings: such rows of this setting, if it
-    was timed. baseline: rows of the baseline's images. references: the real images by the column of their features.
+    `manifold` [n, d] where such an extractor is given. config: the trial's. timings: the costs of settings from timing
+    sessions. baseline: rows of the baseline's images. references: the real images by the column of their features.
     classifier: reads classes from `features`.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
-    timings: Rows = field(default_factory=lambda: Rows.merge([], TIMING_KEYS))
-    own_timings: Rows = field(default_factory=lambda: Rows.merge([], TIMING_KEYS))
+    config: DecodingConfig = field(default_factory=DecodingConfig)
+    timings: PriceList = field(default_factory=PriceList)
     baseline: Rows | None = None
     references: Mapping[str, ReferenceFeatures] = field(default_factory=dict)
     classifier: Classifier | None = None
@@ -139,10 +141,6 @@ class MetricInputs:
     def blocks(self) -> Tensor:
         """[n] each image's block of captions, over which every jackknife runs (see `workers.metrics.estimate`)."""
         return self.column(POSITION) % BLOCKS
-
-    def timing(self, name: str) -> Tensor:
-        """A column of the timings. Raises MetricUnavailable when nothing was timed."""
-        return _require(self.timings.get(name), "nothing was timed")
 
     def reference(self, column: str = FEATURES) -> ReferenceFeatures:
         """The real images. Raises MetricUnavailable when there are none."""
@@ -177,14 +175,46 @@ class ComputedMetric(Metric):
     compute: Callable[[MetricInputs], Estimate]
 
 
-METRICS: Registry[ComputedMetric] = Registry("metric", "workers.metrics")
+AtBatch = Callable[[MetricInputs, int], Estimate]
+_AT_BATCH: dict[str, AtBatch] = {}
+
+
+class MetricRegistry(Registry[ComputedMetric]):
+    """The metrics by name. Those of speed have a variant for every batch size, such as `speedup_batch8`: it is found by
+    its name, and is not listed.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(split_batch(name)[0] if isinstance(name, str) else name)
+
+    def __getitem__(self, name: str) -> ComputedMetric:
+        base, batch = split_batch(name)
+        metric = super().__getitem__(base)
+        if batch is None:
+            return metric
+        about = f"`{base}` at batch {batch}, one of `timing.batch`"
+        return replace(metric, name=name, about=about, compute=partial(_compute_at, _AT_BATCH[base], batch))
+
+
+def _compute_at(compute: AtBatch, batch: int, inputs: MetricInputs) -> Estimate:
+    return compute(inputs, batch)
+
+
+METRICS = MetricRegistry("metric", "workers.metrics")
 Compute = TypeVar("Compute", bound=Callable[[MetricInputs], Estimate])
 
 
 def register_metric(
-    name: str, *, direction: Direction, unit: str, needs: tuple[str, ...], vanilla: float | None = None
+    name: str,
+    *,
+    direction: Direction,
+    unit: str,
+    needs: tuple[str, ...],
+    vanilla: float | None = None,
+    at_batch: AtBatch | None = None,
 ) -> Callable[[Compute], Compute]:
-    """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
+    """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring. at_batch: computes
+    it at a batch size.
 
     Raises:
         ConfigError: another module has registered the name.
@@ -196,6 +226,8 @@ def register_metric(
             name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute, vanilla=vanilla
         )
         METRICS.add(name, metric, module=compute.__module__)
+        if at_batch is not None:
+            _AT_BATCH[name] = at_batch
         return compute
 
     return register

@@ -26,7 +26,8 @@ def weight_keys(metrics: Collection[str] = ()) -> PluginNames:
 
 def required_inputs(names: Collection[str]) -> set[str]:
     """The union of these metrics' needs; unknown names have none."""
-    return {need for name, metric in METRICS.all().items() if name in names for need in metric.needs}
+    metrics = METRICS.all()
+    return {need for name in names if name in metrics for need in metrics[name].needs}
 
 
 def uses_timings(names: Collection[str]) -> bool:

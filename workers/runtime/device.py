@@ -44,6 +44,15 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
+def model_name(device: torch.device) -> str:
+    """The GPU's own name, or that of the CPU's model: speeds are those of one of them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    lines = _CPUINFO.read_text("utf-8", "replace").splitlines() if _CPUINFO.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
 def compute_facts(device: torch.device) -> dict[str, Any]:
     """What this process computes with. kernels: "triton", or "torch" where Triton's do not run."""
     return {

@@ -24,6 +24,7 @@ from workers.decoding.statistics import Result
 from workers.loading.models import Capabilities, Models
 from workers.loading.models_yaml import Entry, folder_entry, load_entry
 from workers.metrics.extractors import Extractors, ImageScores
+from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
 from workers.runtime.device import compute_facts, pick_device
@@ -59,8 +60,8 @@ class Engines:
         self.capabilities = Capabilities.of(models)
         self._engines: OrderedDict[DecodingConfig, CancellableEngine] = OrderedDict()
 
-    def get(self, config: DecodingConfig) -> CancellableEngine:
-        """The engine of a config.
+    def get(self, config: DecodingConfig, kept: int = _MAX_ENGINES) -> CancellableEngine:
+        """The engine of a config. kept: engines that stay, at least.
 
         Raises:
             ConfigError: the model does not support it.
@@ -71,7 +72,7 @@ class Engines:
             engine = CancellableEngine(self.models.target, config, drafter, seed=self.seed)
             engine.is_cancelled = self.is_cancelled
             self._engines[config] = engine
-            if len(self._engines) > _MAX_ENGINES:
+            if len(self._engines) > max(kept, _MAX_ENGINES):
                 self._engines.popitem(last=False)
         self._engines.move_to_end(config)
         return self._engines[config]
@@ -107,7 +108,7 @@ class Engines:
         """
 
         def run() -> list[Result]:
-            engine = self.get(config)
+            engine = self.get(config, len(alternating))
             for other in self._engines.keys() - {config, *alternating}:
                 self._engines[other].release()
             engine.batch_size = batch
@@ -189,7 +190,7 @@ class LoadedSweep:
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can compute, as plain data."""
-        metrics, unavailable = select_metrics(None, self.available)
+        metrics, unavailable = select_metrics([*METRICS.all(), *self.spec.batch_metrics], self.available)
         source = str(self.spec.captions.get("source", "scenes"))
         return {
             "capabilities": self.capabilities.to_mapping(),
@@ -203,10 +204,6 @@ class LoadedSweep:
             **self._measured,
             **compute_facts(self.device),
         }
-
-    def encode(self, requests: Sequence[Request]) -> None:
-        """Encodes the captions; a text encoder that caches its latest captions then has them."""
-        self.models.target.encode([request.caption for request in requests], guided=False)
 
     def score(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""

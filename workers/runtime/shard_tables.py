@@ -1,33 +1,56 @@
-"""The rows of a shard's Parquet file, one per image (quality) or per timed batch (timing): written, and read back."""
+"""The rows of a shard's Parquet file, one per image: written, and read back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
 
+from workers.data.captions import Caption
 from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, ShardError, features_of, float_lists, read_shard
+from workers.data.shards import Experiment, QualityShard, TimingSession
 from workers.data.storage import Storage
+from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
-from workers.metrics.costs import TIMED_COLUMNS, VANILLA
-from workers.metrics.metric import POSITION, TIMING_KEYS, Rows
+from workers.metrics.metric import POSITION
+from workers.metrics.timings import PriceList, read_session
+from workers.runtime.device import compute_facts
 
+T = TypeVar("T")
+Shard = QualityShard | TimingSession
 _COUNT_COLUMNS = ("caption_id", "sample", "emitted", "depth", "rounds")
-_TIMING_SCHEMA = pa.schema(
-    {
-        "caption_ids": pa.list_(pa.int64()),
-        "repetition": pa.int32(),
-        "batch": pa.int32(),
-        "images": pa.int32(),
-        **{name + side: pa.float64() for side in (VANILLA, "") for name in TIMED_COLUMNS},
+
+
+def requests_of(captions: Sequence[Caption], shard: Shard, samples: int = 1) -> list[Request]:
+    """The images of a shard. captions: the sweep's.
+
+    Raises:
+        ValueError: the sweep has fewer captions.
+    """
+    if shard.stop > len(captions):
+        raise ValueError(f"captions {shard.start}..{shard.stop}: the sweep has {len(captions)}")
+    chosen = captions[shard.start : shard.stop]
+    return [Request(caption.id, caption.text, sample) for caption in chosen for sample in range(samples)]
+
+
+def shard_metadata(
+    shard: Shard, experiment: Experiment, captions: Sequence[Caption], device: torch.device
+) -> dict[str, Any]:
+    """The metadata that the files of all shards have. captions: the sweep's."""
+    return {
+        "kind": shard.kind,
+        "name": shard.name(experiment),
+        "captions": [caption.id for caption in captions[shard.start : shard.stop]],
+        "experiment": experiment.digest(),
+        **compute_facts(device),
     }
-)
 
 
 def quality_table(
@@ -41,7 +64,8 @@ def quality_table(
     """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name; row i is image i's.
 
     Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes; rounds (their number);
-    seconds_<phase> and latency (their sum) in seconds, this image's share; batch; features.<extractor>; score.<name>.
+    seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's share; batch; features.<extractor>;
+    score.<name>.
 
     Raises:
         ValueError: another number of features or scores than images, or a feature that is not finite in float16.
@@ -69,11 +93,6 @@ def quality_table(
             raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(requests)} images")
         table = table.append_column(SCORES + name, pa.array(values.detach().double().cpu().numpy()))
     return table
-
-
-def timing_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """One row per timed batch and repetition; see `workers.runtime.timing.time_pairs`."""
-    return pa.Table.from_pylist([dict(row) for row in rows], _TIMING_SCHEMA)
 
 
 def _lists(rows: Sequence[Tensor]) -> pa.Array:
@@ -110,9 +129,9 @@ class ShardReader:
         parts = [self._image_columns(table) for table in self._read(names, "quality", columns)]
         return sorted(parts, key=lambda part: int(part[POSITION].min()))
 
-    def timings(self, names: Iterable[str]) -> Rows:
-        """The rows of all timing shards."""
-        return Rows.merge([self._timing_columns(table) for table in self._read(names, "timing")], TIMING_KEYS)
+    def timings(self, names: Iterable[str]) -> PriceList:
+        """The costs from timing sessions."""
+        return PriceList(session for name in names for session in self._opened(name, read_session))
 
     def tokens_and_rounds(self, names: Iterable[str]) -> pa.Table:
         """Tokens and emitted tokens per pass of all images, by caption and sample."""
@@ -128,12 +147,18 @@ class ShardReader:
     def _read(self, names: Iterable[str], kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The tables of shards; those that are damaged or missing are noted in `unusable`."""
         for name in names:
-            try:
-                yield read_shard(self.storage, name, columns, kind=kind, fix="")[0]
-            except ShardError as error:
-                self.unusable.update(error.reasons)
-            except FileNotFoundError:
-                self.unusable[name] = f"{self.storage.locate(name)}: missing"
+            yield from (
+                table for table, _ in self._opened(name, partial(read_shard, columns=columns, kind=kind, fix=""))
+            )
+
+    def _opened(self, name: str, read: Callable[[Storage, str], T]) -> Iterator[T]:
+        """A file's content; nothing, and a reason in `unusable`, if it is damaged or missing."""
+        try:
+            yield read(self.storage, name)
+        except ShardError as error:
+            self.unusable.update(error.reasons)
+        except FileNotFoundError:
+            self.unusable[name] = f"{self.storage.locate(name)}: missing"
 
     def _image_columns(self, table: pa.Table) -> dict[str, Tensor]:
         rounds = _numbers(table, "rounds")
@@ -151,11 +176,6 @@ class ShardReader:
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
         return columns | {column: features_of(table, extractor) for column, extractor in self.features.items()}
-
-    def _timing_columns(self, table: pa.Table) -> dict[str, Tensor]:
-        first = [ids[0] for ids in table.column("caption_ids").to_pylist()]
-        columns = ("repetition", "images", *(name + side for name in TIMED_COLUMNS for side in (VANILLA, "")))
-        return {"caption_id": torch.tensor(first)} | {key: _numbers(table, key) for key in columns}
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:

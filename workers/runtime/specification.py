@@ -13,7 +13,8 @@ class WorkerSpec:
 
     store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
     built-in model. device: "auto", "cpu", "cuda" or "cuda:N". captions, reference: those sections of the sweep (None:
-    no reference). seed: the seed of all images. metrics: requested names; None: all. worker: its name in results.
+    no reference). seed: the seed of all images. metrics: requested names; None: all. batch_metrics: those of
+    speed at other batch sizes than the first. worker: its name in results.
     token: content of the store's file store.id, if the driver wrote one. gpu_share: share of the GPU's memory.
     """
 
@@ -25,6 +26,7 @@ class WorkerSpec:
     reference: Mapping[str, Any] | None = None
     seed: int = 0
     metrics: Sequence[str] | None = None
+    batch_metrics: Sequence[str] = ()
     worker: str = "worker"
     gpu_share: float = 1.0
 

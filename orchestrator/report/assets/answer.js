@@ -31,8 +31,9 @@ export function drawAnswer() {
   if (BAR) drawRecommendation();
   drawChoice("lossless", capitalised(ANSWER.best_lossless), losslessTrial(), {
     option: "--lossless",
-    nothing: ANSWER.has_speed && `No measured lossless setting is ${ANSWER.better} than vanilla.`,
+    nothing: ANSWER.has_speed && `No measured lossless setting is surely ${ANSWER.better} than vanilla.`,
   });
+  drawBasis();
   const share = ANSWER.knee?.confidence;
   return drawChoice("knee", "Knee of the front", kneeTrial(), {
     option: "--knee",
@@ -54,6 +55,7 @@ function barControls(name) {
   const move = (event) => {
     state.bar = Number(event.target.value);
     drawRecommendation();
+    drawBasis();
     change("bar");
   };
   const { low: min, high: max, step, start: value } = BAR,
@@ -119,6 +121,15 @@ function choiceLines(trial) {
 }
 // Of a lossless setting, whose images have vanilla's own distribution.
 const byChance = (trial, metric) => trial.lossless && DATA.metrics[metric].quality;
+// How the settings were chosen, below the chart, which shares the first screen with them.
+function drawBasis() {
+  const line = (heading, basis) => basis?.length > 0 && el("p.quiet", `${capitalised(heading)}: ${basis.join("; ")}.`);
+  show(
+    "basis",
+    BAR && line(`${ANSWER.best} within the bar`, stepAt(state.bar)[2]),
+    line(ANSWER.best_lossless, ANSWER.lossless?.basis),
+  );
+}
 const sureness = (text, share) =>
   el("p.sure", el("meter", { min: 0, max: 1, value: share.toFixed(3), "aria-hidden": "true" }), el("span", text));
 // How sure it is that a trial is better than vanilla in the first metric; null for vanilla.

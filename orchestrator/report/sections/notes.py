@@ -5,8 +5,8 @@ from __future__ import annotations
 from orchestrator.report.section import SECTIONS, Section, Subject
 
 _NOTES = (
-    "± is one standard error: how far the value would vary with other captions of the same kind; for speeds also with "
-    "other timings.",
+    "± is one standard error: how far the value would vary with other captions of the same kind, and a speed also with "
+    "other timing sessions on the same machine.",
     "All trials use the same captions and random numbers, so much of their errors cancels in a difference. Two values "
     "are within error of each other if their difference is within Student's t of what does not cancel (95 %).",
     "A trial that stopped early has values of fewer images. They are not compared with those of complete trials: it is "
@@ -22,12 +22,10 @@ _NOTES = (
     "Distances such as fid depend on the feature extractor, the reference set and the number of images: compare them "
     "within this sweep, or with a sweep that shares all three. Fewer images bias fid upwards; fid_debiased removes "
     "most of the bias and estimates fid for infinitely many images.",
-    "speedup and latency are the decoding passes of all images times the cost of a pass, which timing shards measure: "
-    "they run alone on a worker, next to vanilla decoding of the same captions. Trials whose settings differ only in "
-    "the rule's numbers share these costs and their noise. speedup_timed is the ratio of the times themselves, on the "
-    "few captions of a trial that was timed itself. All hold for that machine and batch size.",
-    "speedup compares a setting with vanilla in the same minutes. latency does not, so on a busy machine the latencies "
-    "of trials that were timed in different minutes may contradict their speed-ups.",
+    "speedup is vanilla's seconds over the setting's: the decoding passes of all images times the cost of a pass. The "
+    "costs are measured in timing sessions: one worker generates the same captions with vanilla and several settings "
+    "in turn. Trials whose settings differ only in the rule's numbers share these costs and their noise. latency is "
+    "vanilla's over the speed-up. Both hold for the machine and the batch size of the sessions.",
 )
 
 

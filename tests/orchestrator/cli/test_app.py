@@ -138,7 +138,7 @@ def test_an_exception_in_a_plugins_code_is_one_line_with_its_place(
 def test_every_command_that_computes_takes_threads() -> None:
     """A plugin imports torch before the command line is read, so that OpenMP is loaded with the environment of then."""
     usage = ("generate", "x", "--set", "x"), ("train", "nothing"), ("predict", "x.yaml"), ("launch", "x.yaml")
-    commands = [*usage, ("reference", "nowhere")]
+    commands = [*usage, ("reference", "nowhere"), ("time", "nowhere")]
     assert {command for command in COMMANDS if "--threads" in specfrontier(command, "--help").out} == {
         command for command, *_ in commands
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 from orchestrator.report.answer import _slider, answer
 from orchestrator.results.choices import default_limit
 from orchestrator.results.front import front_of
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
+from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 
 def generate_words(folder: Path) -> list[str]:
@@ -55,6 +59,23 @@ def test_steps_are_no_finer_than_a_thousandth_of_the_value(size: float) -> None:
     assert slider["low"] == pytest.approx(size, rel=1e-2)
     steps = (slider["high"] - slider["low"]) / slider["step"]
     assert steps == pytest.approx(round(steps), abs=1e-6)
+
+
+def test_the_slider_reaches_the_setting_that_is_best_without_a_bar(tmp_path: Path) -> None:
+    """Though one of a larger error has a higher value and a better fid."""
+    for record in write_sweep(tmp_path, trials=6):
+        speed = (1.0, 0.0) if record.number == 0 else (9.0, 50.0) if record.number == 3 else (1.5 + record.number, 0.01)
+        fid = Estimate(3.0 + record.number * (record.number != 3), 0.01, 9)
+        write_trial(Storage(str(tmp_path)), replace(record, metrics={
+            **record.metrics, "speedup": Estimate(*speed, 9), "fid": fid,
+        }))  # fmt: skip
+    front = front_of([Sweep.open(tmp_path)], "speedup", "fid")
+    found, best = answer(front), front.best()
+    assert best is not None
+    assert best.number != 3
+    assert found["bar"]["steps"][-1][0] == best.name
+    assert found["bar"]["steps"][-1][2] == best.basis
+    assert len(best.basis) == 2, "3 is within error"
 
 
 def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> None:

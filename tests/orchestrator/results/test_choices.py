@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,11 @@ from orchestrator.results.choices import (
     choose,
     default_limit,
     example_limit,
+    select,
 )
 from orchestrator.results.front import KNEE, Front, front_of
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.query import QueryError
+from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import Estimate
@@ -45,6 +47,58 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     assert BEST not in choose(front), "without a limit"
     assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
     assert choose(front, ["fid<=1000"], lossless=True)[BEST].record is found[LOSSLESS].record
+
+
+def with_speeds(front: Front, speeds: Mapping[int, Estimate]) -> Front:
+    """The front with other speed-ups, and the others of its trials left out."""
+    (sweep,) = front.sweeps.values()
+    records = [r for r in sweep.records if r.number in {0, *speeds}]
+    speeds = {0: Estimate(1.0, 0.0, 9), **speeds}
+    return front_of(
+        [replace(sweep, records=tuple(replace(r, metrics={**r.metrics, "speedup": speeds[r.number]}) for r in records))]
+    )
+
+
+def test_the_fastest_is_the_one_that_is_surely_fast(front: Front) -> None:
+    """Also where a narrowly better value dominates it."""
+    lossy = next(trial.number for trial in front.candidates if trial.record.label == "vanilla, cooler")
+    other = next(trial.number for trial in front.candidates if trial.config.acceptance.is_relaxed)
+    found = with_speeds(front, {lossy: Estimate(2.7, 3.8, 9), other: Estimate(1.435, 0.022, 9)}).best(["fid <= 100"])
+    assert found is not None
+    assert found.number == other
+    assert found.bound == pytest.approx(1.407, abs=0.005)
+    assert [trial.number for trial in found.alternatives or ()] == [lossy]
+    assert found.preferred_to is None
+    assert found.basis[0].startswith("chosen by the value that 90 % of draws exceed: 1.4")
+    assert found.basis[1] == f"within error of it in speedup: {lossy} (vanilla, cooler)"
+    assert found.basis[1] in repr(found)
+    assert found.basis[1] in found._repr_html_()
+
+
+def test_a_lossless_setting_is_preferred_within_error(front: Front) -> None:
+    lossy = next(trial.number for trial in front.members if not trial.is_lossless)
+    lossless = next(trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla)
+    near = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.97, 0.05, 9)})
+    found = choices_mapping(choose(near, ["fid <= 100"]), ["fid <= 100"])
+    assert found["best"]["number"] == lossless
+    assert (found["best_within_error_of"], found["best_preferred_to"]) == ([str(lossy)], str(lossy))
+    assert found["best_bound"] == pytest.approx(1.906, abs=0.01)
+    assert (found["best_lossless_within_error_of"], found["best_lossless_preferred_to"]) == ([], None)
+    far = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)}).best()
+    assert far is not None
+    assert (far.number, far.alternatives) == (lossy, ())
+
+
+def test_a_gain_that_is_not_sure_leaves_vanilla(front: Front) -> None:
+    number = next(trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla)
+    unsure = with_speeds(front, {number: Estimate(1.1, 0.2, 9)})
+    best = unsure.best()
+    assert best is not None
+    assert best.is_vanilla
+    assert [trial.number for trial in best.alternatives or ()] == [number]
+    assert unsure.best_lossless() is None
+    with pytest.raises(NoChoiceError, match="faster than vanilla in 90 % of draws"):
+        select(unsure, lossless=True)
 
 
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:

@@ -40,7 +40,7 @@ class WritingWorkers(InstantWorkers):
         if task.kind != "measure":
             return self.draw(task)
         payload, unusable = task.payload, dict[str, str]()
-        for name in (name for key in ("quality", "timing", "own_timing", "baseline_quality") for name in payload[key]):
+        for name in (name for key in ("quality", "timing", "baseline_quality") for name in payload[key]):
             try:
                 read_shard(self.storage, name, [], fix="")
             except ShardError as error:
@@ -137,21 +137,16 @@ def test_the_baselines_shards_are_drawn_again_for_later_trials(
     assert len(notes) == (0 if missing else 1), "a shard that is not there at the start is simply drawn"
 
 
-def test_a_shape_whose_timing_is_damaged_is_timed_anew_by_the_trial_that_needs_it(tmp_path: Path) -> None:
-    folder, trials = tmp_path / "store", {"budget.trials": 24}
-    whole, _ = launched(tmp_path / "whole", WritingWorkers(tmp_path / "whole"), **trials)
-    number, owner = next(
-        (later.number, earlier.number) for later in whole for earlier in whole
-        if earlier.number < later.number and later.shape == earlier.shape and later.duplicate_of is None
-    )  # fmt: skip
-    launched(folder, WritingWorkers(folder), **{"budget.trials": number})
-    flip(folder / whole[owner].shape)
-    records, notes = launched(folder, WritingWorkers(folder), **trials)
-    assert [record.state for record in records] == ["complete"] * 24
-    assert records[number].shape != whole[number].shape, "it shares no noise with the earlier trial any more"
-    assert records[number].shape in records[number].shards
-    assert results([records[owner]]) == results([whole[owner]])
+def test_a_damaged_timing_session_is_set_aside_and_timed_anew(tmp_path: Path, whole: list[TrialRecord]) -> None:
+    folder = tmp_path / "store"
+    launched(folder, WritingWorkers(folder), **{"budget.trials": TRIALS - 2})
+    session = next(name for name in whole[1].shards if name.startswith("timings/"))
+    flip(folder / session)
+    records, notes = launched(folder, workers := WritingWorkers(folder))
+    assert results(records) == results(whole)
+    assert workers.drawn.count(session) == 1
     assert len(notes) == 1
+    assert session in notes[0]
 
 
 def test_a_task_that_finds_its_own_file_damaged_is_repeated(tmp_path: Path, whole: list[TrialRecord]) -> None:

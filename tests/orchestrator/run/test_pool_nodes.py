@@ -117,7 +117,7 @@ def wait(pool: Pool, workers: int) -> None:
 
 
 def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
-    """The kinds of nodes that ran timing shards, and three times as many quality shards."""
+    """The kinds of nodes that ran timing sessions, and three times as many quality shards."""
     for n in range(4 * each):
         kind = "quality" if n % 4 else "timing"
         pool.submit(Task(f"{kind}-{n}", {"kind": kind}, trial=0))
@@ -241,7 +241,7 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
         pool.collect(0.2)
     assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [("on a10g", 1), ("a10g", 1)], "worker, node"
     notes = [event["note"] for event in events]
-    assert [note for note in notes if "gpu=a10g" in note] == ["timing shards wait for a worker on gpu=a10g"]
+    assert [note for note in notes if "gpu=a10g" in note] == ["timing sessions wait for a worker on gpu=a10g"]
     with without_services():
         mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)

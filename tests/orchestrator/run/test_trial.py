@@ -35,6 +35,7 @@ timing: {batch: 1, images: 2, repetitions: 2}
 objectives: [{metric: fid, direction: minimize}, {metric: speedup, direction: maximize}]
 space: {drafter: eagle, tree: {policy: chain, length: 3}}
 """
+COUNTS = {"metrics": ["fid"], "objectives": [{"metric": "step_compression"}, {"metric": "fid"}]}
 OBJECTIVES = [Metric("fid", "minimize"), Metric("speedup", "maximize")]
 FID, SPEED = {"value": 5.0, "error": 0.1, "n": 40}, {"value": 2.0, "error": 0.1, "n": 9}
 
@@ -69,15 +70,16 @@ def test_all_captions_are_generated_once_and_some_are_timed(plan: Plan) -> None:
     assert rung.images == plan.images == 40
     spans = [(target.payload["start"], target.payload["stop"]) for target in rung.files]
     assert spans == [(0, 8), (8, 16), (16, 20)]
-    timing = plan.timing(CHAIN)
-    assert timing is not None
+    timing = plan.session([CHAIN], 0)
     assert timing.payload["stop"] - timing.payload["start"] == 2
-    assert timing.payload["baseline"] == VANILLA.to_mapping()
+    assert timing.payload["configs"] == [VANILLA.to_mapping(), CHAIN.to_mapping()]
     assert names(plan.rungs(CHAIN)[0].files) == names(rung.files)
 
 
-def test_no_timing_without_a_metric_that_needs_it(plan: Plan) -> None:
-    assert replace(plan, metrics=("fid",)).timing(CHAIN) is None
+def test_no_timing_without_a_metric_that_needs_it(plan: Plan, tmp_path: Path) -> None:
+    unpriced = SweepConfig.read(str(tmp_path / "tried.yaml"), COUNTS)
+    target = next(make_trials(replace(plan, sweep=unpriced), tmp_path).run(proposal()))
+    assert target.payload["timing"] == []
 
 
 def test_a_measurement_names_the_trials_shards_and_vanillas(plan: Plan, tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_measurement_names_the_trials_shards_and_vanillas(plan: Plan, tmp_path
     assert first.name.startswith("measures/")
     assert first.payload["quality"] == list(names(rung.files))
     assert first.payload["baseline_quality"] == list(names(plan.baseline_images))
-    assert first.payload["timing"] == first.payload["own_timing"] == [plan.timing(CHAIN).name]  # type: ignore[union-attr]
+    assert first.payload["timing"] == [session.name for session in trials.sessions.made]
     assert list(first.payload["metrics"]) == ["fid", "speedup"]
     assert first.payload["halfway"]
     needed = {*first.payload["quality"], *first.payload["timing"], *first.payload["baseline_quality"], "reference"}
@@ -122,16 +124,19 @@ def test_the_record_of_a_measured_trial(plan: Plan, tmp_path: Path) -> None:
     trials = make_trials(plan, tmp_path)
     trials.build.seconds[4] = 2.5
     half = {"value": 6.0, "error": 0.2, "n": 20, "replicates": [5.0, 7.0], "noise": 0.1}
-    output = {"metrics": {"fid": FID, "speedup": SPEED}, "history": [[20, {"fid": half}]]}
+    output = {
+        "metrics": {"fid": FID, "speedup": SPEED},
+        "history": [[20, {"fid": half}]],
+        "passes": {"1": [30.0, 29.0]},
+    }
     record = end(trials.run(proposal()), output)
     assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
     assert (record.images, record.seconds) == (40, 2.5)
     assert record.metrics == {"fid": Estimate(5.0, 0.1, 40), "speedup": Estimate(2.0, 0.1, 9)}
     assert record.history == ((20, {"fid": Estimate(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
-    timing = plan.timing(CHAIN)
-    assert timing is not None
-    assert set(record.shards) == {*names(plan.rungs(CHAIN)[0].files), timing.name}
-    assert record.shape == timing.name
+    assert set(record.shards) == {*names(plan.rungs(CHAIN)[0].files), trials.sessions.made[-1].name}
+    assert record.shape == CHAIN.shape.key
+    assert record.passes == {1: (30.0, 29.0)}
     assert (record.params, record.config) == ({"tree.length": 3}, CHAIN)
     assert datetime.fromisoformat(record.started) <= datetime.fromisoformat(record.finished)
 

@@ -84,9 +84,13 @@ def test_names_are_made_legal(name: str, expected: str) -> None:
 
 def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
     tags = runs.trial_tags(RECORD, sweep.identity)
-    assert runs.marks("abc", pareto=True) == {"mlflow.parentRunId": "abc", "specfrontier.pareto": "true"}
+    marks = runs.marks("abc", RECORD, pareto=True)
+    assert marks == {
+        "mlflow.parentRunId": "abc", "specfrontier.pareto": "true", "specfrontier.feasible": "true",
+        "specfrontier.violated_constraints": "",
+    }  # fmt: skip
     wanted = {
-        "trial": "3", "feasible": "true", "lossless": "false", "digest": SETTING.digest(),
+        "trial": "3", "lossless": "false", "digest": SETTING.digest(),
         "label": "lantern", "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
         **{f"model.{name}": value for name, value in sweep.identity.models.items()},
         **{f"extractor.{name}": value for name, value in sweep.identity.extractors.items()},
@@ -100,7 +104,8 @@ def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
     broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
     tags = runs.trial_tags(broken, sweep.identity)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
-    assert (tags["specfrontier.feasible"], tags["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
+    marks = runs.marks("abc", broken, pareto=False)
+    assert (marks["specfrontier.feasible"], marks["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
 
 
 def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: Sweep) -> None:

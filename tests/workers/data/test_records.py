@@ -18,7 +18,7 @@ from workers.data.storage import Storage
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
-from workers.runtime.shard_tables import quality_table, timing_table
+from workers.runtime.shard_tables import quality_table
 
 NAME = "shards/quality-0123.parquet"
 METADATA = {
@@ -122,19 +122,6 @@ def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:
     results = [result(number) for number in range(256)]
     write_shard(storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), METADATA)
     assert len(storage.read(NAME)) < 1.05 * features.numel() * 2
-
-
-def test_timings_come_back(tmp_path: Path) -> None:
-    storage, row = Storage(tmp_path), {
-        "caption_ids": [7, 9], "repetition": 0, "batch": 2, "images": 2, "seconds_vanilla": 2.0, "seconds": 1.0,
-        "prefill_vanilla": 0.2, "prefill": 0.1, "passes_vanilla": 143.0, "passes": 60.0,
-    }  # fmt: skip
-    rows = [row, row | {"caption_ids": [8], "images": 1}]
-    write_shard(storage, "shards/timing-1.parquet", timing_table(rows), {"kind": "timing"})
-    read, _ = read_shard(storage, "shards/timing-1.parquet", kind="timing")
-    assert read.to_pylist() == rows
-    assert read.schema.field("caption_ids").type == pa.list_(pa.int64())
-    assert read.schema.field("batch").type == pa.int32()
 
 
 def test_damage_at_any_place_is_noticed(storage: Storage) -> None:

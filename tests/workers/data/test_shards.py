@@ -19,10 +19,10 @@ from workers.data.shards import (
     Experiment,
     MeasureTask,
     QualityShard,
-    TimingShard,
+    TimingSession,
     digest,
     plan_quality,
-    plan_timing,
+    plan_session,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -49,11 +49,11 @@ def reversed_keys(value: Any) -> Any:
 def test_names_are_the_same_everywhere() -> None:
     """Written down once: a change of these strands every result that users have."""
     (shard,) = plan_quality(LANTERN, 3, 48, 1, 4)
-    (timing,) = plan_timing(LANTERN, VANILLA, 3, images=3, batch=1, repetitions=3)
-    assert EXPERIMENT.digest() == "3f949e4fc49ad6fc6bee"
-    assert shard.name(EXPERIMENT) == "shards/quality-d50dc5cc1faad1da2ec7.parquet"
-    assert timing.name(EXPERIMENT) == "shards/timing-36b138f1356a4ea4a5a9.parquet"
-    assert TASK.name() == "measures/3a23e825e5bcf3c5a62b.json"
+    timing = plan_session([VANILLA, LANTERN], 3, images=3, batches=[1], repetitions=3)
+    assert EXPERIMENT.digest() == "04a307d37dd5e901ed9d"
+    assert shard.name(EXPERIMENT) == "shards/quality-19e152f65c0b166037eb.parquet"
+    assert timing.name(EXPERIMENT) == "timings/timing-c1581fff803d74e810a6.parquet"
+    assert TASK.name() == "measures/14031b60d468ea67de0c.json"
 
 
 def test_names_do_not_depend_on_the_process() -> None:
@@ -78,9 +78,9 @@ def test_the_order_of_keys_does_not_matter() -> None:
 
 def test_all_that_matters_moves_the_name() -> None:
     shard = plan_quality(LANTERN, 96, 48, 1, 4)[0]
-    timing = plan_timing(LANTERN, VANILLA, 96, images=3, batch=1, repetitions=3)[0]
+    timing = plan_session([VANILLA, LANTERN], 96, images=3, batches=[1], repetitions=3)
     vanilla = plan_quality(VANILLA, 96, 48, 1, 4)[0].config
-    shards: list[QualityShard | TimingShard] = [
+    shards: list[QualityShard | TimingSession] = [
         shard,
         *(
             dataclasses.replace(shard, **change)
@@ -90,8 +90,8 @@ def test_all_that_matters_moves_the_name() -> None:
         *(
             dataclasses.replace(timing, **change)
             for change in (
-                {"config": vanilla}, {"baseline": timing.config}, {"start": 0, "stop": 4}, {"stop": timing.stop + 1},
-                {"batch": 3}, {"repetitions": 4}, {"precision": 0.02},
+                {"configs": timing.configs[:1]}, {"configs": timing.configs[::-1]}, {"start": 0, "stop": 4},
+                {"stop": timing.stop + 1}, {"batches": (3,)}, {"repetitions": 4}, {"precision": 0.02}, {"number": 1},
             )
         ),
     ]  # fmt: skip
@@ -104,9 +104,9 @@ def test_all_that_matters_moves_the_name() -> None:
     assert len(names) == len(shards) * len(experiments)
     changes: tuple[dict[str, Any], ...] = (
         {"config": vanilla}, {"quality": ()}, {"timing": ("shards/a",)}, {"baseline_quality": ()},
-        {"metrics": ("fid",)}, {"own_timing": ("shards/b",)}, {"halfway": False},
+        {"metrics": ("fid",)}, {"halfway": False},
     )  # fmt: skip
-    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 8
+    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 7
 
 
 def test_the_batch_does_not_move_the_name_of_images() -> None:
@@ -119,15 +119,15 @@ def test_the_batch_does_not_move_the_name_of_images() -> None:
     [
         EXPERIMENT,
         plan_quality(LANTERN, 96, 48, 1, 4)[1],
-        plan_timing(LANTERN, VANILLA, 96, images=3, batch=1, repetitions=3)[0],
+        plan_session([VANILLA, LANTERN], 96, images=3, batches=[1], repetitions=3),
         TASK,
     ],
 )
-def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | TimingShard | MeasureTask) -> None:
+def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | TimingSession | MeasureTask) -> None:
     sent = json.loads(json.dumps({"kind": piece.kind, **piece.to_mapping()}))
     assert type(piece).from_mapping(sent) == piece
     assert type(piece).from_mapping(piece.to_mapping()) == piece
-    other: type[Any] = TimingShard if isinstance(piece, QualityShard) else QualityShard
+    other: type[Any] = TimingSession if isinstance(piece, QualityShard) else QualityShard
     with pytest.raises(ValueError, match="not a task of kind"):
         other.from_mapping(sent)
     with pytest.raises(ValueError, match="not a task of kind"):
@@ -157,26 +157,27 @@ def test_quality_shards_cover_every_caption_once(count: int, shard: int, samples
 
 @settings(deadline=None, max_examples=60)
 @given(count=st.integers(1, 500), images=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 99))
-def test_the_timing_shard_is_of_whole_batches_of_the_captions(count: int, images: int, batch: int, seed: int) -> None:
-    def plan() -> list[TimingShard]:
-        return plan_timing(LANTERN, VANILLA, count, images=images, batch=batch, repetitions=3, seed=seed)
+def test_a_session_is_of_whole_batches_of_the_captions(count: int, images: int, batch: int, seed: int) -> None:
+    def plan() -> TimingSession:
+        return plan_session([VANILLA], count, images=images, batches=[1, batch], repetitions=3, seed=seed)
 
-    size = -(-images // batch) * batch
+    size = max(-(-images // batch) * batch, 2 * batch)
     if count < size:
         with pytest.raises(ValueError, match=r"lower timing\.images"):
             plan()
         return
-    (found,) = plan()
-    assert [found] == plan()
+    found = plan()
+    assert found == plan()
     assert found.images == size
     assert 0 <= found.start < found.stop <= count
 
 
-def test_where_timing_lies_follows_the_seed() -> None:
-    def start(seed: int) -> int:
-        return plan_timing(LANTERN, VANILLA, 1000, images=3, batch=1, repetitions=3, seed=seed)[0].start
+@pytest.mark.parametrize("key", ["seed", "number"])
+def test_the_captions_of_a_session_follow_the_seed_and_its_number(key: str) -> None:
+    def start(value: int) -> int:
+        return plan_session([VANILLA], 1000, images=3, batches=[1], repetitions=3, **{key: value}).start
 
-    assert len({start(seed) for seed in range(20)}) > 10
+    assert len({start(value) for value in range(20)}) > 10
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,9 @@ def test_where_timing_lies_follows_the_seed() -> None:
         (lambda: plan_quality(VANILLA, 9, 3, 1, 1, [9]), "stay below 9"),
         (lambda: plan_quality(VANILLA, 9, 3, 1, 1, [4, 4]), "rungs must rise"),
         (lambda: QualityShard(VANILLA, 3, 3, 1, 1), "is empty"),
-        (lambda: TimingShard(VANILLA, VANILLA, -1, 3, 1, 1), "starts below 0"),
-        (lambda: plan_timing(VANILLA, VANILLA, 9, images=3, batch=1, repetitions=0), "repetitions must be"),
+        (lambda: TimingSession((VANILLA,), -1, 3, (1,), 1), "starts below 0"),
+        (lambda: plan_session([VANILLA], 9, images=3, batches=[1], repetitions=0), "repetitions must be"),
+        (lambda: plan_session([VANILLA], 9, images=3, batches=[0], repetitions=1), "batch must be"),
         (lambda: digest(float("nan")), "not JSON compliant"),
         (lambda: digest({"a": object()}), "no identity"),
     ],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.fakes import metric_inputs
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, OWN_TIMINGS, REFERENCE, TIMINGS
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS
 from workers.metrics.estimate import (
     BLOCKS,
     Estimate,
@@ -18,7 +18,7 @@ from workers.metrics.estimate import (
     ratio_estimate,
 )
 from workers.metrics.features import load_features
-from workers.metrics.metric import METRICS, TIMING_KEYS, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import METRICS, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS
 from workers.metrics.registry import (
     compute_metrics,
@@ -28,7 +28,7 @@ from workers.metrics.registry import (
 
 EXPECTED = {
     "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
-    "caption_accuracy", "speedup", "speedup_timed", "step_cost", "latency", "mean_accepted_length", "step_compression",
+    "caption_accuracy", "speedup", "step_cost", "latency", "mean_accepted_length", "step_compression",
     "mean_tree_depth", "target_passes",
 }  # fmt: skip
 WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})
@@ -43,7 +43,7 @@ def test_every_metric_is_registered_with_its_description() -> None:
         assert metric.needs
     columns = {f"score.{name}" for name in SCORERS.all()} | {"features", "emitted", "rounds", "depth"}
     needed = {need for metric in METRICS.all().values() for need in metric.needs}
-    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, OWN_TIMINGS, CLASSIFIER}
+    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER}
 
 
 def test_selection_by_available_inputs() -> None:
@@ -63,18 +63,18 @@ def test_all_metrics_are_computed_with_errors() -> None:
         assert estimate.error >= 0
     assert {estimates[name].n for name in ("fid", "kid", "recall", "clip_score")} == {120}
     assert {estimates[name].n for name in ("speedup", "latency")} == {120}
-    assert estimates["speedup_timed"].n == 6  # 3 batches of 2 images, 4 repetitions
 
 
 def test_the_order_of_shards_does_not_matter() -> None:
     shards = split_rows(metric_inputs.columns(60, 2, seed=1), [30, 50, 40])
-    parts = split_rows(metric_inputs.timings(12), [5, 7])
+    sessions = [metric_inputs.timed_session(name=name) for name in "ab"]
     results = []
     for number, order in enumerate(itertools.permutations(shards)):
         inputs = MetricInputs(
             images=Rows.merge(order),
             baseline=Rows.merge(order[::-1]),
-            timings=Rows.merge(parts if number % 2 else parts[::-1], TIMING_KEYS),
+            config=metric_inputs.CHAIN,
+            timings=metric_inputs.price_list(*(sessions if number % 2 else sessions[::-1])),
             references={FEATURES: metric_inputs.reference()},
         )
         results.append(compute_metrics(inputs, WITHOUT_CLASSIFIER))

@@ -1,9 +1,12 @@
-"""Paired timing: who draws when, what is left out, and what the seconds are of."""
+"""Timing in turn: who generates when, what is left out, and what the seconds are of."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,94 +14,141 @@ import torch
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
-from workers.runtime.timing import Generate, time_images, time_pairs
+from workers.runtime.timing import Generate, clock_name, time_images, time_in_turn
 
 BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
 
 
 class Clock:
-    """Time that passes only while something is drawn; remembers what was drawn, in order."""
+    """CPU time that passes only while something is generated, and wall time at twice its pace. Remembers what was
+    generated, in order.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.drawn = 0.0, [("", 0)][:0]
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        self.now, self.generated = 0.0, [("", 0)][:0]
+        monkeypatch.setattr(time, "thread_time", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: 2 * self.now)
 
-    def draw(self, name: str, seconds: float) -> Generate:
-        def draw(requests: Sequence[Request]) -> list[Result]:
+    def generate(self, name: str, seconds: float) -> Generate:
+        def generate(requests: Sequence[Request]) -> list[Result]:
             self.now += seconds * len(requests)
-            self.drawn.append((name, requests[0].caption_id))
-            rounds = torch.tensor([2, 4])
+            self.generated.append((name, requests[0].caption_id))
+            passes = torch.tensor([2, 4])
             times = dict.fromkeys(PHASES, 0.0) | {"prefill": 0.25 / len(requests)}
             return [
-                Result(request, torch.zeros(7), ImageStatistics(rounds, rounds, rounds, rounds, times))
+                Result(request, torch.zeros(7), ImageStatistics(passes, passes, passes, passes, times))
                 for request in requests
             ]
 
-        return draw
+        return generate
 
 
-def test_both_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_take_turns_after_an_unmeasured_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU)
-    order = [("v", 3), ("s", 3)]  # warm-up
-    order += [("v", 3), ("s", 3), ("s", 9), ("v", 9)]
-    order += [("s", 3), ("v", 3), ("v", 9), ("s", 9)]
-    assert clock.drawn == order
-    assert [(row["caption_ids"], row["repetition"], row["batch"]) for row in rows] == [
-        ([3, 4], 0, 2), ([9], 0, 1), ([3, 4], 1, 2), ([9], 1, 1),
-    ]  # fmt: skip
-    assert [row["seconds_vanilla"] for row in rows] == [6.0, 3.0, 6.0, 3.0]
-    assert [row["seconds"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
-    assert {(row["passes"], row["passes_vanilla"]) for row in rows} == {(2, 2)}
-    assert {(row["prefill"], row["prefill_vanilla"]) for row in rows} == {(0.25, 0.25)}, "both images' shares"
+    settings = {name: clock.generate(name, seconds) for name, seconds in (("v", 3.0), ("s", 1.0), ("t", 2.0))}
+    rows = time_in_turn(settings, BATCHES, CPU, repetitions=20)
+    assert clock.generated[:3] == [("v", 3), ("s", 3), ("t", 3)], "before the clock starts"
+    turns = [clock.generated[i : i + 3] for i in range(3, len(clock.generated), 3)]
+    assert [{name for name, _ in turn} for turn in turns] == [{"v", "s", "t"}] * 40
+    assert [turn[0][1] for turn in turns] == [3, 9] * 20
+    assert len({tuple(name for name, _ in turn) for turn in turns}) == 6, "in every order"
+    assert [row["setting"] for row in rows] == [name for turn in turns for name, _ in turn]
+    assert [row["turn"] for row in rows[:6]] == [0, 1, 2, 0, 1, 2]
+    assert {(row["setting"], tuple(row["caption_ids"]), row["batch"], row["seconds"], row["wall"]) for row in rows} == {
+        (name, captions, size, size * seconds, 2 * size * seconds)
+        for name, seconds in (("v", 3.0), ("s", 1.0), ("t", 2.0))
+        for captions, size in (((3, 4), 2), ((9,), 1))
+    }
+    assert {(row["passes"], row["prefill"]) for row in rows} == {(2, 0.25)}, "the prefill is of all images together"
 
 
-@pytest.mark.parametrize(("precision", "repetitions"), [(0.0, 4), (0.01, 1)])
-def test_timing_ends_when_the_costs_are_precise(
-    precision: float, repetitions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, batches = Clock(monkeypatch), [[Request(3, "a")], [Request(4, "b")]]
-    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), batches, 4, CPU, precision=precision)
-    assert [row["repetition"] for row in rows] == [number for number in range(repetitions) for _ in batches]
+def test_the_order_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def order(seed: int) -> list[str]:
+        clock = Clock(monkeypatch)
+        settings = {name: clock.generate(name, 1.0) for name in "vst"}
+        return [row["setting"] for row in time_in_turn(settings, BATCHES, CPU, repetitions=3, seed=seed)]
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 4
 
 
-def test_timing_goes_on_while_the_costs_are_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The captions' costs differ by 2 to 1: a relative error of a third at first, and still above 0.05 at the end."""
-    clock, batches = Clock(monkeypatch), [[Request(3, "a")], [Request(4, "b")]]
+def test_a_session_ends_when_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = Clock(monkeypatch), []
 
-    def uneven(requests: Sequence[Request]) -> list[Result]:
-        return clock.draw("s", 2.0 if requests[0].caption_id == 3 else 1.0)(requests)
+    def is_enough(rows: Sequence[object]) -> bool:
+        seen.append(len(rows))
+        return len(rows) >= 8
 
-    rows = time_pairs(clock.draw("v", 3.0), uneven, batches, 4, CPU, precision=0.05)
-    assert [row["repetition"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
+    rows = time_in_turn({n: clock.generate(n, 1.0) for n in "vs"}, BATCHES, CPU, repetitions=9, is_enough=is_enough)
+    assert seen == [4, 8]
+    assert len(rows) == 8
 
 
 def test_captions_are_read_before_the_clock_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text encoder's seconds are in neither side's, whoever begins."""
+    """A text encoder's seconds are in no setting's, whoever begins."""
     clock, read = Clock(monkeypatch), [0][:0]
 
     def encode(requests: Sequence[Request]) -> None:
         clock.now += 100.0
         read.extend(request.caption_id for request in requests)
 
-    rows = time_pairs(clock.draw("v", 3.0), clock.draw("s", 1.0), BATCHES, 2, CPU, encode=encode)
+    settings = {"v": clock.generate("v", 3.0), "s": clock.generate("s", 1.0)}
+    rows = time_in_turn(settings, BATCHES, CPU, repetitions=2, encode=encode)
     assert read == [3, 4, 9, 3, 4, 9]
-    assert [row["seconds_vanilla"] for row in rows] == [6.0, 3.0, 6.0, 3.0]
-    assert [row["seconds"] for row in rows] == [2.0, 1.0, 2.0, 1.0]
+    assert {(row["setting"], row["seconds"] / row["batch"]) for row in rows} == {("v", 3.0), ("s", 1.0)}
 
 
-def test_the_baseline_beside_itself_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    rows = time_pairs(clock.draw("v", 3.0), None, BATCHES, 1, CPU)
-    assert clock.drawn == [("v", 3), ("v", 3), ("v", 9)]
-    assert all(row["seconds"] == row["seconds_vanilla"] for row in rows)
-
-
-def test_the_device_is_idle_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_idle_at_both_ends_and_timed_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, events = Clock(monkeypatch), ["begin"][:0]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(str(device)))
-    seconds, results = time_images(clock.draw("s", 1.0), BATCHES[0], torch.device("cuda:1"))
+    seconds, wall, results = time_images(clock.generate("s", 1.0), BATCHES[0], GPU)
     assert events == ["cuda:1", "cuda:1"]
-    assert seconds == 2.0
+    assert (seconds, wall) == (4.0, 4.0)
     assert [result.request.caption_id for result in results] == [3, 4]
+    assert (clock_name(GPU), clock_name(CPU)) == ("wall clock", "cpu time")
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def compute(rounds: int) -> Generate:
+    """Products of matrices, in all threads."""
+    left, right = torch.randn(2, 384, 384)
+
+    def generate(requests: Sequence[Request]) -> list[Result]:
+        for _ in range(rounds):
+            left @ right
+        return []
+
+    return generate
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_other_processes_do_not_count(threads: int) -> None:
+    """Beside four busy processes the wall clock shows less than half of the pace; the CPU time of the thread that
+    computes stays, with one thread and with several, of which it has its equal share of the work.
+
+    The medians of 9 readings each; what is left is what processes share besides time, such as caches.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        generate = compute(200)
+        generate([])
+        quiet = sorted(time_images(generate, [], CPU)[:2] for _ in range(9))[4]
+        with busy_processes(4 * threads):
+            busy = sorted(time_images(generate, [], CPU)[:2] for _ in range(9))[4]
+    finally:
+        torch.set_num_threads(before)
+    assert busy[0] / quiet[0] < 1.35
+    assert busy[1] / quiet[1] > 1.5

@@ -1,0 +1,193 @@
+"""Timing sessions of a finished sweep on the device at hand, in this process."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
+from typing import TYPE_CHECKING, Self
+
+import typer
+
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.options import pick_device
+from orchestrator.results.config_file import Setting
+from orchestrator.results.prices import Machine, read_prices
+from orchestrator.results.store import plugins_of
+from orchestrator.results.text import counted, describe_duration
+from search_spaces.trial import DecodingConfig
+from workers.data.captions import Caption
+from workers.data.records import write_shard
+from workers.data.shards import Experiment, TimingSession, plan_session
+from workers.decoding.engine import DecodingError
+from workers.loading.models_yaml import find_entry, load_entry
+from workers.metrics.costs import Prices
+from workers.metrics.timings import Device
+from workers.runtime.loaded import Engines
+from workers.runtime.sessions import run_session, this_device
+from workers.runtime.shard_tables import shard_metadata
+
+if TYPE_CHECKING:
+    from orchestrator.cli.query_options import TimingOptions
+    from orchestrator.results.sweep import Sweep
+
+_MAX_SHAPES = 8  # in a session: what an interrupt loses
+_FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1  # of sessions; the sweep's own have smaller ones
+_IMAGES = 8  # of a setting in a session, if the sweep does not say
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionTimer:
+    """Times settings of a sweep with its models on its captions, and stores the sessions there.
+
+    images: of a setting in a session. error: the relative standard error of the costs that suffices. seconds: after
+    which no further session ends. device: what times.
+    """
+
+    sweep: Sweep
+    engines: Engines
+    captions: Sequence[Caption]
+    experiment: Experiment
+    images: int
+    batch: int
+    error: float
+    seconds: float
+    device: Device
+    written: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, sweep: Sweep, effort: TimingOptions) -> Self:
+        """Load the sweep's models.
+
+        Raises:
+            CommandError: no such device or models (2); weights are missing, damaged, or not the sweep's, or a shard of
+                vanilla is missing or damaged (1).
+        """
+        identity, device = sweep.identity, pick_device(effort.device)
+        with plugins_of(sweep.storage), in_memory("while loading the models; free some memory, or use another device"):
+            with ends_with(WRONG_USAGE):
+                entry = find_entry(effort.models or sweep.models)
+            with ends_with(FAILED):
+                captions, models = sweep.captions(), load_entry(entry, device)
+        if files := Setting({}, weights=identity.models).differing_files(models.hashes):
+            verb = "differs" if len(files) == 1 else "differ"
+            fix = "restore the originals, or name them with --models"
+            raise CommandError(f"{', '.join(files)} {verb} from the sweep's: {fix}", FAILED)
+        timing = identity.timing
+        return cls(
+            sweep=sweep,
+            engines=Engines(models, identity.seed or 0, lambda: False),
+            captions=captions,
+            experiment=Experiment(
+                models=models.hashes,
+                captions=str(identity.captions.get("hash")),
+                seed=identity.seed or 0,
+                extractors=identity.extractors,
+                precision=str(models.target.dtype).removeprefix("torch."),
+            ),
+            images=effort.images or int(timing.get("images", _IMAGES)),
+            batch=effort.batch or identity.timing_batch,
+            error=effort.error,
+            seconds=60 * effort.minutes,
+            device=this_device(models.target.device),
+        )
+
+    @property
+    def machine(self) -> Machine:
+        """The device, and the batch size."""
+        return Machine((self.device,), self.batch)
+
+    def run(self, settings: Sequence[DecodingConfig]) -> float:
+        """Time vanilla and settings, one of each shape, until all costs are as precise as asked for or the time is
+        spent; at least once. Returns the largest relative error of the costs.
+
+        Raises:
+            CommandError: too few captions (2); a batch does not fit, the model does not support a config, or decoding
+                fails (1); an interrupt (130), which keeps the sessions that have finished.
+        """
+        groups = [settings[i : i + _MAX_SHAPES] for i in range(0, len(settings), _MAX_SHAPES)]
+        for group in groups:
+            self._plan(group)  # refused before anything is timed
+        begin, longest = time.monotonic(), 0.0
+        try:
+            for group in cycle(groups):
+                spent = time.monotonic() - begin
+                if len(self.written) >= len(groups):
+                    error = self.largest_error(settings)
+                    left = describe_duration(max(0.0, self.seconds - spent))
+                    _say(f"{counted(len(self.written), 'session')}: costs within {error:.1%}; {left} left")
+                    if error <= self.error or spent + longest > self.seconds:
+                        return error
+                self._run_session(group, max(0.0, self.seconds - spent))
+                longest = max(longest, time.monotonic() - begin - spent)
+            raise AssertionError("there is always a next session")
+        except KeyboardInterrupt:
+            kept = f"{counted(len(self.written), 'session')} are stored" if self.written else "no session had finished"
+            raise CommandError(f"interrupted; {kept}", INTERRUPTED) from None
+
+    def largest_error(self, settings: Sequence[DecodingConfig]) -> float:
+        """The largest relative standard error of what settings cost on this device, by all sessions of the sweep."""
+        costs = [self._costs(config).step_cost(config.shape) for config in settings]
+        return max(cost.error / cost.value for cost in costs)
+
+    def _costs(self, config: DecodingConfig) -> Prices:
+        return read_prices(self.sweep.storage).of(config.shape, self.batch, [self.device])[0]
+
+    def _plan(self, settings: Sequence[DecodingConfig]) -> TimingSession:
+        """A session of vanilla and settings, on captions that its number decides.
+
+        Raises:
+            CommandError: too few captions.
+        """
+        vanilla = self.sweep.identity.baseline
+        assert vanilla is not None, "a sweep that has finished has a baseline"
+        while True:
+            number = random.SystemRandom().randint(_FIRST_NUMBER, _LAST_NUMBER)  # this sweep may be timed elsewhere too
+            try:
+                session = plan_session(
+                    [vanilla, *settings], len(self.captions), images=self.images, batches=[self.batch], repetitions=1,
+                    seed=self.experiment.seed, number=number,
+                )  # fmt: skip
+            except ValueError as error:
+                problem = str(error).partition(";")[0]
+                raise CommandError(f"{problem}; give a smaller --batch or --images", WRONG_USAGE) from None
+            if not self.sweep.storage.exists(session.name(self.experiment)):
+                return session
+
+    def _run_session(self, settings: Sequence[DecodingConfig], left: float) -> None:
+        """Time a session and store it. left: seconds until the time is spent."""
+        session, start = self._plan(settings), time.perf_counter()
+        batches = len(session.configs) * (1 + session.images // self.batch)  # each config warms up with one
+        smaller = f"; try --batch {self.batch // 2}" if self.batch > 1 else ""
+        with in_memory(f"at batch {self.batch}{smaller}"), ends_with(FAILED, ValueError, OSError, DecodingError):
+            with _progress(f"session {len(self.written) + 1}", batches, left) as advance:
+                table, facts = run_session(self.engines, self.captions, session, advance)
+            common = shard_metadata(session, self.experiment, self.captions, self.engines.models.target.device)
+            seconds = time.perf_counter() - start
+            own = {"images": session.images, "seconds": seconds, "worker": "time"}
+            write_shard(self.sweep.storage, common["name"], table, common | facts | own)
+        self.written.append(common["name"])
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+@contextmanager
+def _progress(name: str, batches: int, left: float) -> Iterator[Callable[[], None]]:
+    """A bar of a session with the time that is left, on a terminal; yields a function to call after each batch."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn())
+    whole = TextColumn(f"batches; at most {describe_duration(left)} in all")
+    with Progress(*columns, whole, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=batches)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,138 @@
+"""`specfrontier time`: what a sweep's settings cost on the device at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import options as o
+from orchestrator.cli import query_options as q
+from orchestrator.cli.text import show, shown_table
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
+from orchestrator.options import AsJson, grouped, option
+from orchestrator.results.config_file import SPEEDUP
+from orchestrator.results.text import counted
+from workers.metrics.estimate import measured
+
+if TYPE_CHECKING:
+    from orchestrator.cli.session_timer import SessionTimer
+    from orchestrator.results.sweep import Sweep
+    from orchestrator.results.trials import TrialRecord
+
+EPILOG = """\b
+Examples:
+  specfrontier time quickstart
+  specfrontier time quickstart --minutes 5 --error 0.01 --batch 8
+  specfrontier time quickstart --trial 3 --trial 7 --threads 2
+  specfrontier time sweeps/joint --where lossless --device cuda --json
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The options that say which trials are timed."""
+
+    trial: list[int] | None = option("Time the trial with this number instead. Repeatable.", "N", min=0)
+    where: list[str] | None = option("Time all trials that match instead (see `pareto --where`). Repeatable.", "FILTER")
+
+
+@grouped
+@q.query_errors()
+def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_json: AsJson = False) -> None:
+    """Time vanilla and the settings on a sweep's front in turn, on this machine, with the sweep's captions and weights.
+
+    The number of passes of an image does not depend on the device; only the cost of a pass does. So a front that was
+    drawn on other machines has its speeds on this one within a minute: `pareto`, `report` and `compare` show them with
+    --device and --batch. Sessions are stored in the sweep by device, threads and batch, each when it has finished.
+    """
+    from orchestrator.results.launches import RUNNING, find_launch
+    from orchestrator.results.sweep import Sweep
+
+    opened = Sweep.open(sweep)
+    if SPEEDUP not in opened.identity.metrics:
+        raise CommandError(f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed", WRONG_USAGE)
+    if (launch := find_launch(opened.storage)).state == RUNNING:
+        raise CommandError(f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED)
+    records = _chosen_records(opened, choice)
+    configs = {record.config.shape: record.config for record in reversed(records) if record.config is not None}
+    settings = [config for config in reversed(configs.values()) if not config.is_vanilla]
+    if not settings:
+        raise CommandError("nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE)
+    o.say_on_terminal("loading the models")
+    from orchestrator.cli.session_timer import SessionTimer  # after the checks: this imports torch
+
+    timer = SessionTimer.load(opened, effort)
+    error = timer.run(settings)
+    _show_speeds(opened, records, timer, error, as_json=as_json)
+
+
+def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
+    """Vanilla and the trials to time: of the front, with these numbers, or all that match.
+
+    Raises:
+        CommandError: vanilla has not finished, or both options are given.
+        QueryError: no such trial, or an invalid filter.
+    """
+    from orchestrator.results.front import front_of
+
+    if choice.trial and choice.where:
+        raise CommandError("--trial and --where cannot be combined: each chooses trials", WRONG_USAGE)
+    vanilla = sweep.baseline
+    if vanilla is None:
+        raise CommandError(f"sweep {sweep.name}: vanilla has not finished, with which settings are timed", FAILED)
+    front = front_of([sweep], where=choice.where or (), feasible=not choice.where)
+    if choice.trial:
+        trials = [front.trial(number) for number in choice.trial]
+    else:
+        trials = front.candidates if choice.where else front.members
+    return [vanilla, *(trial.record for trial in trials if trial.record is not vanilla)]
+
+
+def _show_speeds(
+    sweep: Sweep, records: Sequence[TrialRecord], timer: SessionTimer, error: float, *, as_json: bool
+) -> None:
+    """Print each setting's speed-up on this device, beside that on the sweep's own if that is another. error: of the
+    costs, relative."""
+    from orchestrator.results.store import command
+
+    own = _own_machine(sweep)
+    now = sweep.priced()
+    before = {record.number: record for record in now.records}
+    here = now.priced_on(str(timer.device), timer.batch)
+    numbers, is_other = {record.number for record in records}, own != str(timer.machine)
+    rows: list[dict[str, Any]] = []
+    for record in here.records:
+        if record.number in numbers:
+            speeds = [entry.metrics[SPEEDUP] for entry in (record, before[record.number])]
+            found = [{"value": speed.value, "error": speed.known_error} for speed in speeds]
+            facts = {"number": record.number, "setting": record.title(here.names.name(record.config))}
+            rows.append(facts | {"digest": record.digest, SPEEDUP: found[0]} | ({"own": found[1]} if is_other else {}))
+    facts = {"sweep": sweep.name, "device": str(timer.device), "threads": timer.device.threads, "batch": timer.batch}
+    facts |= {"own": own, "sessions": len(timer.written), "images": timer.images, "error": error, "rows": rows}
+    shown = [SPEEDUP, *(["own"] if is_other else [])]
+    head = ["trial", "setting", SPEEDUP, *(["speedup of the sweep"] if is_other else [])]
+    cells = [
+        [str(row["number"]), row["setting"], *(measured(row[key]["value"], row[key]["error"]) for key in shown)]
+        for row in sorted(rows, key=lambda row: row[SPEEDUP]["value"])
+    ]
+    lines = [f"{SPEEDUP} on {timer.machine}, {counted(len(timer.written), 'session')}"]
+    lines += [f"the sweep's own: {own}"] if is_other else []
+    use = ["--device", str(timer.device), "--batch", str(timer.batch)]
+    lines += [
+        "",
+        shown_table(head, cells, right={0, 2, 3}),
+        "",
+        f"the front there: {command(sweep.storage, 'pareto', *use)}",
+    ]
+    show(facts, lines, as_json=as_json)
+
+
+def _own_machine(sweep: Sweep) -> str:
+    """What timed the sweep itself."""
+    from orchestrator.results.prices import Machine
+
+    batch = sweep.identity.timing_batch
+    if sweep.prices.devices:
+        return str(Machine.find(sweep.prices, None, None, batch))
+    return f"{sweep.identity.timing_device or 'an unknown device'} at batch {batch}"  # of an earlier version

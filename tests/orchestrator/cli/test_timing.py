@@ -1,0 +1,202 @@
+"""`specfrontier time`, and the commands that show its speeds."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import specfrontier as api
+from orchestrator.cli import session_timer
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
+from orchestrator.results import prices
+from orchestrator.results.locks import exclusive
+from orchestrator.results.store import DRIVER_LOCK
+from orchestrator.results.sweep import Sweep
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.local_pool import local_launches
+from tests.fakes.tiny_models import tiny_scenes
+from workers.data.records import read_shard
+from workers.data.shards import TIMINGS
+from workers.data.storage import Storage
+from workers.models.families.scenes import BUILTIN
+from workers.runtime.loaded import CancellableEngine
+from workers.runtime.sessions import run_session
+
+SPACE = """
+name: timed
+models: {models}
+captions: {{count: 8}}
+reference: {{source: none}}
+quality: {{batch: 6, shard: 3, samples: 2}}
+timing: {{batch: 1, images: 2, repetitions: 1}}
+metrics: [speedup, latency, mean_accepted_length, caption_accuracy]
+objectives: [mean_accepted_length, caption_accuracy]
+enqueue:
+  - vanilla
+  - {{label: exact chain, drafter: eagle, tree: {{policy: chain, length: 3}}}}
+  - {{label: short chain, drafter: eagle, tree: {{policy: chain, length: 1}}}}
+budget: {{trials: 3}}
+space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
+"""
+QUICK = ("--minutes", "0", "--images", "2")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of a tiny model, and the model."""
+    folder = tmp_path_factory.mktemp("sweep")
+    models = tiny_scenes(folder / "models")
+    for net in ("features", "clip"):
+        shutil.copy(BUILTIN / f"{net}.safetensors", models)
+    (folder / "space.yaml").write_text(SPACE.format(models=models))
+    with local_launches():
+        ran = specfrontier("launch", str(folder / "space.yaml"), "--out", str(folder), "--no-mlflow")
+    assert ran.code == 0, ran.err
+    return folder / "timed"
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Iterator[str]:
+    """A copy of the sweep. Threads are set back: `--threads` sets those of this process."""
+    shutil.copytree(made, tmp_path / "timed")
+    threads = torch.get_num_threads()
+    yield str(tmp_path / "timed")
+    torch.set_num_threads(threads)
+
+
+def sessions(place: str) -> set[str]:
+    return set(Storage(place).names(TIMINGS))
+
+
+def speeds(place: str, *words: str) -> dict[int, tuple[float, float]]:
+    """Speed-up and latency by trial, as `pareto` shows them."""
+    rows = specfrontier("pareto", place, "--x", "speedup", "--all", *words, "--json").json["rows"]
+    return {row["number"]: tuple(row["metrics"][name]["value"] for name in ("speedup", "latency")) for row in rows}
+
+
+def test_all_matching_trials_are_timed_beside_the_sweeps_own_speeds(place: str) -> None:
+    before, own = sessions(place), speeds(place)
+    ran = specfrontier("time", place, "--where", "number>=0", "--batch", "2", "--minutes", "0", "--json")
+    assert ran.code == 0, ran.err
+    (new,) = sessions(place) - before
+    table, metadata = read_shard(Storage(place), f"{TIMINGS}/{new}", fix="")
+    assert set(table.column("batch").to_pylist()) == {2}
+    assert len(set(table.column("setting").to_pylist())) == 3
+    assert metadata["experiment"] == Sweep.open(place).identity.experiment, "a session like those of workers"
+    assert {caption for row in table.column("caption_ids").to_pylist() for caption in row} <= {
+        caption.id for caption in Sweep.open(place).captions()
+    }
+    printed = ran.json
+    assert printed["sessions"] == 1
+    assert [row["number"] for row in printed["rows"]] == [0, 1, 2]
+    there = speeds(place, "--batch", "2")
+    for row in printed["rows"]:
+        assert row["speedup"]["value"] == there[row["number"]][0]
+        assert row["own"]["value"] == own[row["number"]][0], "prices of batch 2 do not change those of batch 1"
+    assert speeds(place) == own
+    assert there[1] != own[1]
+
+
+def test_more_threads_are_another_device(place: str) -> None:
+    own = speeds(place)
+    ran = specfrontier("time", place, "--trial", "1", "--threads", "3", *QUICK)
+    assert ran.code == 0, ran.err
+    assert "3 threads at batch 1, 1 session" in ran.out
+    assert "the sweep's own: " in ran.out
+    assert speeds(place) == own
+    shown = specfrontier("pareto", place, "--device", "3 threads", "--x", "speedup")
+    assert "1 not measured" in shown.out
+    assert "note: speedup was not measured in trial 2 on " in shown.out
+    assert "3 threads at batch 1" in shown.out
+    ambiguous = error_of("pareto", place, "--device", "thread", code=WRONG_USAGE)
+    assert "2 devices" in ambiguous
+    assert "3 threads (batch 1)" in ambiguous
+
+
+def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = iter([0.05, 0.03, 0.01])
+    monkeypatch.setattr(session_timer.SessionTimer, "largest_error", lambda *_: next(errors))
+    ran = specfrontier("time", place, "--images", "2", "--error", "0.015", "--minutes", "9", "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["sessions"], ran.json["error"]) == (3, 0.01)
+    members = {row["number"] for row in specfrontier("pareto", place, "--json").json["rows"]}
+    assert 1 in members, "the longest accepted drafts are on the front"
+    assert {row["number"] for row in ran.json["rows"]} == {0, *members}
+
+
+def test_an_interrupt_keeps_finished_sessions(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, calls = sessions(place), list[object]()
+
+    def interrupted(*arguments: object) -> object:
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return run_session(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(session_timer, "run_session", interrupted)
+    said = error_of("time", place, "--images", "2", "--error", "0", "--minutes", "9", code=INTERRUPTED)
+    assert "2 sessions are stored" in said
+    assert len(sessions(place) - before) == 2
+
+
+def test_what_cannot_be_timed_is_refused_before_any_timing(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sessions(place)
+    assert "--batch" in specfrontier("time", place, "--batch", "0").err
+    assert "16 captions" in error_of("time", place, "--batch", "8", code=WRONG_USAGE)
+    assert "no finished trial 9" in error_of("time", place, "--trial", "9", code=FAILED)
+    assert "nothing to time but vanilla" in error_of("time", place, "--trial", "0", code=WRONG_USAGE)
+    assert "--trial and --where" in error_of("time", place, "--trial", "1", "--where", "lossless", code=WRONG_USAGE)
+    assert "no such file" in error_of("time", place, "--models", str(tmp_path / "none"), code=WRONG_USAGE)
+    with exclusive(Storage(place), DRIVER_LOCK):
+        assert "running" in error_of("time", place, code=FAILED)
+    models = Path(Sweep.open(place).models)
+    other = shutil.copytree(models, tmp_path / "other")
+    (other / "eagle.safetensors").unlink()
+    assert "drafters.eagle differs from the sweep's" in error_of("time", place, "--models", str(other), code=FAILED)
+    (other / "target.safetensors").unlink()
+    assert "target.safetensors" in error_of("time", place, "--models", str(other), code=FAILED)
+
+    def out_of_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(CancellableEngine, "step", out_of_memory)
+    assert "out of memory at batch 2; try --batch 1" in error_of("time", place, "--batch", "2", code=FAILED)
+    assert sessions(place) == before
+
+
+def test_passes_of_other_batches_come_from_the_images(place: str) -> None:
+    """As the worker computed them, for the sizes that it knew."""
+    sweep = Sweep.open(place)
+    for record in sweep.records:
+        assert prices._stored_passes(sweep.storage, record, 1) == pytest.approx(record.passes[1])
+    unknown = replace(sweep.records[1], passes={})
+    machine = prices.Machine.find(sweep.prices, None, None)
+    (found,) = prices.price_on(machine, [unknown], sweep.prices, sweep.identity, sweep.storage)
+    assert found.metrics["speedup"].value == pytest.approx(sweep.records[1].metrics["speedup"].value)
+
+
+def test_python_report_and_compare_take_the_device(place: str, tmp_path: Path) -> None:
+    assert specfrontier("time", place, "--where", "number>=0", "--batch", "2", *QUICK).code == 0
+    sweep = api.Sweep.open(place, batch=2)
+    assert sweep.trial(1).batch == 2
+    assert sweep.trial(1)["speedup"] == speeds(place, "--batch", "2")[1][0]
+    assert sweep.reload().records == sweep.records
+    assert "at batch 2 on" in sweep.trial(1).header
+    with pytest.raises(api.QueryError, match=r"no prices of a device 'A10G': the sweep has prices of .*batch 1, 2"):
+        api.Sweep.open(place, device="A10G")
+    page = tmp_path / "page.html"
+    assert specfrontier("report", place, "--batch", "2", "--out", str(page)).code == 0
+    assert "at batch 2" in page.read_text()
+    assert "no prices at batch 3" in error_of("report", place, "--batch", "3", code=WRONG_USAGE)
+    compared = specfrontier("compare", place, "--by", "tree", "--x", "speedup", "--batch", "2", "--json")
+    assert compared.code == 0, compared.err
+    assert "no prices at batch 3" in error_of(
+        "compare", place, "--by", "tree", "--x", "speedup", "--batch", "3", code=WRONG_USAGE
+    )

@@ -1,0 +1,70 @@
+"""A sweep that times its settings at several batch sizes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import WRONG_USAGE
+from orchestrator.report.page import page_data
+from orchestrator.results.sweep import Sweep
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.local_pool import local_launches
+from tests.fakes.tiny_models import tiny_scenes
+from workers.data.records import read_shard
+from workers.data.shards import TIMINGS
+from workers.models.families.scenes import BUILTIN
+
+SPACE = """
+name: sizes
+models: {models}
+captions: {{count: 8}}
+reference: {{source: none}}
+quality: {{batch: 8, shard: 8}}
+timing: {{batch: [1, 2], images: 2, repetitions: 1}}
+metrics: [speedup, mean_accepted_length, caption_accuracy]
+objectives: [mean_accepted_length, caption_accuracy]
+enqueue: [vanilla, {{drafter: eagle, tree: {{policy: chain, length: 3}}}}]
+budget: {{trials: 2}}
+space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sizes")
+    models = tiny_scenes(folder / "models")
+    for net in ("features", "clip"):
+        shutil.copy(BUILTIN / f"{net}.safetensors", models)
+    (folder / "space.yaml").write_text(SPACE.format(models=models))
+    return folder / "space.yaml"
+
+
+def test_speeds_are_measured_at_each_size(space: Path) -> None:
+    with local_launches():
+        ran = specfrontier("launch", str(space), "--out", str(space.parent), "--no-mlflow")
+    assert ran.code == 0, ran.err
+    sweep = Sweep.open(space.parent / "sizes")
+    assert {"speedup", "speedup_batch2"} <= sweep.identity.metrics.keys()
+    assert "latency_batch2" not in sweep.identity.metrics, "latency was not asked for"
+    for name in sweep.storage.names(TIMINGS):
+        table, _ = read_shard(sweep.storage, f"{TIMINGS}/{name}", fix="")
+        assert set(table.column("batch").to_pylist()) == {1, 2}
+    vanilla, chain = sweep.records
+    assert vanilla.metrics["speedup_batch2"].value == 1
+    assert chain.metrics["speedup"].value != chain.metrics["speedup_batch2"].value
+    there = Sweep.open(sweep.storage, batch=2).records[1].metrics
+    assert there["speedup"].value == there["speedup_batch2"].value == chain.metrics["speedup_batch2"].value
+    (section,) = [entry for name, entry in page_data([sweep])["sections"].items() if name == "batches"]
+    assert section["data"]["sizes"] == ["1", "2"]
+    row = next(row for row in section["data"]["rows"] if row[0] == "1")
+    assert row[3] == [chain.metrics["speedup_batch2"].value, chain.metrics["speedup_batch2"].known_error]
+    assert (sweep.identity.timing_batch, sweep.identity.timing["batch"]) == (1, [1, 2])
+
+
+def test_a_speed_at_a_size_that_is_not_timed_is_refused(space: Path) -> None:
+    words = ("launch", str(space), "--out", str(space.parent / "other"), "--no-mlflow", "--check", "--set")
+    refused = error_of(*words, "metrics=[speedup_batch8, caption_accuracy]", code=WRONG_USAGE)
+    assert "metrics[0]: speedup_batch8: timing.batch lacks 8" in refused

@@ -1,0 +1,450 @@
+"""Timing sessions of a sweep: who is timed with whom, what trials wait for, and what happens when a session fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.instant import InstantWorkers, make_driver
+from benchmarks.simulated import write_session
+from orchestrator.results.choices import default_choices
+from orchestrator.results.front import front_of
+from orchestrator.results.store import read_trials
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
+from orchestrator.run.tasks import ClusterLost, Limits, Outcome, PoolError, Task, TaskResult
+from orchestrator.run.timing import time_front
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from tests.fakes.synthetic_sweeps import METRICS, NEEDS, identity
+from workers.data.shards import TimingSession
+from workers.data.storage import Storage
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
+
+NAMES = ("speedup", "fid")
+TRIALS = 9
+SPACE = """
+name: shapes
+captions: {source: scenes, count: 16, seed: 1}
+quality: {batch: 8, shard: 8}
+timing: {batch: 1, images: 2, repetitions: 2}
+search: {sampler: random, parallel: PARALLEL}
+budget: {trials: 9}
+objectives: [{metric: speedup, direction: maximize}, {metric: fid, direction: minimize}]
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
+enqueue:
+  - vanilla
+  - {label: chain, drafter: eagle, tree: {policy: chain, length: 3}}
+  - {label: window, drafter: jacobi, tree: {policy: chain, length: 4}}
+space:
+  drafter: eagle
+  tree: {policy: chain, length: {low: 3, high: 5}}
+  acceptance:
+    - {schedule: constant, budget: {low: 1, high: 3, log: true}}
+    - {schedule: exponential, budget: {low: 1, high: 3, log: true}, nu: {low: 0.1, high: 0.5}}
+"""
+Fault = Callable[[Task], bool]
+
+
+class Workers(InstantWorkers):
+    """They write an empty file for each shard. Tasks for which `fault` holds fail. A driver that waits for nothing ends
+    the test instead of hanging. left: results after which the driver is killed.
+    """
+
+    def __init__(self, fault: Fault = lambda task: False, *, permanent: bool = True, left: int = 10_000) -> None:
+        super().__init__()
+        self.storage: Storage | None = None
+        self.fault, self.permanent, self.left = fault, permanent, left
+        self.tasks: list[Task] = []
+
+    def submit(self, task: Task) -> None:
+        super().submit(task)
+        self.tasks.append(task)
+
+    def collect(self, timeout: float) -> list[TaskResult]:
+        assert self.waiting, "the driver waits for a task that nobody runs"
+        if not self.left:
+            raise KeyboardInterrupt
+        self.left -= 1
+        return [
+            TaskResult(result.task, None, "no", permanent=self.permanent) if self.fault(result.task) else result
+            for result in super().collect(timeout)
+        ]
+
+    def answer(self, task: Task) -> Mapping[str, Any]:
+        if self.storage is not None and task.kind != "measure" and not self.fault(task):
+            self.storage.write(task.name, b"")
+        return super().answer(task)
+
+    def timed(self) -> list[int]:
+        """The trials that submitted timing tasks."""
+        return [task.trial for task in self.tasks if task.kind == "timing"]
+
+    def measured_with(self) -> dict[int, Mapping[str, Any]]:
+        """The payload of each trial's measure task."""
+        return {task.trial: task.payload for task in self.tasks if task.kind == "measure"}
+
+
+def run(folder: Path, workers: Workers, *, parallel: int = 3) -> Outcome:
+    folder.mkdir(exist_ok=True)
+    path = folder / "shapes.yaml"
+    path.write_text(SPACE.replace("PARALLEL", str(parallel)))
+    config, storage = SweepConfig.read(str(path)), Storage(str(folder))
+    workers.storage = storage
+    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    return driver.run(read_trials(storage))
+
+
+def sessions(workers: Workers) -> list[list[str]]:
+    """The digests that each session times, in the order of their numbers."""
+    found = {task.name: task.payload for task in workers.tasks if task.kind == "timing"}
+    ordered = sorted(found.values(), key=lambda payload: int(payload["number"]))
+    return [[DecodingConfig.from_mapping(config).digest() for config in payload["configs"]] for payload in ordered]
+
+
+def digests(records: Sequence[TrialRecord], *numbers: int) -> list[str]:
+    return [records[number].digest for number in numbers]
+
+
+def test_enqueued_shapes_share_the_first_session(tmp_path: Path) -> None:
+    """Other shapes each have one when their first trial comes, next to the anchor."""
+    workers = Workers()
+    records = run(tmp_path, workers).records
+    shapes = {record.shape: record.number for record in reversed(records)}
+    first, *later = sessions(workers)
+    assert first == digests(records, 0, 1, 2)
+    assert later == [digests(records, 0, 1, number) for number in sorted(shapes.values()) if number > 2]
+    assert later
+    assert all(record.state == "complete" and record.shape for record in records)
+
+
+def test_a_trial_is_priced_by_the_sessions_up_to_its_own(tmp_path: Path) -> None:
+    """However many come later: what is told to the search must not depend on the workers."""
+    workers = Workers()
+    run(tmp_path, workers)
+    numbers = {task.name: task.payload["number"] for task in workers.tasks if task.kind == "timing"}
+    priced = {
+        trial: sorted(numbers[name] for name in payload["timing"]) for trial, payload in workers.measured_with().items()
+    }
+    assert priced[0] == [0]
+    assert all(found == list(range(len(found))) for found in priced.values())
+    assert [len(priced[trial]) for trial in sorted(priced)] == sorted(len(found) for found in priced.values())
+
+
+@pytest.mark.parametrize("permanent", [True, False], ids=["failed", "lost"])
+def test_a_session_that_fails_is_replaced_by_one_for_each_shape(permanent: bool, tmp_path: Path) -> None:
+    def first(task: Task) -> bool:
+        return task.kind == "timing" and task.payload["number"] == 0
+
+    workers = Workers(first, permanent=permanent)
+    records = run(tmp_path, workers).records
+    assert all(record.state == "complete" for record in records)
+    alone = [found for found in sessions(workers) if len(found) < 3]
+    assert alone == [digests(records, 0), digests(records, 0, 1), digests(records, 0, 2)]
+
+
+def test_a_config_that_cannot_be_timed_fails_alone(tmp_path: Path) -> None:
+    """The enqueued chain makes every session with it fail, and others are timed without it."""
+
+    def is_chain(config: Mapping[str, Any]) -> bool:
+        return bool(config["tree"].get("length") == 3)
+
+    def has_chain(task: Task) -> bool:
+        return task.kind == "timing" and any(map(is_chain, task.payload["configs"]))
+
+    workers = Workers(has_chain)
+    records = run(tmp_path, workers).records
+    failed = {record.number for record in records if record.state == "failed"}
+    assert failed == {r.number for r in records if r.config and is_chain(r.config.to_mapping())}
+    assert failed
+    assert len(failed) < len(records)
+
+
+@pytest.mark.parametrize("results", range(1, 26, 3))
+def test_a_killed_sweep_has_the_same_sessions(results: int, tmp_path: Path) -> None:
+    undisturbed = Workers()
+    run(tmp_path / "other", undisturbed)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "killed", before := Workers(left=results))
+    run(tmp_path / "killed", after := Workers())
+    names = {task.name for task in (*before.tasks, *after.tasks) if task.kind == "timing"}
+    assert names == {task.name for task in undisturbed.tasks if task.kind == "timing"}
+
+
+@pytest.mark.parametrize("parallel", [1, 3, 30])
+def test_the_number_of_workers_changes_no_session(parallel: int, tmp_path: Path) -> None:
+    one, many = Workers(), Workers()
+    records = run(tmp_path / "one", one, parallel=1).records
+    assert [record.config for record in run(tmp_path / "many", many, parallel=parallel).records][:2] == [
+        record.config for record in records[:2]
+    ]
+    assert sessions(many)[0] == sessions(one)[0]
+
+
+class TimedWorkers(Workers):
+    """They write real sessions, so that the front is priced. at_session: what to do when a session of this number, and
+    what it times, is about to be made.
+    """
+
+    def __init__(self, at_session: Callable[[Task], None] = lambda task: None, **options: Any) -> None:
+        super().__init__(**options)
+        self.at_session = at_session
+
+    def answer(self, task: Task) -> Mapping[str, Any]:
+        if task.kind == "timing" and not self.fault(task):
+            self.at_session(task)
+            assert self.storage is not None
+            write_session(self.storage, task.name, TimingSession.from_mapping(task.payload))
+            return InstantWorkers.answer(self, task)
+        output = super().answer(task)
+        if task.kind != "measure":
+            return output
+        count = 144.0 if DecodingConfig.from_mapping(task.payload["config"]).is_vanilla else 48.0
+        return {**output, "passes": {"1": [count] * 9}}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A sweep that has ended, the sessions that it wanted (names by number), and the notes of its end."""
+
+    sweep: Sweep
+    sessions: Mapping[int, str]
+    notes: Sequence[str]
+    limit: str
+
+
+def launch(folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Sequence[str] = NAMES) -> Timed:
+    """Run a sweep and its last session, or the rest of them. front: its objectives."""
+    folder.mkdir(exist_ok=True)
+    path, notes = folder / "shapes.yaml", list[str]()
+    path.write_text(text.replace("PARALLEL", "3"))
+    config, storage = SweepConfig.read(str(path)), Storage(str(folder))
+    workers.storage = storage
+    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    outcome, trials = driver.run(read_trials(storage)), driver.trials
+    goals = [{"metric": name, "direction": METRICS[name]["direction"]} for name in front]
+    baseline = trials.plan.baseline.to_mapping()
+    metrics = {name: {**METRICS[name], "needs": NEEDS[name]} for name in dict.fromkeys([*front, "speedup"])}
+    facts = identity("shapes", baseline=baseline, metrics=metrics, objectives=goals, constraints=[])
+    sweep = Sweep(storage, facts, tuple(outcome.records))
+    time_front(
+        sweep, trials.plan.session, trials.sessions.made, trials.build, lambda event: notes.append(str(event["note"]))
+        if event["event"] == "note" else None,
+    )  # fmt: skip
+    found = {int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"}
+    return Timed(sweep.priced(), found, notes, outcome.stopped_by)
+
+
+def results(timed: Timed) -> list[tuple[int, Mapping[str, Estimate]]]:
+    return [(record.number, record.metrics) for record in timed.sweep.records]
+
+
+def last_session(workers: TimedWorkers) -> Task:
+    """The one that was wanted after all trials."""
+    last = [task for task in workers.tasks if task.kind == "timing"][-1]
+    assert last is workers.tasks[-1]
+    return last
+
+
+def digests_of(task: Task) -> list[str]:
+    return [DecodingConfig.from_mapping(config).digest() for config in task.payload["configs"]]
+
+
+def test_the_last_session_times_the_front(tmp_path: Path) -> None:
+    """A setting of each of its shapes, and of those that decide a choice, at the speeds of the earlier sessions."""
+    workers = TimedWorkers()
+    timed = launch(tmp_path, workers)
+    last = last_session(workers)
+    before = timed.sweep.priced([name for name in timed.sessions.values() if name != last.name])
+    front = front_of([before])
+    chosen = list(default_choices(front).values())
+    rivals = [trial for choice in chosen for trial in choice.alternatives or ()]
+    shapes = {trial.config.shape for trial in (*front.members, *chosen, *rivals) if not trial.config.is_vanilla}
+    configs = [DecodingConfig.from_mapping(config) for config in last.payload["configs"]]
+    assert configs[0].is_vanilla
+    assert {config.shape for config in configs[1:]} == shapes
+    assert len(configs) == 1 + len(shapes) > 1
+    assert timed.sweep.prices.sessions == len(timed.sessions)
+    assert timed.notes == []
+    told = {record.number: record.metrics["speedup"].value for record in read_trials(timed.sweep.storage)}
+    final = {record.number: record.metrics["speedup"].value for record in timed.sweep.records}
+    assert all(told[number] != value for number, value in final.items() if number), "records keep what was told"
+
+
+def test_as_many_images_are_timed_as_the_shapes_need_and_one_session_more(tmp_path: Path) -> None:
+    """Each shape next to vanilla, and those that come later next to the anchor as well."""
+    workers = TimedWorkers()
+    timed = launch(tmp_path, workers)
+    last = last_session(workers)
+    sizes = [len(task.payload["configs"]) for task in workers.tasks if task.kind == "timing"]
+    assert len(sizes) == len(set(timed.sessions)), "none is timed twice"
+    shapes = {record.shape for record in timed.sweep.records if record.config and not record.config.is_vanilla}
+    later = len(shapes) - 2  # two are enqueued
+    before = sum(sizes) - len(last.payload["configs"])
+    assert before == 3 + 3 * later
+    assert before <= 2 * len(shapes) + later
+
+
+def test_the_front_is_timed_until_the_images_are_spent(tmp_path: Path) -> None:
+    """All shapes of one session leave as many images again."""
+    entries = "".join(
+        f"  - {{label: w{length}, drafter: jacobi, tree: {{policy: chain, length: {length}}}}}\n"
+        for length in range(5, 11)
+    )
+    text = SPACE.replace("space:\n", f"{entries}space:\n")
+    workers = TimedWorkers()
+    workers.numbers = lambda config: {"speedup": 1.0, "fid": 1.0 if config.is_vanilla else 2.0}
+    timed = launch(tmp_path, workers, text)
+    first, *last = [len(task.payload["configs"]) for task in workers.tasks if task.kind == "timing"]
+    shapes = {record.shape for record in timed.sweep.records if record.config and not record.config.is_vanilla}
+    assert first == 1 + len(shapes) == 9
+    assert len(last) > 1
+    assert 2 * len(shapes) - max(last) < first + sum(last) <= 2 * len(shapes)
+
+
+def test_a_sweep_killed_in_its_last_session_goes_on_with_the_same_one(tmp_path: Path) -> None:
+    whole = launch(tmp_path / "whole", TimedWorkers())
+    last = max(whole.sessions)
+
+    def kill(task: Task) -> None:
+        if task.payload["number"] == last:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path / "killed", TimedWorkers(kill))
+    resumed = launch(tmp_path / "killed", after := TimedWorkers())
+    assert resumed.sessions == {last: whole.sessions[last]}
+    assert [task.kind for task in after.tasks] == ["timing"], "nothing is made twice"
+    assert results(resumed) == results(whole)
+
+
+def test_a_finished_sweep_adds_no_session(tmp_path: Path) -> None:
+    first = launch(tmp_path, TimedWorkers())
+    again = launch(tmp_path, workers := TimedWorkers())
+    assert workers.tasks == []
+    assert results(again) == results(first)
+
+
+def test_a_last_session_that_fails_leaves_the_sweep_complete(tmp_path: Path) -> None:
+    last = max(launch(tmp_path / "whole", TimedWorkers()).sessions)
+
+    def is_last(task: Task) -> bool:
+        return task.kind == "timing" and task.payload["number"] == last
+
+    failed = launch(tmp_path / "failed", TimedWorkers(fault=is_last, permanent=False))
+    assert len(failed.notes) == 1
+    assert failed.notes[0].startswith("the front was not timed once more: timings/timing-")
+    assert {record.state for record in failed.sweep.records} == {"complete"}
+    assert failed.sweep.prices.sessions == last
+
+
+def test_without_workers_the_last_session_is_left_out(tmp_path: Path) -> None:
+    """But another cluster makes it up for one that is lost."""
+    last = max(launch(tmp_path / "whole", TimedWorkers()).sessions)
+
+    def ends_with(error: PoolError) -> Callable[[Task], None]:
+        def end(task: Task) -> None:
+            if task.payload["number"] == last:
+                raise error
+
+        return end
+
+    left_out = launch(tmp_path / "none", TimedWorkers(ends_with(PoolError("no worker is left"))))
+    assert left_out.notes == ["the front was not timed once more: no worker is left"]
+    with pytest.raises(ClusterLost):
+        launch(tmp_path / "lost", TimedWorkers(ends_with(ClusterLost("gone"))))
+
+
+def test_a_damaged_session_is_left_out_of_the_prices(tmp_path: Path) -> None:
+    """At the end of a sweep no trial reads the sessions again, so it is named, and none is timed for it."""
+    whole = launch(tmp_path, TimedWorkers())
+    storage, last = whole.sweep.storage, max(whole.sessions)
+    for number in (last, 1):
+        data = storage.read(whole.sessions[number])
+        storage.write(whole.sessions[number], data[: len(data) // 2])
+        resumed = launch(tmp_path, workers := TimedWorkers())
+        assert resumed.sweep.prices.sessions == storage_count(storage) - len(resumed.sweep.prices.problems)
+        assert any(whole.sessions[number] in problem for problem in resumed.sweep.prices.problems)
+        assert {record.state for record in resumed.sweep.records} == {"complete"}
+        assert all(task.kind == "timing" for task in workers.tasks)
+
+
+def storage_count(storage: Storage) -> int:
+    return len(storage.names("timings"))
+
+
+def test_a_sweep_of_one_shape_times_it_twice(tmp_path: Path) -> None:
+    start, end = SPACE.index("enqueue:"), SPACE.index("space:\n")
+    text = SPACE[:start] + "enqueue: [vanilla]\n" + SPACE[end:].replace("{low: 3, high: 5}", "3")
+    text = text.replace(
+        "    - {schedule: exponential, budget: {low: 1, high: 3, log: true}, nu: {low: 0.1, high: 0.5}}\n", ""
+    )
+    workers = TimedWorkers()
+    timed = launch(tmp_path, workers, text)
+    assert len({record.shape for record in timed.sweep.records}) == 2, "vanilla's, and one other"
+    assert [len(found) for found in sessions(workers)] == [1, 2, 2]
+
+
+def test_a_front_of_vanilla_alone_is_not_timed_again(tmp_path: Path) -> None:
+    def poor(config: DecodingConfig) -> dict[str, float]:
+        value = 1.0 if config.is_vanilla else 9.0
+        return {"speedup": 1.0, "fid": value, "step_compression": 1 / value}
+
+    workers = TimedWorkers()
+    workers.numbers = poor
+    timed = launch(tmp_path, workers, front=("step_compression", "fid"))
+    assert [record.number for record in timed.sweep.front_records] == [0]
+    assert timed.sweep.prices.sessions > 1
+    assert workers.tasks[-1].kind != "timing"
+
+
+def test_a_sweep_without_a_front_is_complete(tmp_path: Path) -> None:
+    """It has one metric alone."""
+    timed = launch(tmp_path, workers := TimedWorkers(), front=("speedup",))
+    (note,) = timed.notes
+    assert note.startswith("the front was not timed once more: ")
+    assert {record.state for record in timed.sweep.records} == {"complete"}
+    assert workers.tasks[-1].kind != "timing"
+
+
+def test_workers_that_end_in_any_order_time_the_same_sessions(tmp_path: Path) -> None:
+    """Such as two of one kind: which of them has a session, and when, makes no difference to what is timed."""
+    one = launch(tmp_path / "one", TimedWorkers())
+    other = TimedWorkers()
+    other.last_first = True
+    two = launch(tmp_path / "two", other)
+    assert two.sessions == one.sessions
+    assert results(two) == results(one)
+
+
+@pytest.mark.parametrize(("number", "chain"), [(0, False), (1, False), (0, True)])
+def test_a_finished_sweep_with_a_session_that_failed_adds_none(number: int, chain: bool, tmp_path: Path) -> None:
+    """The sessions that replaced it are those of its trials when the sweep is resumed."""
+
+    def has_chain(config: Mapping[str, Any]) -> bool:
+        return bool(config["tree"].get("length") == 3)
+
+    def fails(task: Task) -> bool:
+        configs = task.payload.get("configs", [])
+        return task.kind == "timing" and (task.payload["number"] == number or (chain and any(map(has_chain, configs))))
+
+    whole = launch(tmp_path, TimedWorkers(fault=fails, permanent=True))
+    assert len({record.state for record in whole.sweep.records}) == 1 + chain
+    again = launch(tmp_path, workers := TimedWorkers())
+    assert workers.tasks == []
+    assert results(again) == results(whole)
+
+
+def test_a_sweep_that_its_hours_ended_times_its_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = TimedWorkers()
+    monkeypatch.setattr(Limits, "is_time_spent", property(lambda limits: len(workers.ran) > 12))
+    timed = launch(tmp_path, workers, SPACE.replace("trials: 9", "trials: 9, hours: 1"))
+    assert timed.limit == "hours"
+    assert 3 <= len(timed.sweep.records) < TRIALS
+    assert last_session(workers).about
+    assert timed.notes == []

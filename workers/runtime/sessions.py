@@ -1,0 +1,67 @@
+"""A timing session on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from search_spaces.trial import DecodingConfig
+from workers.data.captions import Caption
+from workers.data.shards import TimingSession
+from workers.decoding.state import Request
+from workers.decoding.statistics import Result
+from workers.metrics.timings import Device, relative_noise, session_table
+from workers.runtime.device import model_name
+from workers.runtime.loaded import Engines
+from workers.runtime.shard_tables import requests_of
+from workers.runtime.timing import clock_name, time_in_turn
+
+
+def run_session(
+    engines: Engines,
+    captions: Sequence[Caption],
+    session: TimingSession,
+    advance: Callable[[], object] = lambda: None,
+) -> tuple[pa.Table, dict[str, Any]]:
+    """Time a session's captions with all of its configs in turn; returns the rows and the metadata of its file.
+
+    advance: called after each batch that a config has generated.
+
+    Raises:
+        ConfigError: the model does not support a config.
+        OutOfMemory: a batch does not fit; timings at another batch would not be comparable.
+        Cancelled, DecodingError: see `Engines.generate`.
+    """
+    target = engines.models.target
+    requests, rows = requests_of(captions, session), list[dict[str, Any]]()
+    device, started = this_device(target.device), datetime.now(UTC).isoformat()
+
+    def generate(config: DecodingConfig, requests: Sequence[Request]) -> list[Result]:
+        results = engines.generate_once(config, requests, len(requests), session.configs)
+        advance()
+        return results
+
+    for batch in session.batches:
+        rows += time_in_turn(
+            {config.digest(): partial(generate, config) for config in session.configs},
+            [requests[i : i + batch] for i in range(0, len(requests), batch)],
+            target.device,
+            repetitions=session.repetitions,
+            seed=session.number,
+            is_enough=lambda found: relative_noise(found) <= session.precision,
+            encode=lambda requests: target.encode([request.caption for request in requests], guided=False),
+        )
+    configs = [config.to_mapping() for config in session.configs]
+    return session_table(rows), {
+        "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
+    }  # fmt: skip
+
+
+def this_device(device: torch.device) -> Device:
+    """What times the sessions of this process on a device."""
+    return Device(model_name(device), torch.get_num_threads(), clock_name(device))
