@@ -22,7 +22,7 @@ from orchestrator.results.text import counted, describe_duration
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.records import write_shard
-from workers.data.shards import Experiment, TimingSession, plan_session
+from workers.data.shards import MAX_SHAPES, Experiment, TimingSession, plan_session
 from workers.decoding.engine import DecodingError
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import Prices
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from orchestrator.cli.query_options import TimingOptions
     from orchestrator.results.sweep import Sweep
 
-_MAX_SHAPES = 8  # in a session: what an interrupt loses
 _FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1  # of sessions; the sweep's own have smaller ones
 _IMAGES = 8  # of a setting in a session, if the sweep does not say
 
@@ -109,7 +108,7 @@ class SessionTimer:
             CommandError: too few captions (2); a batch does not fit, the model does not support a config, or decoding
                 fails (1); an interrupt (130), which keeps the sessions that have finished.
         """
-        groups = [settings[i : i + _MAX_SHAPES] for i in range(0, len(settings), _MAX_SHAPES)]
+        groups = [settings[i : i + MAX_SHAPES] for i in range(0, len(settings), MAX_SHAPES)]
         for group in groups:
             self._plan(group)  # refused before anything is timed
         begin, longest = time.monotonic(), 0.0

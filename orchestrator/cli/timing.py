@@ -56,7 +56,8 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
         raise CommandError(f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED)
     records = _chosen_records(opened, choice)
     configs = {record.config.shape: record.config for record in reversed(records) if record.config is not None}
-    settings = [config for config in reversed(configs.values()) if not config.is_vanilla]
+    vanilla = opened.identity.baseline
+    settings = [config for shape, config in reversed(configs.items()) if vanilla is None or shape != vanilla.shape]
     if not settings:
         raise CommandError("nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE)
     o.say_on_terminal("loading the models")

@@ -23,11 +23,10 @@ from orchestrator.run.build import Build
 from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
-from workers.data.shards import TIMINGS
+from workers.data.shards import MAX_SHAPES, TIMINGS
 from workers.metrics.registry import uses_timings
 
 _MAX_REPLACED = 64  # sessions, among which that of a stored trial is looked for
-_MAX_SHAPES = 8  # new ones in a session: a worker's task, which is lost with its worker
 
 PlanSession = Callable[[Sequence[DecodingConfig], int], Task]
 
@@ -49,7 +48,7 @@ class Sessions:
         self._vanilla = vanilla.shape
         enqueued = {entry.config.shape: entry.config for entry in reversed(sweep.enqueue)}
         shapes = [config for config in reversed(enqueued.values()) if config.shape != self._vanilla]
-        self._first = [shapes[i : i + _MAX_SHAPES] for i in range(0, len(shapes), _MAX_SHAPES)] or [[]]
+        self._first = [shapes[i : i + MAX_SHAPES] for i in range(0, len(shapes), MAX_SHAPES)] or [[]]
 
     @property
     def made(self) -> list[Task]:

@@ -19,6 +19,7 @@ from search_spaces.trial import DecodingConfig
 
 FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
 SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
+MAX_SHAPES = 8  # new ones in a timing session, which an interrupt or a lost worker loses as a whole
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
 

@@ -1,11 +1,12 @@
 """Timing of several settings in turn: the same captions, in the same process, within the same seconds.
 
-On a CPU the clock is the CPU time of the thread that decodes, which other processes that hold its core do not change
-(`benchmarks.speed_repeats` runs beside two of them). With several threads it is still that thread's. It takes part in
-every parallel loop: of torch's own loops it has the first chunk, and no other is larger (`at::parallel_for`); libraries
-of matrix products divide their work about equally. It waits for the others passively, so all but a short spin of that
-is not counted (see `workers.runtime.process`): at most as long as by the wall clock of an idle machine, and little less
-where the shares are equal. On CUDA the clock is the wall clock, with the device idle at both ends.
+On a CPU the clock is the CPU time of the thread that decodes: the time for which other processes hold its core does not
+count, but the caches and the memory that they share with it still make it slower (`benchmarks.speed_repeats`). With
+several threads it is still that thread's. It takes part in every parallel loop: of torch's own loops it has the first
+chunk, and no other is larger (`at::parallel_for`); libraries of matrix products divide their work about equally. It
+waits for the others passively, so all but a short spin of that is not counted (see `workers.runtime.process`): at most
+as long as by the wall clock of an idle machine, and little less where the shares are equal.
+On CUDA the clock is the wall clock, with the device idle at both ends.
 """
 
 from __future__ import annotations

@@ -123,6 +123,22 @@ def test_enqueued_shapes_share_the_first_session(tmp_path: Path) -> None:
     assert all(record.state == "complete" and record.shape for record in records)
 
 
+def test_vanilla_with_another_sampling_is_a_setting_like_others(tmp_path: Path) -> None:
+    """Its steps may cost more or less than the baseline's, as with guidance."""
+    path = tmp_path / "shapes.yaml"
+    greedy = "{label: greedy, sampling: {temperature: 0, top_k: 0, top_p: 1.0, cfg: 1.0}}"
+    path.write_text(SPACE.replace("PARALLEL", "1").replace("  - vanilla\n", f"  - vanilla\n  - {greedy}\n"))
+    workers = Workers()
+    config, storage = SweepConfig.read(str(path)), Storage(str(tmp_path))
+    workers.storage = storage
+    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    records = driver.run(read_trials(storage)).records
+    assert sessions(workers)[0] == digests(records, 0, 1, 2, 3)
+    assert records[1].config is not None
+    assert records[1].config.is_vanilla
+    assert records[0].shape != records[1].shape
+
+
 def test_a_trial_is_priced_by_the_sessions_up_to_its_own(tmp_path: Path) -> None:
     """However many come later: what is told to the search must not depend on the workers."""
     workers = Workers()
