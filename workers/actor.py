@@ -6,32 +6,45 @@ import json
 import platform
 import threading
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from logging import Logger
+from typing import TYPE_CHECKING, Any
 
 from workers.data.storage import Storage
 from workers.runtime.logs import describe_task, log_duration, open_log
 from workers.runtime.specification import WorkerSpec
 
+if TYPE_CHECKING:
+    from workers.evaluate import Evaluator
+
 MAX_CONCURRENCY = 2  # calls at a time: a task, and a ping, a query or a cancellation
 
 
 class Worker:
-    """Loads the models that the fields of a `WorkerSpec` name, then serves calls; it runs one task at a time.
+    """Loads the models that the fields of a `WorkerSpec` name at the first call that needs them, and runs one task at a
+    time. So it answers a heartbeat while it loads.
 
     Errors of a task are logged with their traceback (see `workers.runtime.logs`) and raised to the caller; the worker
     is then ready for the next task.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        """Raises TypeError for unknown fields, ValueError for invalid ones, models or captions."""
-        worker_spec = WorkerSpec(**spec)
-        self.log = open_log(Storage(worker_spec.store), worker_spec.worker)
-        with log_duration(self.log, f"loading {worker_spec.what} for {worker_spec.device}"):
+        """Raises TypeError for unknown fields."""
+        self.spec, self.busy = WorkerSpec(**spec), threading.Lock()
+
+    @cached_property
+    def log(self) -> Logger:
+        return open_log(Storage(self.spec.store), self.spec.worker)
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        """Raises ValueError for invalid fields, models or captions."""
+        with log_duration(self.log, f"loading {self.spec.what} for {self.spec.device}"):
             from workers.evaluate import Evaluator
 
-            self.evaluator = Evaluator(worker_spec)
-        self.log.info("facts: %s", json.dumps(self.evaluator.facts(), ensure_ascii=False))
-        self.busy = threading.Lock()
+            evaluator = Evaluator(self.spec)
+        self.log.info("facts: %s", json.dumps(evaluator.facts(), ensure_ascii=False))
+        return evaluator
 
     def facts(self) -> dict[str, Any]:
         """See `Evaluator.facts`; also the name of the machine, and the labels that Ray gives the node."""

@@ -55,7 +55,7 @@ _SILENCE_TIMEOUT_S = 60.0  # a worker that computes responds within milliseconds
 _CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 _TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
 _RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
-_START_TIMEOUT_S = 1800.0
+_START_TIMEOUT_S = 1800.0  # until the first worker is ready; and for each one's models, once its process runs
 
 
 class AwakeClock:
@@ -103,8 +103,9 @@ class PoolWorker:
     labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
     is ready. roles: What it may do, once it is ready.
 
-    task: The task that it runs since `since`; without a task, `since` is its start or the end of its last task.
-    is_obsolete: Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
+    task: The task that it runs since `since`; without a task, `since` is the end of its last task, or its first
+    heartbeat: until then (inf) it may wait for a node. is_obsolete: Whether the task's result is not needed. All times
+    are those of the pool's clock, in seconds.
     """
 
     handle: Any
@@ -115,7 +116,7 @@ class PoolWorker:
     ready: bool = False
     roles: frozenset[str] = frozenset()
     task: Task | None = None
-    since: float = 0.0
+    since: float = math.inf
     is_obsolete: bool = False
     _ping: Any = None
     _pinged: float = 0.0
@@ -156,21 +157,23 @@ class PoolWorker:
             ray.kill(self.handle)
 
     def problem(self, now: float) -> str | None:
-        """Why this worker, which has started, must be replaced; None if it need not be. Sends heartbeats."""
+        """Why this worker must be replaced; None if it need not be. Sends heartbeats."""
         if self.is_obsolete and now - self.since > _CANCEL_TIMEOUT_S:
             return f"did not stop its task within {_CANCEL_TIMEOUT_S:g} s"
+        if not self.ready and now - self.since > _START_TIMEOUT_S:
+            return f"did not load its models within {_START_TIMEOUT_S:g} s"
         if self._ping is None:
             if now - self._pinged >= _PING_INTERVAL_S:
                 self._ping, self._pinged = self.handle.ping.remote(), now
             return None
         if not ray.wait([self._ping], timeout=0)[0]:
-            is_silent = now - self._pinged > _SILENCE_TIMEOUT_S
+            is_silent = self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S
             return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s" if is_silent else None
         try:
             ray.get(self._ping)
         except RayError as error:
             return describe_error(error)
-        self._ping = None
+        self._ping, self.since = None, min(self.since, now)
         return None
 
 
@@ -293,7 +296,7 @@ class Pool:
 
     def _watch(self) -> list[TaskResult]:
         """Replace workers that do not respond, and release those that no task needs."""
-        problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers if worker.ready]
+        problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers]
         results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
         self._warn_of_untimed()
         self._release()
@@ -419,7 +422,7 @@ class Pool:
             **({**selectors[0], "fallback_strategy": selectors[1:]} if selectors else {}),
         )
         selected = labels[0] if len(labels) == 1 else {}
-        worker = PoolWorker(options.remote(spec), spec["worker"], selected, since=self._clock.now)
+        worker = PoolWorker(options.remote(spec), spec["worker"], selected)
         worker.request_facts()
         return worker
 

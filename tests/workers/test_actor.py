@@ -64,6 +64,28 @@ def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
     assert slow.most == 1
 
 
+def test_a_worker_answers_while_it_loads(monkeypatch: pytest.MonkeyPatch, worker: Worker) -> None:
+    """So a worker that hangs while it loads can be told from one that waits for a node."""
+    loading, loaded = threading.Event(), threading.Event()
+
+    class Loading(SlowEvaluator):
+        def __init__(self, spec: WorkerSpec) -> None:
+            super().__init__(spec)
+            loading.set()
+            assert loaded.wait(10)
+
+    monkeypatch.setattr(workers.evaluate, "Evaluator", Loading)
+    facts: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: facts.append(worker.facts()))
+    thread.start()
+    assert loading.wait(5)
+    worker.ping()
+    assert facts == []
+    loaded.set()
+    thread.join(5)
+    assert [found["target"] for found in facts] == ["toy"]
+
+
 def test_a_wrong_spec_is_refused() -> None:
     with pytest.raises(TypeError, match="wieghts"):
         Worker({"store": "somewhere", "wieghts": "builtin"})

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Echo:
             raise ValueError("this node has no weights")
         self.log, self.odd, self.name = Path(spec["log"]), spec.get("odd"), spec["worker"]
         self.first = spec.get("first", "worker-0")
+        self.hangs = Path(spec["hangs"]) if "hangs" in spec else None  # the first one, as it loads
         self.cancelled = threading.Event()
         self.threads = {}
         if spec.get("computes"):
@@ -49,6 +51,9 @@ class Echo:
             time.sleep(0.05)  # the first worker to answer sets the shared facts
 
     def facts(self) -> dict[str, Any]:
+        if self.hangs and not self.hangs.exists():
+            self.hangs.write_text(str(os.getpid()))
+            time.sleep(3600)
         if self.odd and self.name == self.first:
             self.log.touch()
         odd = {"kernels": "triton"} if self.odd == self.name else {}
@@ -329,6 +334,34 @@ def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
     assert ["did not stop its task within 1 s" in loss["note"] for loss in lost] == [True]
+
+
+def test_a_worker_that_hangs_while_it_loads_is_replaced(
+    make: Any, tmp_path: Path, impatient: None, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_START_TIMEOUT_S", 2.0)
+    pool, hung = make(1, hangs=str(tmp_path / "hung")), tmp_path / "hung"
+    pool.first_facts(TIMEOUT_S)
+    pool.submit(task(0))
+    (done,) = collect_all(pool, 1)
+    assert done.output == {"n": 0}
+    assert warnings == ["worker-0 cannot be used: did not load its models within 2 s; retrying in 0 s"]
+    end = time.monotonic() + TIMEOUT_S
+    while Path(f"/proc/{hung.read_text()}").exists():
+        assert time.monotonic() < end, "a worker that hangs was left"
+        time.sleep(0.1)
+
+
+def test_a_worker_that_waits_for_a_node_is_not_late(
+    echoes: None, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_START_TIMEOUT_S", 0.5)
+    events: list[Event] = []
+    with closing(Pool({"log": str(tmp_path / "log")}, Slots(1, cpus=99.0), None, events.append)) as pool:
+        with pytest.raises(PoolError, match="no worker started within 3 s"):
+            pool.first_facts(3.0)
+        assert [worker.name for worker in pool._workers] == ["worker-0"]
+    assert events == []
 
 
 def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
