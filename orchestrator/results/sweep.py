@@ -17,7 +17,7 @@ from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.prices import Machine, identity_on, price, price_on, read_prices
-from orchestrator.results.query import QueryError, parse_limit, passing
+from orchestrator.results.query import QueryError, parse_limit, passing, require_list
 from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_table, read_trials, trial_file
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
 from search_spaces.params import unknown_key
@@ -153,10 +153,15 @@ class Sweep:
         marks = pa.array([record.number in front for record in self.records], pa.bool_())
         table = self.table.append_column("front", marks)
         table = table.filter(passing(table, where))
-        for name in columns or ():
-            if name not in table.column_names:
-                raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, table.column_names, 'column')}")
+        self._check_columns(columns or (), table.column_names)
         return table if columns is None else table.select(list(columns))
+
+    def _check_columns(self, columns: Sequence[str], known: Sequence[str]) -> None:
+        """Raise QueryError for a column that is not known, or for a single text."""
+        require_list(columns, "columns")
+        for name in columns:
+            if name not in known:
+                raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, known, 'column')}")
 
     def captions(self) -> list[Caption]:
         """The sweep's captions in their order, as vanilla's shards have them.
@@ -179,12 +184,12 @@ class Sweep:
         Without images the table has the columns of every shard, which are all but features and scores.
 
         Raises:
-            QueryError: there is no such trial.
-            ValueError: a shard is missing or damaged, or has no such column.
+            QueryError: there is no such trial, or no such column.
+            ValueError: a shard is missing or damaged.
         """
         import pyarrow as pa
 
-        from workers.data.records import IMAGE_SCHEMA
+        from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, ColumnError
 
         records = [record for record in self.records if number is None or record.number == number]
         if number is not None and not records:
@@ -193,10 +198,17 @@ class Sweep:
         for record in records:
             for shard in record.image_shards:
                 owners.setdefault(shard, record.number)
+        if not owners:
+            own = [name for name in columns or () if name.startswith((FEATURES, SCORES))]
+            self._check_columns(columns or (), [*IMAGE_SCHEMA.names, *own])
         tables = []
         for shard, owner in owners.items():
             fix = f"to generate it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
-            table = read_table(self.storage, shard, columns, fix=fix)
+            try:
+                table = read_table(self.storage, shard, columns, fix=fix)
+            except ColumnError as error:
+                self._check_columns(columns or (), error.known)
+                raise
             tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
         if tables:
             return pa.concat_tables(tables, promote_options="default")

@@ -61,6 +61,14 @@ class ShardError(ValueError):
         return type(self), (self.reasons,)
 
 
+class ColumnError(ValueError):
+    """A file lacks a column. known: those that it has."""
+
+    def __init__(self, where: str, columns: Sequence[str], known: Sequence[str]) -> None:
+        super().__init__(f"{where}: has no column {', '.join(map(repr, columns))}; it has {', '.join(known)}")
+        self.known = tuple(known)
+
+
 def write_shard(storage: Storage, name: str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
     """Stores a table atomically. `metadata` is plain data and includes the "kind"; if it has a "name", the file is
     refused under any other.
@@ -103,7 +111,7 @@ def read_shard(
     Raises:
         FileNotFoundError: there is no such file.
         ShardError: the file is damaged, not one of specfrontier's, not of this kind, or another one's; it is named.
-        ValueError: it lacks a column.
+        ColumnError: it lacks a column.
     """
     where = storage.locate(name)
 
@@ -120,7 +128,7 @@ def read_shard(
         if metadata.get("name", name) != name:
             raise refused(f"holds the content of {metadata['name']}")
         if missing := [column for column in columns or () if column not in names]:
-            raise ValueError(f"{where}: has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}")
+            raise ColumnError(where, missing, names)
         return file.read(columns=None if columns is None else list(columns)), metadata
 
 

@@ -86,6 +86,8 @@ def test_trials_are_all_of_them(sweep: Sweep) -> None:
     assert sweep.trials(columns=["label", "fid"]).column_names == ["label", "fid"]
     with pytest.raises(QueryError, match="'fidd': unknown column; did you mean 'fid'"):
         sweep.trials(columns=["fidd"])
+    with pytest.raises(QueryError, match=r"columns=\['fid'\]"):
+        sweep.trials(columns="fid")
 
 
 def test_repetitions_and_failures_are_not_on_fronts(sweep: Sweep) -> None:
@@ -263,8 +265,11 @@ def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
     assert sweep.images(7).num_rows == 0
     with pytest.raises(QueryError, match="no finished trial 99"):
         sweep.images(99)
-    with pytest.raises(ValueError, match="no column 'token'"):
-        sweep.images(5, columns=["token"])
+    for number in (5, 7):  # with images, and without
+        with pytest.raises(QueryError, match="'token': unknown column; did you mean 'tokens'.*caption_id"):
+            sweep.images(number, columns=["caption", "token"])
+        with pytest.raises(QueryError, match=r"columns=\['tokens'\]"):
+            sweep.images(number, columns="tokens")
 
 
 def test_a_broken_shard_is_named(tmp_path: Path) -> None:
