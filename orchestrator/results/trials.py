@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from search_spaces.constraints import split_batch
 from search_spaces.params import ConfigError, at
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import dump_checked, load_checked
@@ -89,6 +90,11 @@ class TrialRecord:
     def image_shards(self) -> list[str]:
         """The shard files that have one row per image."""
         return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]
+
+    def by_batch(self, metric: str, first: int) -> dict[int, Estimate]:
+        """A metric of speed at each batch size that was timed, rising. first: the size of the metric itself."""
+        sizes = {name: size or first for name in self.metrics for base, size in [split_batch(name)] if base == metric}
+        return {size: self.metrics[name] for name, size in sorted(sizes.items(), key=lambda entry: entry[1])}
 
     def title(self, setting: str) -> str:
         """The setting's name, after the trial's label if it has one: `gsd: jacobi-chain15 grouped`."""

@@ -236,6 +236,7 @@ class MlflowView(View[Sweep]):
             moment = max(_now(), runs.span(record, sweep.identity)[1] + 1)
             objectives = [metric.name for metric in sweep.identity.objectives]
             metrics = runs.different(runs.metrics(record, moment, objectives), run.metrics)
+            metrics += runs.by_batch(record, sweep.identity.timing_batch, moment, metrics, run.metrics)
         if metrics and run.complete:  # its config.yaml states the speed-up
             with tempfile.TemporaryDirectory() as artifacts:
                 self._log_artifacts(run.run_id, artifacts, sweep, record)

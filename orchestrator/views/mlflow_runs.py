@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -25,15 +25,16 @@ from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, counted, without_credentials
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.views.mlflow_client import public_uri
+from search_spaces.constraints import AT_BATCH, split_batch
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
 _MAX_NAME, MAX_TAG = 250, 5000
-ERROR, SERIES = "error/", "series/"  # groups of metrics: standard errors; values by images
+ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"  # groups: standard errors; values by images, and by batch
 _MAX_OBJECTIVES = 3  # of a hypervolume
 SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED = (
     f"specfrontier.{key}"
@@ -173,6 +174,25 @@ def last_values(metrics: Iterable[Metric]) -> list[Metric]:
 def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Metric]:
     """The metrics' last values where MLflow shows others, or none."""
     return [metric for metric in last_values(metrics) if shown.get(metric.key) != metric.value]
+
+
+def by_batch(
+    record: TrialRecord, first: int, moment: int, changed: Sequence[Metric], shown: Collection[str]
+) -> list[Metric]:
+    """The speeds of a complete trial at several batch sizes as one metric, `by_batch/speedup`, whose step is the size.
+
+    Only if one of them is among the `changed` metrics, or the series is not among those that MLflow shows. first: the
+    sweep's own size.
+    """
+    from mlflow.entities import Metric
+
+    has_changed = {split_batch(metric.key)[0] for metric in changed}
+    found: list[Metric] = []
+    for name in AT_BATCH if record.state == COMPLETE else ():
+        key, values = BY_BATCH + name, record.by_batch(name, first)
+        if len(values) > 1 and (name in has_changed or key not in shown):
+            found += [Metric(key, entry.value, moment, size) for size, entry in values.items()]
+    return found
 
 
 def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:

@@ -12,13 +12,13 @@ import pytest
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow import find_location
-from orchestrator.views.mlflow_runs import run_link
+from orchestrator.views.mlflow_runs import run_link, run_name
 from tests.fakes.command_line import specfrontier
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.timed_sweeps import write_timed_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.slow(seconds=40)
 TRIALS, WAIT = 12, 60_000
@@ -28,8 +28,7 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
-    write_sweep(folder, TRIALS, name="demo", failed=(7,))
-    return Storage(str(folder))
+    return write_timed_sweep(folder, TRIALS, name="demo", failed=(7,)).storage
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +107,31 @@ def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[st
     page.get_by_text("config.yaml").first.click()
     page.get_by_text("neighbourhood: additive").wait_for(timeout=WAIT)
     keep(page, "config")
+
+
+def lines(chart: Locator) -> dict[str, list[list[float]]]:
+    """The values on both axes of each line of a plot, by the name of its run."""
+    chart.locator(".scatterlayer path").first.wait_for(timeout=WAIT)
+    return {name: axes for name, *axes in chart.evaluate("plot => plot.data.map((l) => [l.name, l.x, l.y])")}
+
+
+def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str], storage: Storage) -> None:
+    """Of one trial on its page; of the front, behind the metric's name in the comparison."""
+    sweep = Sweep.open(storage)
+    found = find_location(sweep, links["mlflow"])
+    speeds = {
+        run_name(record, sweep.names): record.by_batch("speedup", sweep.identity.timing_batch)
+        for record in sweep.front_records
+    }
+    expected = {name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()}
+    page.goto(links["compare"])
+    page.get_by_role("link", name="by_batch/speedup").click(timeout=WAIT)
+    assert lines(page.locator(".js-plotly-plot").first) == expected
+    assert len(expected) > 2
+    keep(page, "batches")
+    member = sweep.front_records[0]
+    address = run_link(found.runs[member.number], found.experiment_id, links["mlflow"])
+    page.goto(address.replace("?", "/model-metrics?"))
+    page.get_by_placeholder("Search metric charts").fill("by_batch/speedup")
+    name = run_name(member, sweep.names)
+    assert lines(page.locator(".js-plotly-plot").first) == {name: expected[name]}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
+from orchestrator.results.front import front_of
 from orchestrator.results.sweep import Sweep
-from tests.browser.report_pages import DESK, Open
+from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.timed_sweeps import write_timed_sweep
 from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +71,39 @@ def test_too_few_trials_are_said_to_be_too_few(open_page: Open, tmp_path: Path) 
     write_report(Storage(tmp_path))
     text = open_page(tmp_path).locator("#analysis").inner_text()
     assert text.count("Not enough trials") >= 2
+
+
+def test_the_speed_up_of_the_front_over_the_batch(open_page: Open, tmp_path: Path) -> None:
+    sweep = write_timed_sweep(tmp_path, 12, sizes=(4, 1, 8))
+    write_report(Storage(tmp_path))
+    page = open_page(tmp_path)
+    section = page.locator("#batches")
+    assert section.locator("h2").inner_text() == "Speed-up over batch"
+    assert section.locator("thead th").all_inner_texts() == ["trial", "setting", "batch 1", "batch 4", "batch 8"]
+    rows = [row.locator("th, td").all_inner_texts() for row in section.locator("tbody tr").all()]
+    members = front_of([sweep]).members
+    assert len(members) > 2
+    names = ("speedup_batch1", "speedup", "speedup_batch8")
+    assert rows == [[trial.name, trial.title, *(measured(trial.metrics[name]) for name in names)] for trial in members]
+    phone = open_page(tmp_path, viewport=PHONE)
+    assert phone.locator("#batches tbody tr").count() == len(members)
+    assert phone.evaluate("document.documentElement.scrollWidth") == PHONE["width"], "the table scrolls in its panel"
+
+
+def measured(speed: Estimate) -> str:
+    """As the page shows it: to the second digit of its error."""
+    if not speed.error:
+        return f"{speed.value:g}"
+    places = max(0, 1 - math.floor(math.log10(speed.error)))
+    return f"{speed.value:.{places}f} ± {speed.error:.{places}f}"
+
+
+def test_a_page_of_one_batch_size_has_no_such_section(open_page: Open, tmp_path: Path) -> None:
+    """Nor one of a sweep that is priced at the size of another metric."""
+    sweep = write_timed_sweep(tmp_path, 6)
+    assert "batches" in page_data([sweep])["sections"]
+    assert "batches" not in page_data([Sweep.open(tmp_path, batch=8)])["sections"]
+    (tmp_path / "report.html").write_text(render(page_data([Sweep.open(tmp_path, batch=8)])), "utf-8")
+    page = open_page(tmp_path)
+    assert page.locator("#batches").count() == 0
+    assert page.get_by_text("Speed-up over batch").count() == 0

@@ -4,7 +4,6 @@ import { formatMeasured } from "../assets/format.js";
 
 export function draw(host, { sizes, rows }) {
   const head = ["trial", "setting", ...sizes.map((size) => `batch ${size}`)],
-    shown = (speed) => speed && formatMeasured(speed),
-    cells = rows.map(([name, title, ...speeds]) => [name, title, ...speeds.map(shown)]);
+    cells = rows.map(([name, title, ...speeds]) => [name, title, ...speeds.map(formatMeasured)]);
   show(host, el("div.panel.scroll", grid(head, cells, (i) => i > 1)));
 }

@@ -5,23 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
-from search_spaces.constraints import split_batch
 from workers.metrics.estimate import Estimate
 
 
 def batches(subject: Subject) -> dict[str, Any] | None:
     """The sizes, and a row for each trial on the front: its name, its setting, and value and error at each size."""
-    others = sorted(
-        {size for name in subject.metrics for base, size in [split_batch(name)] if base == "speedup" and size}
-    )
-    if subject.front is None or not others:
+    members = subject.front.members if subject.front is not None else []
+    speeds = [trial.record.by_batch("speedup", trial.batch) for trial in members]
+    sizes = sorted({size for found in speeds for size in found})
+    if max(map(len, speeds), default=0) < 2:
         return None
-    rows = []
-    for trial in subject.front.members:
-        speeds = [trial.metrics.get("speedup"), *(trial.metrics.get(f"speedup_batch{size}") for size in others)]
-        rows.append([trial.name, trial.title, *map(_measured, speeds)])
-    first = dict.fromkeys(sweep.identity.timing_batch for sweep in subject.sweeps.values())
-    return {"sizes": [" or ".join(map(str, first)), *map(str, others)], "rows": rows}
+    rows = [
+        [trial.name, trial.title, *(_measured(found.get(size)) for size in sizes)]
+        for trial, found in zip(members, speeds, strict=True)
+    ]
+    return {"sizes": sizes, "rows": rows}
 
 
 def _measured(speed: Estimate | None) -> list[float | None] | None:

@@ -6,10 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from orchestrator.errors import WRONG_USAGE
 from orchestrator.report.page import page_data
 from orchestrator.results.sweep import Sweep
+from orchestrator.views.mlflow import find_location
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes
@@ -42,9 +44,10 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "space.yaml"
 
 
-def test_speeds_are_measured_at_each_size(space: Path) -> None:
+def test_speeds_are_measured_at_each_size(space: Path, empty_database: Path) -> None:
+    shutil.copy(empty_database, space.parent / "mlflow.db")
     with local_launches():
-        ran = specfrontier("launch", str(space), "--out", str(space.parent), "--no-mlflow")
+        ran = specfrontier("launch", str(space), "--out", str(space.parent))
     assert ran.code == 0, ran.err
     sweep = Sweep.open(space.parent / "sizes")
     assert {"speedup", "speedup_batch2"} <= sweep.identity.metrics.keys()
@@ -58,9 +61,13 @@ def test_speeds_are_measured_at_each_size(space: Path) -> None:
     there = Sweep.open(sweep.storage, batch=2).records[1].metrics
     assert there["speedup"].value == there["speedup_batch2"].value == chain.metrics["speedup_batch2"].value
     (section,) = [entry for name, entry in page_data([sweep])["sections"].items() if name == "batches"]
-    assert section["data"]["sizes"] == ["1", "2"]
+    assert section["data"]["sizes"] == [1, 2]
     row = next(row for row in section["data"]["rows"] if row[0] == "1")
     assert row[3] == [chain.metrics["speedup_batch2"].value, chain.metrics["speedup_batch2"].known_error]
+    uri = f"sqlite:///{space.parent}/mlflow.db"
+    client, run_id = MlflowClient(uri), find_location(sweep, uri).runs[1]
+    points = [(point.step, point.value) for point in client.get_metric_history(run_id, "by_batch/speedup")]
+    assert sorted(points) == [(1, chain.metrics["speedup"].value), (2, chain.metrics["speedup_batch2"].value)]
     assert (sweep.identity.timing_batch, sweep.identity.timing["batch"]) == (1, [1, 2])
 
 
