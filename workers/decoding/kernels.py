@@ -117,12 +117,11 @@ def accept_tree(
     uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row of each slot's children [B|1, S]; empty for
     chosen children. neighbours [V, >= k] int32 or int64. The rest: see `FusedRule`.
     """
-    import triton
-
     from workers.decoding import accept_kernel
 
     (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = probs.shape, tree, tests
-    path, num_accepted, residuals = _outputs(probs, uniforms)
+    path, num_accepted, residual = _outputs(probs, uniforms)
+    residuals = probs.new_empty(batch, 2, vocabulary)
     inputs = [probs, *proposals, tokens, eligible, omegas]
     assert all(tensor.is_contiguous() for tensor in inputs), "the kernel computes addresses itself"
     source, rows = proposals if proposals else (probs, children)
@@ -130,24 +129,23 @@ def accept_tree(
     with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
         accept_kernel.accept_path[(batch,)](
             probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
-            children if neighbours is None else neighbours, residuals, remaining, path, num_accepted,
-            bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
+            children if neighbours is None else neighbours, residuals, remaining, residual, path, num_accepted,
+            k, bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
             0 if neighbours is None else neighbours.stride(0), source.shape[1],
             children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
-            KIND=kind, K=k, MEMBERS=triton.next_power_of_2(max(1, k - 1)), PAPER=paper, EXACT_RESIDUAL=exact_residual,
-            SAMPLED=bool(proposals), BLOCK=accept_kernel.BLOCK, num_warps=8,
+            KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact_residual, SAMPLED=bool(proposals), BLOCK=accept_kernel.BLOCK,
+            CHUNK=accept_kernel.CHUNK, num_warps=accept_kernel.NUM_WARPS,
         )  # fmt: skip
-    return path, num_accepted, residuals[:, 0].clone()
+    return path, num_accepted, residual
 
 
 @accept_tree.register_fake
 def _(probs: Tensor, tree: Sequence[Tensor], tests: Sequence[Tensor], *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    path, num_accepted, residuals = _outputs(probs, tests[0])
-    return path, num_accepted, residuals[:, 0].clone()
+    return _outputs(probs, tests[0])
 
 
 def _outputs(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Path, number of accepted drafts, and two residuals [B, 2, V]."""
+    """Path, number of accepted drafts, and the residual."""
     batch, _, vocabulary = probs.shape
     path = torch.empty(batch, uniforms.shape[1] + 1, dtype=torch.int64, device=probs.device)
-    return path, path.new_empty(batch), probs.new_empty(batch, 2, vocabulary)
+    return path, path.new_empty(batch), probs.new_empty(batch, vocabulary)

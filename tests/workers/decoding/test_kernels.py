@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
@@ -20,13 +21,14 @@ from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
 from tests.fakes.tape import without_shortcuts
 from tests.workers.decoding.test_tree import random_parents
+from workers.decoding import kernels
 from workers.decoding.accept import Acceptor
 from workers.decoding.kernels import FusedRule, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits, image_keys
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
 
-CODES, NODES, ROWS, BLOCK = 24, 11, 8, 16
+CODES, NODES, ROWS, BLOCK, CHUNK = 24, 11, 8, 16, 4
 
 RULES: dict[str, AcceptanceRule] = {
     "exact": AcceptanceRule(),
@@ -49,6 +51,7 @@ def small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for kernel in ("accept_kernel", "rng_kernel"):
             patch.setattr(f"workers.decoding.{kernel}.BLOCK", BLOCK)
+        patch.setattr("workers.decoding.accept_kernel.CHUNK", CHUNK)
         yield
 
 
@@ -215,8 +218,8 @@ from workers.decoding.rng_kernel import bits
 from workers.decoding.accept_kernel import accept_path
 
 POINTERS = dict(
-    fp32="probs proposals uniforms omegas residuals remaining", i32="neighbours", u8="eligible",
-    i64="proposal_rows children tokens path num_accepted keys positions slots result",
+    fp32="probs proposals uniforms omegas residuals remaining result", i32="neighbours", u8="eligible",
+    i64="proposal_rows children tokens path num_accepted keys positions",
 )
 TYPES = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names.split()}
 
@@ -228,27 +231,59 @@ def compile(kernel, constants, types=TYPES):
     print(kernel.__name__, len(triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]))
 
 
-for kind, k, members, paper, exact, sampled in (
-    (0, 1, 1, False, False, True), (1, 100, 128, True, True, True), (2, 10, 16, True, False, False),
-    (3, 10, 16, False, True, True),
+for kind, paper, exact, sampled in (
+    (0, False, False, True), (1, True, True, True), (2, True, False, False), (3, False, True, True),
 ):
-    names = ("KIND", "K", "MEMBERS", "PAPER", "EXACT_RESIDUAL", "SAMPLED")
-    constants = dict(zip(names, (kind, k, members, paper, exact, sampled)), BLOCK=2048)
-    types = TYPES | {"bound": "fp32", "slots": "i32", "neighbours": "*i64" if kind == 3 else "*i32"}
+    constants = dict(KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact, SAMPLED=sampled, BLOCK=4096, CHUNK=128)
+    types = TYPES | {"bound": "fp32", "neighbours": "*i64" if kind == 3 else "*i32"}
     compile(accept_path, constants, types)
-    ones = dict.fromkeys(("width", "ranks", "levels", "proposal_count", "node_stride"), 1)
-    compile(accept_path, constants | ones, types)
 strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
-compile(bits, {"PURPOSE": 3, "BLOCK": 1024}, TYPES | strides)
+compile(bits, {"PURPOSE": 3, "BLOCK": 1024}, TYPES | strides | {"slots": "*i64", "result": "*i64"})
+numbers = [part for part in accept_path.params if part.name not in TYPES and not part.is_constexpr]
+print(*[part.name for part in numbers if not part.do_not_specialize])
 """
 
 
 def test_they_compile_for_a_gpu() -> None:
-    """To machine code, without a device. Numbers that are 1 become constants, as at a launch."""
+    """To machine code, without a device. Of its numbers, Triton may specialise only the vocabulary and the bound, so
+    another k, tree or table is not another kernel.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["accept_path"] * 8 + ["bits"]
+    *compiled, specialised = done.stdout.splitlines()
+    assert [line.split()[0] for line in compiled] == ["accept_path"] * 4 + ["bits"]
+    assert specialised.split() == ["bound", "vocabulary"]
+
+
+@pytest.mark.parametrize(
+    ("sampled", "rejected", "written"), [(False, 0, 1), (False, 1, 2), (False, 3, 2), (True, 0, 1), (True, 3, 7)]
+)
+def test_how_often_a_distribution_is_written(
+    sampled: bool, rejected: int, written: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is copied once. The first rejection of a chosen child writes a residual, and others change it; each
+    rejection of a sampled child writes a residual and the rest of the proposal.
+    """
+    interpreter = pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder
+    store, stored = interpreter.create_masked_store, []
+
+    def count(self: object, pointers: Any, *rest: Any) -> Any:
+        stored.append(pointers.data.size)
+        return store(self, pointers, *rest)
+
+    monkeypatch.setattr(interpreter, "create_masked_store", count)
+    shape = fixed_shape([-1] * 4, [1] * 4, torch.device("cpu"))
+    probs = torch.full((ROWS, 5, CODES), 0.2 / (CODES - 4))
+    probs[..., 1:5] = 0.2
+    proposals = [torch.full_like(probs, 1 / CODES), torch.zeros(1, 5, dtype=torch.int64)] if sampled else []
+    eligible = pad(torch.ones(ROWS, 4, dtype=torch.bool), (1, 0))
+    uniforms = (9.0 * (torch.arange(4) < rejected)).expand(ROWS, 1, 4).contiguous()  # 9 rejects, 0 accepts
+    tokens = torch.arange(5).expand(ROWS, -1).contiguous()
+    omegas = torch.full((ROWS, 2), 0.5)
+    nodes, tests = [shape.children, tokens, eligible], [uniforms, omegas]
+    kernels.accept_tree(probs, nodes, tests, proposals, None, *astuple(fused_rule(RULES["exact"], sampled=sampled)))
+    assert stored.count(BLOCK) == ROWS * -(-CODES // BLOCK) * written
 
 
 def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
