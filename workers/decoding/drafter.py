@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from workers.decoding.sampling import repeat_streams, stream_rows
 from workers.decoding.state import Batch
-from workers.models.cache import KVCache, aligned
+from workers.models.attention import aligned
+from workers.models.cache import KVCache
 from workers.models.masks import AttentionMask, causal_padding_mask
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Body

@@ -25,7 +25,7 @@ from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import PassCounts, Result, StatisticsRecorder
 from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
-from workers.models.cache import aligned
+from workers.models.attention import aligned
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 

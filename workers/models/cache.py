@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-
-def aligned(columns: int) -> int:
-    """The next multiple of 8: attention kernels copy a mask whose rows are not aligned."""
-    return -(-columns // 8) * 8
+from workers.models.attention import aligned
 
 
 class KVCache:
     """Keys and values of `rows` sequences, `columns` positions each.
 
     The storage has shape [layers, 2, rows * columns, kv_heads * head_dim]; a flat index is `row * columns + column`.
+    head_dim is aligned for attention kernels; the channels beyond the given ones are zeros.
     """
 
     def __init__(
@@ -34,8 +33,8 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, head_dim
-        self._block = torch.zeros(layers, 2, rows * columns, kv_heads * head_dim, dtype=dtype, device=device)
+        self.capacity, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, aligned(head_dim)
+        self._block = torch.zeros(layers, 2, rows * columns, kv_heads * self.head_dim, dtype=dtype, device=device)
         self._starts = torch.arange(0, rows * columns, columns, device=device)[:, None]
         self.resize(rows)
 
@@ -91,9 +90,11 @@ class CacheView:
     span: int | None
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's keys and values [R, S, kv_heads, head_dim]; returns the visible ones, each
+        """Store one layer's keys and values [R, S, kv_heads, C]; returns the visible ones, each
         [R, kv_heads, span, head_dim].
         """
+        if missing := self.cache.head_dim - keys.shape[3]:
+            keys, values = pad(keys, (0, missing)), pad(values, (0, missing))
         for stored, new in zip(self.cache.by_position[layer], (keys, values), strict=True):
             stored.index_copy_(0, self.flat, new.reshape(-1, stored.shape[1]))
         if self.span is None:

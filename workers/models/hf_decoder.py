@@ -11,13 +11,34 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.masking_utils import sdpa_mask
 
+from workers.models.attention import attend
 from workers.models.cache import CacheView
 from workers.models.transformer import Body, TransformerConfig, line_places
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
+_ATTENTION = "specfrontier"  # in the library's registry of attention functions
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+) -> tuple[Tensor, None]:
+    """`attend` as the library calls it. Passes of `HFDecoder` always have a mask.
+
+    Raises:
+        ValueError: the decoder's attention has other terms.
+    """
+    if others := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
+        raise ValueError(f"attention of {type(module).__name__} has {others[0]}, which is not supported")
+    out = attend(query, key, value, attention_mask, scale=options.get("scaling"))
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_ATTENTION, _attend)
+AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
 class HFDecoder(Body):
@@ -36,6 +57,7 @@ class HFDecoder(Body):
             raise ValueError(f"codes are {tuple(codes.shape)}, the config says {(config.vocab_size, config.dim)}")
         self.config = config
         self.decoder = decoder
+        decoder.set_attn_implementation(_ATTENTION)
         decoder.set_input_embeddings(nn.Identity())  # codes and prompts are embedded already
         self.embed = nn.Embedding(config.vocab_size, config.dim, device=codes.device, dtype=codes.dtype)
         self.embed.weight = nn.Parameter(codes, requires_grad=False)

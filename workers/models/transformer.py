@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
 
 SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; later drafts use the last position
@@ -134,10 +135,8 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Scaled dot-product attention of q [R,S,H,C] over k, v [R,K,T,C], then the output projection: [R,S,D]."""
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.heads != self.kv_heads
-        )
+        """Scaled dot-product attention of q [R,S,H,C] over k, v [R,K,T,C'], then the output projection: [R,S,D]."""
+        out = attend(q.transpose(1, 2), k, v, mask, causal=causal)
         mixed: Tensor = self.wo(out.transpose(1, 2).flatten(2))
         return mixed
 
