@@ -141,8 +141,12 @@ class Engine:
             self._batch = batch
 
     def release(self) -> None:
-        """Free the batch and the graphs of the run before."""
-        self._batch = None
+        """Free the batch and the graphs of the run before. The memory of graphs is no other tensor's before the
+        allocator's cache is emptied.
+        """
+        if self._batch is not None:
+            self._batch = None
+            torch.cuda.empty_cache()
 
     def read(self, batch: Batch, report: Tensor) -> PassCounts:
         """What a pass did, from its `step`: the only device-to-host transfer of a pass.

@@ -87,7 +87,8 @@ class RoundGraphs:
     """The graphs of a batch's passes by key, one graph for each phase, so that phases can be timed.
 
     A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured, and from then on its
-    graphs are replayed. After a phase that cannot be captured, all passes of this process run eagerly.
+    graphs are replayed. After a phase that cannot be captured, all passes of this process run eagerly, also those that
+    have graphs: settings are compared in one mode.
 
     failure: why they do.
     """
@@ -111,7 +112,7 @@ class RoundGraphs:
         Raises:
             torch.OutOfMemoryError: during capture, as in any pass.
         """
-        if key in self._captured:
+        if key in self._captured and self.failure is None:
             graphs, result = self._captured[key]
             for name, graph in graphs:
                 graph.replay()

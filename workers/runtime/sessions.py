@@ -13,6 +13,7 @@ import torch
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
+from workers.decoding.graphs import are_supported
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.metrics.timings import Device, relative_noise, session_table
@@ -38,16 +39,15 @@ def run_session(
         Cancelled, DecodingError: see `Engines.generate`.
     """
     target = engines.models.target
-    requests, rows = requests_of(captions, session), list[dict[str, Any]]()
-    device, started = this_device(target.device), datetime.now(UTC).isoformat()
+    requests = requests_of(captions, session)
 
     def generate(config: DecodingConfig, requests: Sequence[Request]) -> list[Result]:
         results = engines.generate_once(config, requests, len(requests), session.configs)
         advance()
         return results
 
-    for batch in session.batches:
-        rows += time_in_turn(
+    def time_batches(batch: int) -> list[dict[str, Any]]:
+        return time_in_turn(
             {config.digest(): partial(generate, config) for config in session.configs},
             [requests[i : i + batch] for i in range(0, len(requests), batch)],
             target.device,
@@ -56,6 +56,12 @@ def run_session(
             is_enough=lambda found: relative_noise(found) <= session.precision,
             encode=lambda requests: target.encode([request.caption for request in requests], guided=False),
         )
+
+    while True:
+        device, started = this_device(target.device), datetime.now(UTC).isoformat()
+        rows = [row for batch in session.batches for row in time_batches(batch)]
+        if this_device(target.device) == device:  # otherwise graphs were given up: some settings had them, some not
+            break
     configs = [config.to_mapping() for config in session.configs]
     return session_table(rows), {
         "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
@@ -63,5 +69,6 @@ def run_session(
 
 
 def this_device(device: torch.device) -> Device:
-    """What times the sessions of this process on a device."""
-    return Device(model_name(device), torch.get_num_threads(), clock_name(device))
+    """What times the sessions of this process on a device. A GPU with and one without CUDA graphs are two devices."""
+    eager = ", without CUDA graphs" if device.type == "cuda" and not are_supported(device) else ""
+    return Device(model_name(device) + eager, torch.get_num_threads(), clock_name(device))

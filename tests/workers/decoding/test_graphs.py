@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ import torch
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import Additive
-from search_spaces.trees import Dynamic
+from search_spaces.trees import Adjacency, Chain, Dynamic
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes import tape
-from tests.fakes.toys import toy_drafter, toy_target
+from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.graphs import RoundGraphs, are_supported
 from workers.decoding.row_buffers import RowBuffers
@@ -59,12 +60,12 @@ def test_buffers_keep_their_addresses() -> None:
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_caches_keep_the_rows_of_the_captions_that_stay(fixed: bool) -> None:
-    cache = KVCache(layers=1, rows=6, columns=2, kv_heads=1, head_dim=1)
-    cache.storage.copy_(torch.arange(12.0)[:, None].expand(1, 2, 12, 1))
+    cache = KVCache(layers=1, rows=6, columns=2, kv_heads=1, head_dim=8)
+    cache.storage.copy_(torch.arange(12.0)[:, None].expand(1, 2, 12, 8))
     buffers = RowBuffers(3, fixed=fixed)
     buffers.add_cache(cache)
     buffers.keep(torch.tensor([2, 0]))
-    assert cache.read(0, 2)[0].flatten().tolist() == [4, 5, 0, 1, 10, 11, 6, 7]
+    assert cache.read(0, 2)[0][..., 0].flatten().tolist() == [4, 5, 0, 1, 10, 11, 6, 7]
 
 
 @pytest.mark.parametrize("failing", [1, 3, 4, 6])
@@ -183,3 +184,73 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
         assert (captures == before) == (turn > 0)
     engines.generate_once(vanilla, [Request(0, "abc")], 1)
     assert engines.get(config)._batch is None
+
+
+def test_after_a_failed_capture_no_setting_has_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise settings would be timed against a vanilla of another kind."""
+    monkeypatch.setattr(RoundGraphs, "failure", None)
+    tape.without_shortcuts(monkeypatch)
+    target, replays = toy_target(), 0
+    replay = tape.Tape.replay
+
+    def count(self: tape.Tape) -> None:
+        nonlocal replays
+        replays += 1
+        replay(self)
+
+    monkeypatch.setattr(tape.Tape, "replay", count)
+    engine = Engine(target, DecodingConfig(sampling=Sampling(cfg=2.0)), batch_size=1)
+    engine.new_capture = lambda: tape.capture
+    found = [[result.tokens.tolist() for result in engine.run([Request(0, "abc")])] for _ in range(2)]
+    assert replays > 0
+    monkeypatch.setattr(RoundGraphs, "failure", "another engine's pass could not be captured")
+    before = replays
+    found.append([result.tokens.tolist() for result in engine.run([Request(0, "abc")])])
+    assert replays == before
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("adjacency", [False, True])
+def test_few_graphs_serve_all_passes_of_many_images(adjacency: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most a graph per step of tokens, power of two of rows and plan; captures are a small part of the passes."""
+    tape.without_shortcuts(monkeypatch)
+    target = toy_target(config=replace(BASE, rows=16, cols=8))
+    policy = (
+        Adjacency(depth_range=(2, 3), width_range=(2, 3), start_depth=2, start_width=2, nodes=6)
+        if adjacency
+        else Dynamic(depth=2, width=2, nodes=4)
+    )
+    config = DecodingConfig(Eagle(), policy, sampling=Sampling(cfg=1.0))
+    engine = Engine(target, config, toy_drafter("eagle", target), batch_size=2)
+    engine.new_capture = lambda: tape.capture
+    results = list(engine.run([Request(number, "abc") for number in range(9)]))
+    assert engine._batch is not None
+    assert engine._batch.graphs is not None
+    keys = engine._batch.graphs.keys
+    sizes, spans, plans = ({key[n:m] for key in keys} for n, m in ((0, 1), (1, 2), (2, None)))
+    assert len(sizes) <= 2
+    assert len(spans) <= 4  # 128 tokens in steps of 32
+    assert len(plans) <= 1 + adjacency
+    passes = sum(result.statistics.passes for result in results) / 2
+    assert len(keys) < 0.05 * passes
+
+
+def test_what_a_worker_keeps_over_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of the last setting only, and a few engines without any."""
+    tape.without_shortcuts(monkeypatch)
+    target = toy_target()
+    drafter = toy_drafter("eagle", target)
+    assert drafter is not None
+    engines = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False)
+    graphs, made = [], []
+    for length in range(1, 8):
+        config = DecodingConfig(Eagle(), Chain(length=length), sampling=Sampling(cfg=2.0))
+        engine = engines.get(config)
+        engine.new_capture = lambda: tape.capture
+        engines.generate_once(config, [Request(0, "abc"), Request(1, "abc")], 2)
+        assert engine._batch is not None
+        graphs.append(weakref.ref(engine._batch.graphs))
+        made.append(weakref.ref(engine))
+        del engine
+    assert [found() is not None for found in graphs] == [False] * 6 + [True]
+    assert [found() is not None for found in made] == [False] * 3 + [True] * 4
