@@ -35,7 +35,7 @@ MAX_PACKAGE_LINES = {
     "specfrontier": 379,
     "workers": 393,
     "workers.data": 1880,
-    "workers.decoding": 3355,
+    "workers.decoding": 3374,
     "workers.drafters": 368,
     "workers.loading": 787,
     "workers.metrics": 3331,

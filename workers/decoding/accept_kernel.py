@@ -143,6 +143,62 @@ def _reject_child(
 
 
 @triton.jit
+def _verify_children(
+    source, proposal, children, tokens, eligible, uniforms, omega, neighbours, residuals, side, remaining,
+    k, bound, width, vocabulary, table_width,
+    KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The accepted child of a node (0: none), the residual after the rejections before it, and the side to write next.
+
+    source, proposal: the target's and the drafter's probs after the node.
+    """
+    mass, summed, share, share_summed = 1.0, 0.0, 1.0, 1.0  # of the residual and the proposal, and when summed last
+    accepted, rank, testing = side * 0, side * 0, width > 0
+    while testing:
+        child = tl.load(children + rank).to(tl.int32)
+        if tl.load(eligible + child) != 0:
+            x = tl.load(tokens + child)
+            own, p_x = tl.load(source + x) / mass, 1.0
+            if SAMPLED:
+                p_x = tl.load(proposal + x) / share
+            counted, admitted = _count(source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK)
+            f = tl.where(p_x > 0, omega * counted / p_x, 0.0)  # may exceed 1; never accepts if it is not a number
+            if tl.load(uniforms + rank) < f:
+                accepted = child
+            else:
+                tl.debug_barrier()  # all threads have read what is overwritten now
+                at_x, taken = 0.0, own * mass
+                if PAPER:
+                    at_x, taken = (counted * mass if SAMPLED else 0.0), counted * mass
+                elif not EXACT_RESIDUAL:
+                    at_x = tl.maximum(own - tl.minimum(f, 1.0), 0.0) * mass
+                    taken -= at_x
+                if (not SAMPLED) and (mass - taken > summed / 8) & (summed > 0):  # it is in a buffer, and accurate
+                    if PAPER:
+                        _clear_neighbours(source, x, neighbours, table_width, admitted, CHUNK)
+                    tl.store(source + x, at_x)
+                    tl.debug_barrier()
+                    mass -= taken
+                else:
+                    other = residuals + side * vocabulary
+                    left = _reject_child(
+                        source, other, proposal, remaining, neighbours, table_width, admitted, x, at_x, omega,
+                        mass / share, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+                    )  # fmt: skip
+                    if left > 0:  # otherwise the residual stays as it is
+                        mass, summed, source, side = left, left, other, 1 - side
+                if SAMPLED:
+                    proposal, share = remaining, share * (1 - p_x)
+                    if share < share_summed / 8:
+                        share = tl.maximum(_sum(proposal, vocabulary, BLOCK), 1.1754943508222875e-38)
+                        share_summed = share
+        rank += 1
+        testing = (accepted == 0) & (rank < width)
+    return accepted, source, side
+
+
+@triton.jit
 def _repeat_last(path, node, depth, levels):
     for level in range(levels):
         if level >= depth:
@@ -179,50 +235,13 @@ def accept_path(
         source, proposal = probs + node.to(tl.int64) * vocabulary, proposals
         if SAMPLED:
             proposal = proposals + tl.load(proposal_rows + node) * vocabulary
-        mass, summed, share, share_summed = 1.0, 0.0, 1.0, 1.0  # of the residual and the proposal, and when summed last
-        accepted, rank = node * 0, node * 0
-        testing = depth < levels
-        while testing:
-            child = tl.load(children + node * node_stride + rank).to(tl.int32)
-            if tl.load(eligible + child) != 0:
-                x = tl.load(tokens + child)
-                own, p_x = tl.load(source + x) / mass, 1.0
-                if SAMPLED:
-                    p_x = tl.load(proposal + x) / share
-                counted, admitted = _count(source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK)
-                omega, scale = tl.load(omegas + depth + 1), mass / share
-                f = tl.where(p_x > 0, omega * counted / p_x, 0.0)  # may exceed 1; never accepts if it is not a number
-                if tl.load(uniforms + depth * ranks + rank) < f:
-                    accepted = child
-                else:
-                    tl.debug_barrier()
-                    at_x, taken = 0.0, own * mass
-                    if PAPER:
-                        at_x, taken = (counted * mass if SAMPLED else 0.0), counted * mass
-                    elif not EXACT_RESIDUAL:
-                        at_x = tl.maximum(own - tl.minimum(f, 1.0), 0.0) * mass
-                        taken -= at_x
-                    if (not SAMPLED) and (mass - taken > summed / 8) & (summed > 0):
-                        if PAPER:
-                            _clear_neighbours(source, x, neighbours, table_width, admitted, CHUNK)
-                        tl.store(source + x, at_x)
-                        tl.debug_barrier()
-                        mass -= taken
-                    else:
-                        other = residuals + side * vocabulary
-                        left = _reject_child(
-                            source, other, proposal, remaining, neighbours, table_width, admitted, x, at_x, omega,
-                            scale, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
-                        )  # fmt: skip
-                        if left > 0:  # otherwise the residual stays as it is
-                            mass, summed, source, side = left, left, other, 1 - side
-                    if SAMPLED:
-                        proposal, share = remaining, share * (1 - p_x)
-                        if share < share_summed / 8:
-                            share = tl.maximum(_sum(proposal, vocabulary, BLOCK), 1.1754943508222875e-38)
-                            share_summed = share
-            rank += 1
-            testing = (accepted == 0) & (rank < width)
+        accepted = node * 0
+        if depth < levels:
+            accepted, source, side = _verify_children(
+                source, proposal, children + node * node_stride, tokens, eligible, uniforms + depth * ranks,
+                tl.load(omegas + depth + 1), neighbours, residuals, side, remaining, k, bound, width, vocabulary,
+                table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+            )  # fmt: skip
         accepting = accepted > 0
         if accepting:
             node, depth = accepted, depth + 1

@@ -266,7 +266,7 @@ def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
     with pytest.raises(QueryError, match="no finished trial 99"):
         sweep.images(99)
     for number in (5, 7):  # with images, and without
-        with pytest.raises(QueryError, match="'token': unknown column; did you mean 'tokens'.*caption_id"):
+        with pytest.raises(QueryError, match=r"'token': unknown column; did you mean 'tokens'.*caption_id"):
             sweep.images(number, columns=["caption", "token"])
         with pytest.raises(QueryError, match=r"columns=\['tokens'\]"):
             sweep.images(number, columns="tokens")
