@@ -208,7 +208,8 @@ def main() -> None:
         return
     runs = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
     passes, start = count_passes(), time.monotonic()
-    moments = sorted(random.Random(0).uniform(0, 60 * options.minutes) for _ in range(options.runs))
+    rng = random.Random(0)
+    moments = sorted(rng.uniform(0, 60 * options.minutes) for _ in range(options.runs))
     for number in range(len(runs), options.runs):
         time.sleep(max(0.0, start + moments[number] - time.monotonic()))
         run: dict[str, Any] = {"busy": 2 * (number % 2), "seed": number}
