@@ -2,113 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.instant import InstantWorkers, make_driver
-from benchmarks.simulated import write_session
+from benchmarks.instant import make_driver, plausible
 from orchestrator.results.choices import default_choices
 from orchestrator.results.front import front_of
 from orchestrator.results.store import read_trials
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.tasks import ClusterLost, Limits, Outcome, PoolError, Task, TaskResult
-from orchestrator.run.timing import time_front
+from orchestrator.run.tasks import ClusterLost, Limits, PoolError, Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from tests.fakes.synthetic_sweeps import METRICS, NEEDS, identity
-from workers.data.shards import TimingSession
+from tests.fakes.timed_launches import (
+    SPACE,
+    TRIALS,
+    Timed,
+    TimedWorkers,
+    Workers,
+    digests,
+    launch,
+    results,
+    run,
+    sessions,
+)
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
-from workers.metrics.estimate import Estimate
-
-NAMES = ("speedup", "fid")
-TRIALS = 9
-SPACE = """
-name: shapes
-captions: {source: scenes, count: 16, seed: 1}
-quality: {batch: 8, shard: 8}
-timing: {batch: 1, images: 2, repetitions: 2}
-search: {sampler: random, parallel: PARALLEL}
-budget: {trials: 9}
-objectives: [{metric: speedup, direction: maximize}, {metric: fid, direction: minimize}]
-sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
-enqueue:
-  - vanilla
-  - {label: chain, drafter: eagle, tree: {policy: chain, length: 3}}
-  - {label: window, drafter: jacobi, tree: {policy: chain, length: 4}}
-space:
-  drafter: eagle
-  tree: {policy: chain, length: {low: 3, high: 5}}
-  acceptance:
-    - {schedule: constant, budget: {low: 1, high: 3, log: true}}
-    - {schedule: exponential, budget: {low: 1, high: 3, log: true}, nu: {low: 0.1, high: 0.5}}
-"""
-Fault = Callable[[Task], bool]
-
-
-class Workers(InstantWorkers):
-    """They write an empty file for each shard. Tasks for which `fault` holds fail. A driver that waits for nothing ends
-    the test instead of hanging. left: results after which the driver is killed.
-    """
-
-    def __init__(self, fault: Fault = lambda task: False, *, permanent: bool = True, left: int = 10_000) -> None:
-        super().__init__()
-        self.storage: Storage | None = None
-        self.fault, self.permanent, self.left = fault, permanent, left
-        self.tasks: list[Task] = []
-
-    def submit(self, task: Task) -> None:
-        super().submit(task)
-        self.tasks.append(task)
-
-    def collect(self, timeout: float) -> list[TaskResult]:
-        assert self.waiting, "the driver waits for a task that nobody runs"
-        if not self.left:
-            raise KeyboardInterrupt
-        self.left -= 1
-        return [
-            TaskResult(result.task, None, "no", permanent=self.permanent) if self.fault(result.task) else result
-            for result in super().collect(timeout)
-        ]
-
-    def answer(self, task: Task) -> Mapping[str, Any]:
-        if self.storage is not None and task.kind != "measure" and not self.fault(task):
-            self.storage.write(task.name, b"")
-        return super().answer(task)
-
-    def timed(self) -> list[int]:
-        """The trials that submitted timing tasks."""
-        return [task.trial for task in self.tasks if task.kind == "timing"]
-
-    def measured_with(self) -> dict[int, Mapping[str, Any]]:
-        """The payload of each trial's measure task."""
-        return {task.trial: task.payload for task in self.tasks if task.kind == "measure"}
-
-
-def run(folder: Path, workers: Workers, *, parallel: int = 3) -> Outcome:
-    folder.mkdir(exist_ok=True)
-    path = folder / "shapes.yaml"
-    path.write_text(SPACE.replace("PARALLEL", str(parallel)))
-    config, storage = SweepConfig.read(str(path)), Storage(str(folder))
-    workers.storage = storage
-    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
-    return driver.run(read_trials(storage))
-
-
-def sessions(workers: Workers) -> list[list[str]]:
-    """The digests that each session times, in the order of their numbers."""
-    found = {task.name: task.payload for task in workers.tasks if task.kind == "timing"}
-    ordered = sorted(found.values(), key=lambda payload: int(payload["number"]))
-    return [[DecodingConfig.from_mapping(config).digest() for config in payload["configs"]] for payload in ordered]
-
-
-def digests(records: Sequence[TrialRecord], *numbers: int) -> list[str]:
-    return [records[number].digest for number in numbers]
 
 
 def test_enqueued_shapes_share_the_first_session(tmp_path: Path) -> None:
@@ -202,73 +122,11 @@ def test_the_number_of_workers_changes_no_session(parallel: int, tmp_path: Path)
     assert sessions(many)[0] == sessions(one)[0]
 
 
-class TimedWorkers(Workers):
-    """They write real sessions, so that the front is priced. at_session: what to do when a session of this number, and
-    what it times, is about to be made.
-    """
-
-    def __init__(self, at_session: Callable[[Task], None] = lambda task: None, **options: Any) -> None:
-        super().__init__(**options)
-        self.at_session = at_session
-
-    def answer(self, task: Task) -> Mapping[str, Any]:
-        if task.kind == "timing" and not self.fault(task):
-            self.at_session(task)
-            assert self.storage is not None
-            write_session(self.storage, task.name, TimingSession.from_mapping(task.payload))
-            return InstantWorkers.answer(self, task)
-        output = super().answer(task)
-        if task.kind != "measure":
-            return output
-        count = 144.0 if DecodingConfig.from_mapping(task.payload["config"]).is_vanilla else 48.0
-        return {**output, "passes": {"1": [count] * 9}}
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A sweep that has ended, the sessions that it wanted (names by number), and the notes of its end."""
-
-    sweep: Sweep
-    sessions: Mapping[int, str]
-    notes: Sequence[str]
-    limit: str
-
-
-def launch(folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Sequence[str] = NAMES) -> Timed:
-    """Run a sweep and its last session, or the rest of them. front: its objectives."""
-    folder.mkdir(exist_ok=True)
-    path, notes = folder / "shapes.yaml", list[str]()
-    path.write_text(text.replace("PARALLEL", "3"))
-    config, storage = SweepConfig.read(str(path)), Storage(str(folder))
-    workers.storage = storage
-    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
-    outcome, trials = driver.run(read_trials(storage)), driver.trials
-    goals = [{"metric": name, "direction": METRICS[name]["direction"]} for name in front]
-    baseline = trials.plan.baseline.to_mapping()
-    metrics = {name: {**METRICS[name], "needs": NEEDS[name]} for name in dict.fromkeys([*front, "speedup"])}
-    facts = identity("shapes", baseline=baseline, metrics=metrics, objectives=goals, constraints=[])
-    sweep = Sweep(storage, facts, tuple(outcome.records))
-    time_front(
-        sweep, trials.plan.session, trials.sessions.made, trials.build, lambda event: notes.append(str(event["note"]))
-        if event["event"] == "note" else None,
-    )  # fmt: skip
-    found = {int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"}
-    return Timed(sweep.priced(), found, notes, outcome.stopped_by)
-
-
-def results(timed: Timed) -> list[tuple[int, Mapping[str, Estimate]]]:
-    return [(record.number, record.metrics) for record in timed.sweep.records]
-
-
 def last_session(workers: TimedWorkers) -> Task:
     """The one that was wanted after all trials."""
     last = [task for task in workers.tasks if task.kind == "timing"][-1]
     assert last is workers.tasks[-1]
     return last
-
-
-def digests_of(task: Task) -> list[str]:
-    return [DecodingConfig.from_mapping(config).digest() for config in task.payload["configs"]]
 
 
 def test_the_last_session_times_the_front(tmp_path: Path) -> None:
@@ -288,8 +146,8 @@ def test_the_last_session_times_the_front(tmp_path: Path) -> None:
     assert timed.sweep.prices.sessions == len(timed.sessions)
     assert timed.notes == []
     told = {record.number: record.metrics["speedup"].value for record in read_trials(timed.sweep.storage)}
-    final = {record.number: record.metrics["speedup"].value for record in timed.sweep.records}
-    assert all(told[number] != value for number, value in final.items() if number), "records keep what was told"
+    final = {r.number: r.metrics["speedup"].value for r in timed.sweep.records if r.config and r.config.shape in shapes}
+    assert all(told[number] != value for number, value in final.items()), "records keep what was told"
 
 
 def test_as_many_images_are_timed_as_the_shapes_need_and_one_session_more(tmp_path: Path) -> None:
@@ -313,8 +171,7 @@ def test_the_front_is_timed_until_the_images_are_spent(tmp_path: Path) -> None:
         for length in range(5, 11)
     )
     text = SPACE.replace("space:\n", f"{entries}space:\n")
-    workers = TimedWorkers()
-    workers.numbers = lambda config: {"speedup": 1.0, "fid": 1.0 if config.is_vanilla else 2.0}
+    workers = TimedWorkers(numbers=lambda config: {"speedup": 1.0, "fid": 1.0 if config.is_vanilla else 2.0})
     timed = launch(tmp_path, workers, text)
     first, *last = [len(task.payload["configs"]) for task in workers.tasks if task.kind == "timing"]
     shapes = {record.shape for record in timed.sweep.records if record.config and not record.config.is_vanilla}
@@ -411,8 +268,7 @@ def test_a_front_of_vanilla_alone_is_not_timed_again(tmp_path: Path) -> None:
         value = 1.0 if config.is_vanilla else 9.0
         return {"speedup": 1.0, "fid": value, "step_compression": 1 / value}
 
-    workers = TimedWorkers()
-    workers.numbers = poor
+    workers = TimedWorkers(numbers=poor)
     timed = launch(tmp_path, workers, front=("step_compression", "fid"))
     assert [record.number for record in timed.sweep.front_records] == [0]
     assert timed.sweep.prices.sessions > 1
@@ -431,9 +287,7 @@ def test_a_sweep_without_a_front_is_complete(tmp_path: Path) -> None:
 def test_workers_that_end_in_any_order_time_the_same_sessions(tmp_path: Path) -> None:
     """Such as two of one kind: which of them has a session, and when, makes no difference to what is timed."""
     one = launch(tmp_path / "one", TimedWorkers())
-    other = TimedWorkers()
-    other.last_first = True
-    two = launch(tmp_path / "two", other)
+    two = launch(tmp_path / "two", TimedWorkers(last_first=True))
     assert two.sessions == one.sessions
     assert results(two) == results(one)
 
@@ -464,3 +318,56 @@ def test_a_sweep_that_its_hours_ended_times_its_front(tmp_path: Path, monkeypatc
     assert 3 <= len(timed.sweep.records) < TRIALS
     assert last_session(workers).about
     assert timed.notes == []
+
+
+def searched(objective: str) -> str:
+    """A sweep of many shapes, whose search learns from this objective and the FID."""
+    changes = {
+        "sampler: random,": "sampler: tpe, options: {n_startup_trials: 3},",
+        "trials: 9": "trials: 14",
+        "high: 5": "high: 9",
+        "{metric: speedup, d": f"{{metric: {objective}, d",
+    }
+    text = f"{SPACE}metrics: [speedup, step_compression, fid]\n"
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def steps(config: DecodingConfig) -> dict[str, float]:
+    found = plausible(config)
+    return {"step_compression": found["speedup"], "fid": found["fid"]}
+
+
+def proposals(timed: Timed) -> list[tuple[object, ...]]:
+    return [(record.number, record.config, record.params) for record in timed.sweep.records]
+
+
+def sessions_of_trials(workers: TimedWorkers) -> set[str]:
+    return {task.name for task in workers.tasks if task.kind == "timing" and not task.about}
+
+
+@pytest.mark.parametrize("objective", ["step_compression", "speedup"])
+def test_trials_and_sessions_depend_on_speeds_only_if_the_search_is_told_them(objective: str, tmp_path: Path) -> None:
+    text, front = searched(objective), (objective, "fid")
+    made = [TimedWorkers(numbers=steps, seed=seed, noise=0.3) for seed in range(3)]
+    found = [launch(tmp_path / str(seed), made[seed], text, front=front) for seed in range(3)]
+    speeds = {tuple(record.metrics["speedup"].value for record in timed.sweep.records[:3]) for timed in found}
+    assert len(speeds) == 3
+    is_same = objective != "speedup"
+    assert all(proposals(timed) == proposals(found[0]) for timed in found) == is_same
+    assert all(sessions_of_trials(workers) == sessions_of_trials(made[0]) for workers in made) == is_same
+
+
+@pytest.mark.parametrize("finished", [4, 11, 18, 25, 32, 39, 46])
+def test_a_search_by_speed_is_a_function_of_its_sessions(finished: int, tmp_path: Path) -> None:
+    """A sweep is killed, and goes on at other speeds. One that is not, and whose sessions read the same, is equal."""
+    text = searched("speedup")
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path / "killed", TimedWorkers(numbers=steps, noise=0.3, left=finished), text)
+    killed = launch(tmp_path / "killed", TimedWorkers(numbers=steps, seed=1, noise=0.3), text)
+    again = launch(tmp_path / "again", TimedWorkers(numbers=steps, timed=killed.sweep.storage, last_first=True), text)
+    assert proposals(again) == proposals(killed)
+    assert results(again) == results(killed)
+    told = [[record.metrics["speedup"] for record in read_trials(timed.sweep.storage)] for timed in (killed, again)]
+    assert told[0] == told[1]
