@@ -17,10 +17,12 @@ from benchmarks.instant import InstantWorkers
 from orchestrator.run import launch
 from orchestrator.run.placement import Slots
 from orchestrator.run.tasks import Task
+from search_spaces.trial import DecodingConfig
 from workers.data.records import write_shard
 from workers.data.shards import Experiment, QualityShard, TimingSession, digest
 from workers.data.storage import Storage
-from workers.metrics.timings import CPU_CLOCK, session_table
+from workers.metrics.timings import session_table
+from workers.runtime.device import AUTO, pick_device, this_device
 
 _BLOCKS = 24  # of a metric's jackknife replicates
 _CODES, _IMAGE_TOKENS, _FEATURES = 1024, 144, 64  # as the built-in model's
@@ -46,7 +48,7 @@ def session_rows(session: TimingSession, seed: int = 0, noise: float = 0.01) -> 
         for unit in range(session.start, session.stop, batch):
             captions = {"caption_ids": list(range(unit, unit + batch)), "repetition": 0, "batch": batch}
             for turn, config in enumerate(session.configs):
-                passes = float(_IMAGE_TOKENS if config.is_vanilla else _IMAGE_TOKENS // 3)
+                passes = _passes(config)
                 shape = int(digest(config.shape.key), 16) % 100 / 1000
                 cost = (0.01 if config.is_vanilla else 0.012 + shape / 10) * float(np.exp(rng.normal(0, noise)))
                 seconds = {"seconds": 0.01 + passes * cost, "wall": 0.01 + passes * cost, "prefill": 0.01}
@@ -54,12 +56,17 @@ def session_rows(session: TimingSession, seed: int = 0, noise: float = 0.01) -> 
     return rows
 
 
+def _passes(config: DecodingConfig) -> float:
+    return float(_IMAGE_TOKENS if config.is_vanilla else _IMAGE_TOKENS // 3)
+
+
 def write_session(storage: Storage, name: str, session: TimingSession, seed: int = 0, noise: float = 0.01) -> None:
-    """The file of a timing session that nothing ran."""
+    """The file of a timing session that nothing ran, as if a worker with one thread on this machine had."""
+    device = this_device(pick_device(AUTO))
     configs = [config.to_mapping() for config in session.configs]
     started = f"2026-01-01T00:{session.number // 60 % 60:02d}:{session.number % 60:02d}+00:00"
     facts = {"kind": session.kind, "name": name, "images": session.images, "seconds": 0.0, "worker": "simulated"}
-    facts |= {"configs": configs, "started": started, "timed_on": "nothing", "threads": 1, "clock": CPU_CLOCK}
+    facts |= {"configs": configs, "started": started, "timed_on": device.name, "threads": 1, "clock": device.clock}
     write_shard(storage, name, session_table(session_rows(session, seed + session.number, noise)), facts)
 
 
@@ -78,7 +85,8 @@ def measurement(task: Mapping[str, Any], images: int) -> dict[str, Any]:
         name: {"value": 1 + 9 * rng.random(), "error": 0.1, "n": images, "replicates": rng.random(_BLOCKS).tolist()}
         for name in task["metrics"]
     }
-    return {"metrics": metrics, "history": [[images // 2, metrics]], "seconds": 0.0}
+    passes = {"1": [_passes(DecodingConfig.from_mapping(task["config"]))] * (1 + _BLOCKS)}
+    return {"metrics": metrics, "history": [[images // 2, metrics]], "seconds": 0.0, "passes": passes}
 
 
 class SimulatedWorker:

@@ -43,8 +43,8 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.loading.models_yaml import load_folder
 from workers.metrics.timings import PriceList, read_session, session_table
-from workers.runtime.device import model_name
-from workers.runtime.timing import clock_name, time_in_turn
+from workers.runtime.device import this_device
+from workers.runtime.timing import time_in_turn
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "spaces" / "quickstart.yaml"
 LATER = {"drafter": "eagle", "tree": {"policy": "static", "name": "small_7"}, "acceptance": {"schedule": "constant"}}
@@ -113,7 +113,8 @@ def one_run(passes: Mapping[str, float], seed: int) -> Speeds:
         batches = [[request] for request in requests[number * CAPTIONS : (number + 1) * CAPTIONS]]
         run = {config.digest(): partial(_generate, engines[config]) for config in chosen}
         rows = time_in_turn(run, batches, models.target.device, seed=number + 10 * seed)
-        facts = {"timed_on": model_name(models.target.device), "threads": 1, "clock": clock_name(models.target.device)}
+        device = this_device(models.target.device)
+        facts = {"timed_on": device.name, "threads": 1, "clock": device.clock}
         facts |= {"configs": [config.to_mapping() for config in chosen], "started": str(number)}
         names.append(f"timings/{number}.parquet")
         write_shard(storage, names[-1], session_table(rows), facts | {"kind": TimingSession.kind})

@@ -60,7 +60,7 @@ class Sweep(results.Sweep):
         """Read the sweep again, with the trials that have finished since."""
         if self.machine is None:
             return self.open(self.storage)
-        return self.open(self.storage, str(self.machine.devices[0]), self.machine.batch)
+        return self.open(self.storage, str(self.machine.device), self.machine.batch)
 
     def front(
         self,

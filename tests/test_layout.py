@@ -24,12 +24,12 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 574,
-    "orchestrator.cli": 3164,
+    "orchestrator.cli": 3160,
     "orchestrator.doctor": 690,
     "orchestrator.replay": 810,
     "orchestrator.report": 1277,
-    "orchestrator.results": 4545,
-    "orchestrator.run": 4269,
+    "orchestrator.results": 4560,
+    "orchestrator.run": 4286,
     "orchestrator.views": 1956,
     "search_spaces": 4007,
     "specfrontier": 379,
@@ -38,10 +38,10 @@ MAX_PACKAGE_LINES = {
     "workers.decoding": 3374,
     "workers.drafters": 368,
     "workers.loading": 787,
-    "workers.metrics": 3331,
+    "workers.metrics": 3365,
     "workers.models": 3482,
     "workers.replay": 1330,
-    "workers.runtime": 1055,
+    "workers.runtime": 1050,
     "workers.scenes": 373,
     "workers.training": 1060,
 }

@@ -34,7 +34,7 @@ from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.estimate import measured, ratio_estimate
-from workers.runtime.device import device_name, versions
+from workers.runtime.device import device_name, this_device, versions
 from workers.runtime.timing import time_in_turn
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
@@ -238,7 +238,8 @@ def _header(
     batch, promised = min(engine.batch_size, images), None
     if setting.speed is not None:
         files = setting.differing_files(models.hashes)
-        reasons = setting.speed.differences(engine.config.digest(), batch, device_name(engine.device), files)
+        devices = [str(this_device(engine.device)), device_name(engine.device)]
+        reasons = setting.speed.differences(engine.config.digest(), batch, devices, files)
         promised = asdict(setting.speed) | {"differences": reasons, "text": setting.speed.describe(reasons)}
     return {
         "versions": versions(),

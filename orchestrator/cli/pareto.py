@@ -141,7 +141,7 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
 
 
 def _unmeasured(front: Front) -> list[str]:
-    """A note on each objective that complete trials lack, with their numbers."""
+    """A note on each objective that complete trials lack, with their numbers; `timing_notes` has those on speeds."""
     from orchestrator.results.prices import is_priced
     from orchestrator.results.trials import COMPLETE
 
@@ -149,12 +149,13 @@ def _unmeasured(front: Front) -> list[str]:
     for name, sweep in front.sweeps.items():
         complete = [record for record in sweep.records if record.state == COMPLETE and record.duplicate_of is None]
         for metric in front.metrics:
+            if sweep.machine is not None and is_priced(metric.name):
+                continue
             missing = [str(record.number) for record in complete if metric.name not in record.metrics]
-            on = f" on {sweep.machine}" if sweep.machine and is_priced(metric.name) else ""
             trials = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
             if missing:
-                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}{on}")
+                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}")
     return notes
 
 

@@ -26,9 +26,10 @@ from workers.data.shards import MAX_SHAPES, Experiment, TimingSession, plan_sess
 from workers.decoding.engine import DecodingError
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import Prices
-from workers.metrics.timings import Device
+from workers.metrics.timings import LATER, Device
+from workers.runtime.device import this_device
 from workers.runtime.loaded import Engines
-from workers.runtime.sessions import run_session, this_device
+from workers.runtime.sessions import run_session
 from workers.runtime.shard_tables import shard_metadata
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class SessionTimer:
     """Times settings of a sweep with its models on its captions, and stores the sessions there.
 
     images: of a setting in a session. error: the relative standard error of the costs that suffices. seconds: after
-    which no further session ends. device: what times.
+    which no further session ends.
     """
 
     sweep: Sweep
@@ -55,7 +56,6 @@ class SessionTimer:
     batch: int
     error: float
     seconds: float
-    device: Device
     written: list[str] = field(default_factory=list)
 
     @classmethod
@@ -92,13 +92,17 @@ class SessionTimer:
             batch=effort.batch or identity.timing_batch,
             error=effort.error,
             seconds=60 * effort.minutes,
-            device=this_device(models.target.device),
         )
+
+    @property
+    def device(self) -> Device:
+        """What times now: a GPU may give up CUDA graphs."""
+        return this_device(self.engines.models.target.device)
 
     @property
     def machine(self) -> Machine:
         """The device, and the batch size."""
-        return Machine((self.device,), self.batch)
+        return Machine(self.device, self.batch)
 
     def run(self, settings: Sequence[DecodingConfig]) -> float:
         """Time vanilla and settings, one of each shape, until all costs are as precise as asked for or the time is
@@ -134,7 +138,7 @@ class SessionTimer:
         return max(cost.error / cost.value for cost in costs)
 
     def _costs(self, config: DecodingConfig) -> Prices:
-        return read_prices(self.sweep.storage).of(config.shape, self.batch, [self.device])[0]
+        return read_prices(self.sweep.storage).of(config.shape, self.batch, self.device)[0]
 
     def _plan(self, settings: Sequence[DecodingConfig]) -> TimingSession:
         """A session of vanilla and settings, on captions that its number decides.
@@ -167,7 +171,7 @@ class SessionTimer:
                 table, facts = run_session(self.engines, self.captions, session, advance)
             common = shard_metadata(session, self.experiment, self.captions, self.engines.models.target.device)
             seconds = time.perf_counter() - start
-            own = {"images": session.images, "seconds": seconds, "worker": "time"}
+            own = {"images": session.images, "seconds": seconds, "worker": LATER}
             write_shard(self.sweep.storage, common["name"], table, common | facts | own)
         self.written.append(common["name"])
 

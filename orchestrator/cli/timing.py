@@ -97,16 +97,16 @@ def _show_speeds(
     costs, relative."""
     from orchestrator.results.store import command
 
-    own = _own_machine(sweep)
     now = sweep.priced()
+    own = f"{now.identity.timing_device or 'an unknown device'} at batch {now.identity.timing_batch}"
     before = {record.number: record for record in now.records}
-    here = now.priced_on(str(timer.device), timer.batch)
-    numbers, is_other = {record.number for record in records}, own != str(timer.machine)
+    here = now.priced_on(timer.machine)
+    numbers, is_other = {record.number for record in records}, now.machine != timer.machine
     rows: list[dict[str, Any]] = []
     for record in here.records:
         if record.number in numbers:
-            speeds = [entry.metrics[SPEEDUP] for entry in (record, before[record.number])]
-            found = [{"value": speed.value, "error": speed.known_error} for speed in speeds]
+            speeds = [entry.metrics.get(SPEEDUP) for entry in (record, before[record.number])]
+            found = [{"value": speed.value, "error": speed.known_error} if speed else None for speed in speeds]
             facts = {"number": record.number, "setting": record.title(here.names.name(record.config))}
             rows.append(facts | {"digest": record.digest, SPEEDUP: found[0]} | ({"own": found[1]} if is_other else {}))
     facts = {"sweep": sweep.name, "device": str(timer.device), "threads": timer.device.threads, "batch": timer.batch}
@@ -114,7 +114,7 @@ def _show_speeds(
     shown = [SPEEDUP, *(["own"] if is_other else [])]
     head = ["trial", "setting", SPEEDUP, *(["speedup of the sweep"] if is_other else [])]
     cells = [
-        [str(row["number"]), row["setting"], *(measured(row[key]["value"], row[key]["error"]) for key in shown)]
+        [str(row["number"]), row["setting"], *(measured(**row[key]) if row[key] else "-" for key in shown)]
         for row in sorted(rows, key=lambda row: row[SPEEDUP]["value"])
     ]
     lines = [f"{SPEEDUP} on {timer.machine}, {counted(len(timer.written), 'session')}"]
@@ -127,13 +127,3 @@ def _show_speeds(
         f"the front there: {command(sweep.storage, 'pareto', *use)}",
     ]
     show(facts, lines, as_json=as_json)
-
-
-def _own_machine(sweep: Sweep) -> str:
-    """What timed the sweep itself."""
-    from orchestrator.results.prices import Machine
-
-    batch = sweep.identity.timing_batch
-    if sweep.prices.devices:
-        return str(Machine.find(sweep.prices, None, None, batch))
-    return f"{sweep.identity.timing_device or 'an unknown device'} at batch {batch}"  # of an earlier version

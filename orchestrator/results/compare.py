@@ -289,7 +289,7 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
     """The facts that timings depend on and that differ, among the identities that record them."""
     facts: dict[str, list[Any]] = {
         "devices": [identity.timing_device for identity in identities],
-        "threads": [identity.threads for identity in identities],
+        "threads": [identity.timing_threads for identity in identities],
         "timing batches": [identity.timing_batch for identity in identities if "batch" in identity.timing],
     }
     return [(fact, values) for fact, values in facts.items() if _differ([v for v in values if v is not None])]

@@ -27,7 +27,7 @@ SPEEDUP = "speedup"
 _TRIAL = re.compile(r"(?:.*: )?trial (\d+) of (.+)")
 _SPEED = re.compile(rf"{SPEEDUP} (.+) at batch (\d+) on (.+)")
 _CONFIG = re.compile(r"config ([0-9a-f]+)")
-_DEVICE = re.compile(r"(cpu|cuda) \(")  # not a node's labels
+_LABEL = re.compile(r"[^=, ]+=")  # of a node, in the place of a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ class MeasuredSpeed:
         other = f"; not of this run: {' and '.join(differences)} (--against vanilla measures it)"
         return text + (other if differences else "")
 
-    def differences(self, digest: str, batch: int, device: str, files: Collection[str] = ()) -> list[str]:
-        """Why it is not the speed-up of a run with this config, batch and device. files: of the models, by key, whose
-        contents are not those of the sweep."""
+    def differences(self, digest: str, batch: int, devices: Sequence[str], files: Collection[str] = ()) -> list[str]:
+        """Why it is not the speed-up of a run with this config, batch and device. devices: the names of that one, as a
+        timing session has it first. files: of the models, by key, whose contents are not those of the sweep."""
         found = ["its config was changed"] if digest != self.digest else []
         found += [f"{', '.join(files)} differ{'s' * (len(files) == 1)} from the sweep's"] if files else []
         found += [f"its batch is {batch}"] if batch != self.batch else []
-        is_other = _DEVICE.match(self.device) is not None and device != self.device
-        return found + ([f"its device is {device}"] if is_other else [])
+        is_other = self.device not in devices and _LABEL.match(self.device) is None
+        return found + ([f"its device is {devices[0]}"] if is_other else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,35 +13,52 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.launches import EventLog, Launch, describe_event, find_launch, read_events
-from orchestrator.results.store import EVENTS, Identity, planned_trials
+from orchestrator.results.prices import is_priced
+from orchestrator.results.store import EVENTS, Identity, command, planned_trials
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import FAILED, STOPPED, State, TrialRecord
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, State, TrialRecord
 from workers.data.storage import Storage
-from workers.metrics.timings import CPU_CLOCK, Device
+from workers.metrics.timings import Device
 from workers.runtime.logs import log_folder
 
 if TYPE_CHECKING:
     from orchestrator.results.sweep import Sweep
 
 
+_MAX_LISTED = 10  # trials in a note
+
+
 def timing_notes(sweep: Sweep) -> list[str]:
-    """Sentences on a sweep's speeds that errors cannot say: what they lack, and that they are of several machines."""
-    devices = sweep.prices.devices
+    """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, and what was not timed."""
     notes = [f"{problem}: the speeds are those of the other timing sessions" for problem in sweep.prices.problems]
-    if len(devices) > 1:
-        names = " and ".join(map(str, devices))
-        notes.append(f"settings were timed on {names}; each speed-up is of the first of them that timed its shape")
-    if sweep.prices.sessions == 1:
+    if (machine := sweep.machine) is None:
+        return notes
+    place = [*_threads(machine.device), "--batch", str(machine.batch)]
+    if untimed := [record.number for record in sweep.records if _is_untimed(record, sweep)]:
+        several = len(untimed) > 1
+        trials = ", ".join(map(str, untimed[:_MAX_LISTED])) + (", ..." if len(untimed) > _MAX_LISTED else "")
+        chosen = [word for number in untimed[:_MAX_LISTED] for word in ("--trial", str(number))]
+        again = command(sweep.storage, "time", *chosen, *place)
         notes.append(
-            "all speeds are of one timing session; "
-            f"specfrontier time {sweep.storage.display_name}{_threads(devices[0])} adds others"
+            f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, so "
+            f"{'they have' if several else 'it has'} no speed there; `{again}` adds {'them' if several else 'it'}"
         )
+    if sweep.prices.sessions_on(machine.device, machine.batch) == 1:
+        again = command(sweep.storage, "time", *place)
+        notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
     return notes
 
 
-def _threads(device: Device) -> str:
+def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:
+    """Whether a trial has results, and no speed at the sweep's prices."""
+    speeds = [name for name in sweep.identity.metrics if is_priced(name)][:1]
+    is_own = record.state == COMPLETE and record.duplicate_of is None
+    return is_own and any(name not in record.metrics for name in speeds)
+
+
+def _threads(device: Device) -> list[str]:
     """The option of `time` that gives a CPU the same number of threads, with which it is the same device."""
-    return f" --threads {device.threads}" if device.clock == CPU_CLOCK else ""
+    return ["--threads", str(device.threads)] if device.threads else []
 
 
 MIN_PASSES = 100  # of the target, below which nothing is said about a drafter

@@ -146,9 +146,17 @@ class Identity:
 
     @property
     def timing_device(self) -> str | None:
-        """The labels of the nodes that time, or else the device of the first worker."""
+        """The device that timed (see `orchestrator.results.prices.identity_on`), or else the labels of the nodes that
+        time, or the device of the first worker.
+        """
         labels = self.timing.get("nodes") or {}
-        return ", ".join(f"{name}={value}" for name, value in labels.items()) or self.device
+        named = ", ".join(f"{name}={value}" for name, value in labels.items())
+        return self.timing.get("device") or named or self.device
+
+    @property
+    def timing_threads(self) -> int | None:
+        """The threads of the first worker, where `timing_device` does not say what timed."""
+        return None if "device" in self.timing else self.threads
 
     @property
     def sampling(self) -> Sampling | None:

@@ -16,7 +16,7 @@ from orchestrator.results.joint import directions, values_of
 from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import nondominated
-from orchestrator.results.prices import Machine, identity_on, price, price_on, read_prices
+from orchestrator.results.prices import Machine, identity_on, price_on, read_prices
 from orchestrator.results.query import QueryError, parse_limit, passing, require_list
 from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_table, read_trials, trial_file
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 class Sweep:
     """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it has measured.
 
-    machine: the device and batch size of these speeds, where they were asked for; by default those of the sweep itself.
+    machine: the device and batch size that all these speeds are of; None where no timing session of the sweep can be
+    used, so that the speeds are those that its records have.
     """
 
     storage: Storage
@@ -59,22 +60,28 @@ class Sweep:
             ValueError: one of its files is damaged.
         """
         storage = location if isinstance(location, Storage) else find_sweep(location)
-        sweep = cls(storage, load_identity(storage), tuple(read_trials(storage))).priced()
-        return sweep if device is None and batch is None else sweep.priced_on(device, batch)
-
-    def priced_on(self, device: str | None = None, batch: int | None = None) -> Self:
-        """This sweep with the speeds of one device at one batch size, and an identity that says so (see `open`)."""
+        sweep = cls(storage, load_identity(storage), tuple(read_trials(storage)))
+        if device is None and batch is None:
+            return sweep.priced()
+        sweep = replace(sweep, prices=read_prices(storage))
         try:
-            machine = Machine.find(self.prices, device, batch, self.identity.timing_batch)
+            machine = Machine.find(sweep.prices, device, batch, sweep.identity.timing_batch)
         except QueryError as error:
-            raise QueryError(f"sweep {self.name}: {error}") from None
+            raise QueryError(f"sweep {sweep.name}: {error}") from None
+        return sweep.priced_on(machine)
+
+    def priced_on(self, machine: Machine) -> Self:
+        """This sweep with the speeds of one device at one batch size, and an identity that says so."""
         records = price_on(machine, self.records, self.prices, self.identity, self.storage)
         return replace(self, records=records, identity=identity_on(machine, self.identity), machine=machine)
 
     def priced(self, sessions: Sequence[str] | None = None) -> Self:
-        """This sweep with the speeds at the costs from timing sessions of its store, by default all."""
-        prices = read_prices(self.storage, sessions)
-        return replace(self, records=price(self.records, prices, self.identity), prices=prices)
+        """This sweep with the speeds of its own device at its own batch size, at the costs from timing sessions of its
+        store, by default all.
+        """
+        sweep = replace(self, prices=read_prices(self.storage, sessions))
+        machine = Machine.own(sweep.prices, self.identity.timing_batch)
+        return sweep if machine is None else sweep.priced_on(machine)
 
     @property
     def name(self) -> str:

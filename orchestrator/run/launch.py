@@ -14,6 +14,7 @@ from typing import Any
 from orchestrator.replay.predict import prediction_task, read_pool
 from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.checked_text import drop_damaged_lines
+from orchestrator.results.prices import read_prices
 from orchestrator.results.store import (
     EVENTS,
     IDENTITY,
@@ -185,9 +186,14 @@ def _store_id(storage: Storage) -> str:
 
 
 def _stored_facts(storage: Storage) -> dict[str, Any]:
-    """What workers must share with those that generated a resumed sweep's images; empty for a new sweep."""
+    """What workers must share with those that generated a resumed sweep's images, and with those that timed its
+    settings; empty for a new sweep.
+    """
     identity = read_identity(storage)
-    facts = {} if identity is None else {"device": identity.device, "numerics": identity.numerics or None}
+    if identity is None:
+        return {}
+    own = read_prices(storage).own
+    facts = {"device": identity.device, "numerics": identity.numerics or None, "timing_device": own and own.hardware}
     return {key: value for key, value in facts.items() if value is not None}
 
 

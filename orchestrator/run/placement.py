@@ -25,7 +25,7 @@ ROLES = GENERATE, TIME = "generate", "time"  # what a worker may do: everything 
 _MAX_DIFFERENCE = 1e-4  # between float32 numbers, relative to the largest
 _SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
 _SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # facts that workers that generate share
-_SAME_COSTS = ("kernels", "device", "threads")  # facts that workers that time share
+_SAME_COSTS = ("kernels", "device", "timing_device")  # facts that workers that time share
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +187,10 @@ class WorkerAgreement:
     If more nodes agree with each other than with the first worker before any image is generated, the sweep stops: it
     would otherwise run on the few workers that agree with the first.
 
-    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images. active:
-    True until the first images are generated. first: The shared facts, by role. groups: Facts, and the nodes that would
-    generate the same images. has_failed: Whether a worker did not start; another one takes its place. problems: Why the
-    last worker that may not have a role may not, by role.
+    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images, and
+    the device that timed its settings. active: True until the first images are generated. first: The shared facts,
+    by role. groups: Facts, and the nodes that would generate the same images. has_failed: Whether a worker did not
+    start; another one takes its place. problems: Why the last worker that may not have a role may not, by role.
     """
 
     unstarted: set[str]
@@ -216,6 +216,12 @@ class WorkerAgreement:
                 self.first.setdefault(role, {**facts, **self.stored} if role == GENERATE else facts)
         self.problems |= problems
         return problems
+
+    @property
+    def timing_place(self) -> str:
+        """Where settings are timed: the device, if it is known, and the labels of its nodes."""
+        device = self.stored.get("timing_device") or self.first.get(TIME, {}).get("timing_device")
+        return " and ".join(filter(None, [device, describe_labels(self.placement.times or {})]))
 
     def check(self) -> None:
         """Check the first workers, once all of them have started.
@@ -259,6 +265,12 @@ class WorkerAgreement:
         if problem := _label_problem(facts, labels, "timing.nodes"):
             return problem
         generating = self.first.get(GENERATE, {})
+        timed_on, found = self.stored.get("timing_device"), facts.get("timing_device")
+        if timed_on not in (None, found):
+            return (
+                f"its speeds are those of {timed_on}, not of {found} (to time all of its settings again, move its "
+                "folder timings elsewhere)"
+            )
         first = self.first.get(TIME) or ({} if labels else self.stored or generating)
         experiment = generating or self.first.get(TIME, {})
         return _diff_facts(experiment, facts, _SAME_EXPERIMENT) or _diff_facts(first, facts, _SAME_COSTS)

@@ -31,7 +31,6 @@ from orchestrator.run.placement import (
     Placement,
     Slots,
     WorkerAgreement,
-    describe_labels,
 )
 from orchestrator.run.progress import lost_event
 from orchestrator.run.tasks import EventSink, PoolError, SweepError, Task, TaskResult
@@ -182,7 +181,7 @@ class Pool:
 
     spec: plain data from which an actor loads its models. environment: variables of the actors' processes. emit: called
     with events of workers that cannot be used, and of those, and their nodes, that are lost. placement: on which nodes
-    workers generate and time. stored: facts of a resumed sweep's images, which workers that generate must share.
+    workers generate and time. stored: facts of a resumed sweep that its workers must share (see `WorkerAgreement`).
     """
 
     def __init__(
@@ -311,7 +310,7 @@ class Pool:
             self._untimed_since = self._clock.now
         elif self._clock.now - self._untimed_since >= _TIMING_DELAY_S:
             self._untimed_since = math.inf
-            self._warn(f"timing sessions wait for a worker on {describe_labels(self._placement.times or {})}")
+            self._warn(f"timing sessions wait for a worker on {self._agreement.timing_place}")
 
     def _release(self) -> None:
         """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from workers.metrics.estimate import Estimate
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS, ScoreContext, Scorer
 from workers.metrics.registry import compute_metrics
-from workers.metrics.timings import Device, PriceList, TimedSession, session_table
+from workers.metrics.timings import LATER, Device, PriceList, TimedSession, session_table
 
 DIM = 6
 
@@ -54,7 +55,8 @@ CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "cha
 
 def timed_session(
     costs: Mapping[DecodingConfig, Sequence[float]] | None = None, *, batch: int = 1, prefill: float = 0.2,
-    device: str = "a processor", name: str = "timings/one.parquet",
+    device: str = "a processor", threads: int = 1, name: str = "timings/one.parquet", is_later: bool = False,
+    started: str = "2026-01-01T00:00:00+00:00",
 ) -> TimedSession:  # fmt: skip
     """A session of 143 passes of vanilla and 50 of the others. costs: of a pass of each on each unit, vanilla's first;
     by default 3 and 6 hundredths of a second with noise.
@@ -67,17 +69,19 @@ def timed_session(
     shapes = tuple(config.shape for config in costs)
     settings = tuple(config.digest() for config in costs)
     session = Session(name, shapes, settings, prefills, per_pass, passes, prefills + passes * per_pass)
-    return TimedSession(Device(device, 1), "2026-01-01T00:00:00+00:00", next(iter(costs)), {batch: session})
+    return TimedSession(Device(device, threads), started, next(iter(costs)), {batch: session}, is_later)
 
 
-def write_session(storage: Storage, costs: Mapping[DecodingConfig, Sequence[float]] | None = None) -> None:
-    """The file of such a session."""
-    session = timed_session(costs)
-    (readings,) = session.readings.values()
+def write_session(
+    storage: Storage, costs: Mapping[DecodingConfig, Sequence[float]] | None = None, **options: Any
+) -> None:
+    """The file of such a session. options: of `timed_session`."""
+    session = timed_session(costs, **options)
+    ((batch, readings),) = session.readings.items()
     configs = list(costs or (VANILLA, CHAIN))
     clock = np.stack([readings.seconds, readings.passes], axis=-1)
     rows = [
-        {"setting": setting, "caption_ids": [unit], "repetition": 0, "batch": 1, "turn": row, "prefill": 0.2,
+        {"setting": setting, "caption_ids": [unit], "repetition": 0, "batch": batch, "turn": row, "prefill": 0.2,
          "seconds": clock[row, unit, 0], "wall": clock[row, unit, 0], "passes": clock[row, unit, 1]}
         for unit in range(readings.units)
         for row, setting in enumerate(readings.settings)
@@ -89,6 +93,7 @@ def write_session(storage: Storage, costs: Mapping[DecodingConfig, Sequence[floa
         "timed_on": session.device.name,
         "threads": session.device.threads,
         "clock": session.device.clock,
+        "worker": LATER if session.is_later else "worker-0",
     }
     write_shard(storage, readings.name, session_table(rows), facts)
 

@@ -165,11 +165,15 @@ class Prices:
             spread = weight * math.sqrt(session.noise / session.units)
             own, group, dof = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}", session.noise_dof
             noises += [
-                Noise("state", (session.name, shape), weight * math.sqrt(self.state), self.state_dof),
+                Noise(self._own("state"), (session.name, shape), weight * math.sqrt(self.state), self.state_dof),
                 Noise(group, shape, own, dof),
                 Noise(group, self.vanilla, -spread, dof),
             ]
         return weights @ logs, noises
+
+    def _own(self, source: str) -> str:
+        """The name of a source of noise that prices on another device, or at another batch size, do not share."""
+        return f"{source} {self.sessions[0].name}"
 
     def _difference(self, session: Session, shape: Hashable, passes: Floats) -> Floats:
         """[K] log seconds of a shape's batches minus vanilla's in a session."""
@@ -203,10 +207,9 @@ class Prices:
         logs = np.array([s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)])
         if len(logs) == 1:
             spread = math.sqrt(sessions[0].noise / sessions[0].units)
-            return float(logs[0]), Noise("level", "vanilla", spread, sessions[0].noise_dof)
-        return float(logs.mean()), Noise(
-            "level", "vanilla", float(logs.std(ddof=1)) / math.sqrt(len(logs)), len(logs) - 1
-        )
+            return float(logs[0]), Noise(self._own("level"), "vanilla", spread, sessions[0].noise_dof)
+        spread = float(logs.std(ddof=1)) / math.sqrt(len(logs))
+        return float(logs.mean()), Noise(self._own("level"), "vanilla", spread, len(logs) - 1)
 
 
 def expected_max(values: Floats, size: int) -> float:

@@ -24,29 +24,45 @@ if TYPE_CHECKING:
 
 CPU_CLOCK: Final = "cpu time"  # of the thread that computes
 WALL_CLOCK: Final = "wall clock"
+EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
+LATER: Final = "time"  # in the place of a session's worker, if it was timed after the sweep
 _COLUMNS: Final = ("setting", "caption_ids", "repetition", "batch", "turn", "seconds", "prefill", "passes", "wall")
 
 
 class Device(NamedTuple):
-    """What timed a session. name: of the GPU, or of the CPU's model. threads: that compute."""
+    """What timed a session. name: of the GPU, or of the CPU's model. threads: of a CPU, that compute; 0: a GPU."""
 
     name: str
-    threads: int
-    clock: str = WALL_CLOCK
+    threads: int = 0
+
+    @property
+    def clock(self) -> str:
+        return CPU_CLOCK if self.threads else WALL_CLOCK
+
+    @property
+    def hardware(self) -> str:
+        """The device, whether or not it has given up CUDA graphs: a process learns that while it runs."""
+        return str(self).removesuffix(EAGER)
 
     def __str__(self) -> str:
-        threads = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return self.name if self.clock == WALL_CLOCK else f"{self.name}, {threads}"
+        return f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}" if self.threads else self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedSession:
-    """What a session's file holds. started: ISO 8601, UTC. readings: by batch size."""
+    """What a session's file holds. started: ISO 8601, UTC. readings: by batch size. is_later: it was timed after the
+    sweep, by `specfrontier time`.
+    """
 
     device: Device
     started: str
     vanilla: DecodingConfig
     readings: Mapping[int, Session]
+    is_later: bool = False
+
+    @property
+    def shapes(self) -> set[Hashable]:
+        return {shape for session in self.readings.values() for shape in session.shapes}
 
 
 def session_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
@@ -93,9 +109,11 @@ def read_session(storage: Storage, name: str) -> TimedSession:
         rows = columns["batch"] == batch
         if len({int((columns["setting"][rows] == digest).sum()) for digest in configs}) != 1:
             raise ShardError({name: f"{storage.locate(name)}: not a timing session, its settings differ in their rows"})
-        readings[batch] = _readings(name, shapes, {key: column[rows] for key, column in columns.items()})
-    device = Device(metadata["timed_on"], metadata["threads"], metadata["clock"])
-    return TimedSession(device, metadata["started"], next(iter(configs.values())), readings)
+        part = {key: column[rows] for key, column in columns.items()}
+        readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
+    device = Device(metadata["timed_on"], metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0)
+    vanilla, is_later = next(iter(configs.values())), metadata.get("worker") == LATER
+    return TimedSession(device, metadata["started"], vanilla, readings, is_later)
 
 
 def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, Any]) -> Session:
@@ -118,19 +136,23 @@ def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, A
 class PriceList:
     """The costs of settings by device and batch size, from timing sessions.
 
-    sessions: their number. problems: why others cannot be used.
+    sessions: their number. problems: why others cannot be used. own: the device that timed the most shapes during the
+    sweep, the first one of several; None without such sessions. All speeds of the sweep are those of one device.
     """
 
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
-        self.problems = tuple(problems)
-        self.sessions = 0
+        ordered = sorted(sessions, key=lambda session: session.started)
+        self.problems, self.sessions = tuple(problems), len(ordered)
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
-        for session in sessions:
-            self.sessions += 1
+        shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep
+        for session in ordered:
             vanilla.setdefault(session.device, session.vanilla)
+            if not session.is_later:
+                shapes.setdefault(session.device, set()).update(session.shapes)
             for batch, readings in session.readings.items():
                 found.setdefault(session.device, {}).setdefault(batch, []).append(readings)
+        self.own = max(shapes, key=lambda device: len(shapes[device]), default=None)
         self._prices = {
             device: {batch: Prices(parts, vanilla[device].shape) for batch, parts in by_batch.items()}
             for device, by_batch in found.items()
@@ -143,24 +165,33 @@ class PriceList:
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes at which settings were timed."""
-        return self.batches_on(self.devices)
+        """The batch sizes at which settings were timed on the sweep's own device."""
+        return () if self.own is None else self.batches_on(self.own)
 
-    def batches_on(self, devices: Iterable[Device]) -> tuple[int, ...]:
-        """The batch sizes at which settings were timed on devices."""
-        return tuple(dict.fromkeys(batch for device in devices for batch in self._prices[device]))
+    def batches_on(self, device: Device) -> tuple[int, ...]:
+        """The batch sizes at which settings were timed on a device."""
+        return tuple(self._prices[device])
 
-    def of(self, shape: Hashable, batch: int | None = None, devices: Sequence[Device] = ()) -> tuple[Prices, int]:
-        """The prices on the first of the devices (by default all) that timed a shape at a batch size, by default the
-        first; and that size.
+    def sessions_on(self, device: Device, batch: int) -> int:
+        """The number of sessions on a device at a batch size."""
+        prices = self._prices.get(device, {}).get(batch)
+        return 0 if prices is None else len(prices.sessions)
+
+    def of(self, shape: Hashable, batch: int | None = None, device: Device | None = None) -> tuple[Prices, int]:
+        """The prices of a shape on a device at a batch size, by default the first; and that size.
+
+        device: by default the sweep's own, or else the first one that timed the shape, such as a GPU that has given up
+        CUDA graphs: a search is told that speed.
 
         Raises:
-            MetricUnavailable: none of them did.
+            MetricUnavailable: the shape was not timed there.
         """
-        for device in devices or self.devices:
-            by_batch = self._prices[device]
-            size = next(iter(by_batch)) if batch is None else batch
-            if size in by_batch and shape in by_batch[size]:
+        own = [self.own] if self.own is not None else []
+        for place in [device] if device is not None else [*own, *self.devices]:
+            by_batch = self._prices.get(place, {})
+            size = next(iter(by_batch), None) if batch is None else batch
+            if size is not None and size in by_batch and shape in by_batch[size]:
                 return by_batch[size], size
+        on = f" on {device}" if device is not None else ""
         at = "" if batch is None else f" at batch {batch}"
-        raise MetricUnavailable(f"its shape was not timed{at}" if self.devices else "nothing was timed")
+        raise MetricUnavailable(f"its shape was not timed{on}{at}" if self.devices else "nothing was timed")

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
+from workers.decoding.graphs import are_supported
 from workers.decoding.kernels import implementation
+from workers.metrics.timings import EAGER, Device
 
 AUTO = "auto"
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # as torch and Linux name them
@@ -44,10 +46,16 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
-def model_name(device: torch.device) -> str:
-    """The GPU's own name, or that of the CPU's model: speeds are those of one of them."""
+def this_device(device: torch.device) -> Device:
+    """What times the sessions of this process: the threads of a CPU, or a GPU. A GPU with and one without CUDA graphs
+    are two devices.
+    """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return Device(torch.cuda.get_device_name(device) + ("" if are_supported(device) else EAGER))
+    return Device(_cpu_model(), torch.get_num_threads())
+
+
+def _cpu_model() -> str:
     lines = _CPUINFO.read_text("utf-8", "replace").splitlines() if _CPUINFO.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()

@@ -27,7 +27,7 @@ from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
-from workers.runtime.device import compute_facts, pick_device
+from workers.runtime.device import compute_facts, pick_device, this_device
 from workers.runtime.memory import OutOfMemory, guard_memory, in_chunks, limit_memory
 from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec
@@ -203,6 +203,7 @@ class LoadedSweep:
             "reference": self.reference,
             **self._measured,
             **compute_facts(self.device),
+            "timing_device": this_device(self.device).hardware,
         }
 
     def score(self, results: list[Result]) -> ImageScores:

@@ -8,19 +8,17 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import torch
 
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
-from workers.decoding.graphs import are_supported
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
-from workers.metrics.timings import Device, relative_noise, session_table
-from workers.runtime.device import model_name
+from workers.metrics.timings import relative_noise, session_table
+from workers.runtime.device import this_device
 from workers.runtime.loaded import Engines
 from workers.runtime.shard_tables import requests_of
-from workers.runtime.timing import clock_name, time_in_turn
+from workers.runtime.timing import time_in_turn
 
 
 def run_session(
@@ -66,9 +64,3 @@ def run_session(
     return session_table(rows), {
         "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
     }  # fmt: skip
-
-
-def this_device(device: torch.device) -> Device:
-    """What times the sessions of this process on a device. A GPU with and one without CUDA graphs are two devices."""
-    eager = ", without CUDA graphs" if device.type == "cuda" and not are_supported(device) else ""
-    return Device(model_name(device) + eager, torch.get_num_threads(), clock_name(device))

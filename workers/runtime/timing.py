@@ -20,14 +20,8 @@ import torch
 
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
-from workers.metrics.timings import CPU_CLOCK, WALL_CLOCK
 
 Generate = Callable[[Sequence[Request]], list[Result]]
-
-
-def clock_name(device: torch.device) -> str:
-    """What `time_images` measures on a device."""
-    return CPU_CLOCK if device.type == "cpu" else WALL_CLOCK
 
 
 def time_images(

@@ -20,8 +20,10 @@ from orchestrator.views.follower import Views
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.storage import Storage
+from workers.metrics.timings import EAGER
 
 NEW = identity("kept")
 
@@ -77,6 +79,21 @@ def test_a_resumed_sweep_keeps_the_plugins_of_all_launches(storage: Storage) -> 
 
 def test_versions_and_threads_may_change(storage: Storage) -> None:
     assert keep_identity(storage, SweepConfig.read("quickstart"), replace(NEW, versions={}, threads=7)) == NEW
+
+
+def test_workers_are_told_what_timed_a_resumed_sweep(storage: Storage) -> None:
+    """During the sweep: `specfrontier time` may have timed it elsewhere since."""
+    assert "timing_device" not in launch_module._stored_facts(storage)
+    write_session(storage, device="a processor", threads=2)
+    write_session(storage, device="another", name="timings/two.parquet", is_later=True)
+    assert launch_module._stored_facts(storage)["timing_device"] == "a processor, 2 threads"
+    assert launch_module._stored_facts(Storage(f"{storage.uri}/none")) == {}
+
+
+def test_a_gpu_that_gave_up_graphs_resumes_its_sweep(storage: Storage) -> None:
+    """Its new process does not know yet that it will."""
+    write_session(storage, device="a GPU" + EAGER, threads=0)
+    assert launch_module._stored_facts(storage)["timing_device"] == "a GPU"
 
 
 @pytest.mark.parametrize(("new_shards", "clusters"), [((), 3), ((1, 2, 3, 4), 6), ((2,), 4)])

@@ -176,6 +176,38 @@ def test_a_resumed_sweep_generates_and_times_as_it_began() -> None:
     agreement.check()
 
 
+ZEN, XEON = ({"device": "cpu (x86_64)", "precision": "float32", "timing_device": f"{name}, 1 thread"} for name in "zx")
+
+
+@pytest.mark.parametrize("placement", [Placement(), Placement({}, A10G)])
+def test_processors_of_two_models_generate_together_and_one_of_them_times(placement: Placement) -> None:
+    """That of the first worker, which two workers may have; labels hide no other one."""
+    agreement = WorkerAgreement(set("abcd"), placement)
+    workers = [facts(gpu="a10g") | kind for kind in (ZEN, XEON, ZEN, ZEN | {"timing_device": "z, 2 threads"})]
+    problems = [agreement.add(name, found) for name, found in zip("abcd", workers, strict=True)]
+    assert [granted(found) for found in problems] == [(True, True), (True, False), (True, True), (True, False)]
+    assert problems[1]["time"] == "timing_device: x, 1 thread, but the first worker has z, 1 thread"
+    agreement.check()
+    assert agreement.timing_place == " and ".join(["z, 1 thread", *(["gpu=a10g"] if placement.kinds else [])])
+
+
+@pytest.mark.parametrize("placement", [Placement(), Placement({}, A10G)])
+def test_a_resumed_sweep_is_timed_on_the_device_of_its_speeds(placement: Placement) -> None:
+    """And on no other, whoever starts first: without that one it ends before an image is generated."""
+    stored = {"device": ZEN["device"], "numerics": facts()["numerics"], "timing_device": ZEN["timing_device"]}
+    agreement = WorkerAgreement({"a", "b"}, placement, stored)
+    assert granted(agreement.add("a", facts(gpu="a10g") | XEON)) == (True, False)
+    assert agreement.timing_place.startswith("z, 1 thread")
+    assert granted(agreement.add("b", facts(gpu="a10g") | ZEN)) == (True, True)
+    agreement.check()
+    alone = WorkerAgreement({"a"}, placement, stored)
+    alone.add("a", facts(gpu="a10g") | XEON)
+    with pytest.raises(
+        PoolError, match=r"no worker can time .*: its speeds are those of z, 1 thread, not of x, 1 thread"
+    ):
+        alone.check()
+
+
 @pytest.mark.parametrize(
     ("placement", "found", "message"),
     [

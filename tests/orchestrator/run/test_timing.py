@@ -251,6 +251,20 @@ def storage_count(storage: Storage) -> int:
     return len(storage.names("timings"))
 
 
+def test_a_sweep_whose_timings_were_moved_times_all_of_its_shapes_again(tmp_path: Path) -> None:
+    """As the message says that refuses workers on another device."""
+    whole = launch(tmp_path / "whole", TimedWorkers())
+    fewer = SPACE.replace("trials: 9", "trials: 6")
+    before = launch(tmp_path / "moved", TimedWorkers(), fewer)
+    (tmp_path / "moved" / "timings").rename(tmp_path / "elsewhere")
+    after = launch(tmp_path / "moved", TimedWorkers(), SPACE)
+    of_trials = sorted(whole.sessions)[:-1]
+    assert {number: after.sessions.get(number) for number in of_trials} == {n: whole.sessions[n] for n in of_trials}
+    assert before.sessions.keys() >= {0, 1}
+    assert after.sweep.machine is not None
+    assert all("speedup" in record.metrics for record in after.sweep.records)
+
+
 def test_a_sweep_of_one_shape_times_it_twice(tmp_path: Path) -> None:
     start, end = SPACE.index("enqueue:"), SPACE.index("space:\n")
     text = SPACE[:start] + "enqueue: [vanilla]\n" + SPACE[end:].replace("{low: 3, high: 5}", "3")

@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from search_spaces.trial import Sampling
 from tests.fakes.metric_inputs import CHAIN, VANILLA, price_list, timed_session
 from workers.data.records import ShardError, write_shard
 from workers.data.storage import Storage
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.timings import CPU_CLOCK, Device, read_session, relative_noise, session_table
+from workers.metrics.timings import (
+    CPU_CLOCK,
+    EAGER,
+    LATER,
+    WALL_CLOCK,
+    Device,
+    read_session,
+    relative_noise,
+    session_table,
+)
 
 NAME = "timings/timing-1.parquet"
 FACTS: dict[str, Any] = {
@@ -38,7 +48,9 @@ def test_a_session_comes_back(tmp_path: Path) -> None:
     found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.5]}) + rows({vanilla: [5.5] * 2, chain: [6.5] * 2}, batch=8)
     write_shard(storage, NAME, session_table(found), FACTS)
     session = read_session(storage, NAME)
-    assert session.device == Device("a processor", 2, CPU_CLOCK)
+    assert session.device == Device("a processor", 2)
+    assert session.device.clock == CPU_CLOCK
+    assert not session.is_later
     assert session.vanilla == VANILLA
     assert session.readings.keys() == {1, 8}
     assert session.readings[1].settings == (vanilla, chain)
@@ -76,28 +88,97 @@ def test_the_noise_of_costs_so_far() -> None:
     assert relative_noise(rows({"a": [1.0, 1.1], "b": [1.1, 1.0]})) > 0.05
 
 
-def test_devices_never_mix() -> None:
-    """A sweep that went on on another machine has two prices of a shape; each is of one machine."""
-    here = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.08, 0.08]}, device="here", name="a")
-    there = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.40, 0.40]}, device="there", name="b")
-    prices = price_list(here, there)
-    assert [device.name for device in prices.devices] == ["here", "there"]
-    costs = {
-        device.name: prices.of(CHAIN.shape, devices=[device])[0].step_cost(CHAIN.shape).value
-        for device in prices.devices
-    }
-    assert costs == pytest.approx({"here": 2.0, "there": 10.0})
-    assert prices.of(CHAIN.shape)[0].step_cost(CHAIN.shape).value == pytest.approx(2.0)
+def test_the_threads_of_a_host_make_no_other_gpu(tmp_path: Path) -> None:
+    """Nor does the number of a worker; `specfrontier time` is told from workers."""
+    storage, found = Storage(tmp_path), rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
+    for threads, worker in ((1, "worker-0"), (8, LATER)):
+        write_shard(
+            storage, f"timings/{threads}.parquet", session_table(found),
+            FACTS | {"clock": WALL_CLOCK, "threads": threads, "timed_on": "a GPU", "worker": worker},
+        )  # fmt: skip
+    one, eight = (read_session(storage, f"timings/{threads}.parquet") for threads in (1, 8))
+    assert one.device == eight.device == Device("a GPU")
+    assert str(one.device) == "a GPU"
+    assert [one.is_later, eight.is_later] == [False, True]
 
 
-def test_the_first_device_that_timed_a_shape_prices_it() -> None:
-    only_vanilla = timed_session({VANILLA: [0.04, 0.04]}, device="here", name="a")
+BOTH = {VANILLA: [0.04, 0.04], CHAIN: [0.08, 0.08]}
+ALONE = {VANILLA: [0.04, 0.04]}
+HERE, THERE = Device("here", 1), Device("there", 1)
+
+
+def test_devices_and_batches_never_mix() -> None:
+    here = timed_session(BOTH, device="here", name="a")
     there = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.40, 0.40]}, device="there", name="b")
-    prices = price_list(only_vanilla, there)
-    assert prices.of(CHAIN.shape)[0].step_cost(CHAIN.shape).value == pytest.approx(10.0)
-    with pytest.raises(MetricUnavailable):
-        prices.of(CHAIN.shape, devices=prices.devices[:1])
-    with pytest.raises(MetricUnavailable, match="batch 8"):
-        prices.of(CHAIN.shape, batch=8)
+    large = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.20, 0.20]}, device="here", batch=8, name="c")
+    prices = price_list(here, there, large)
+
+    def cost(batch: int | None = None, device: Device | None = None) -> float:
+        return prices.of(CHAIN.shape, batch, device)[0].step_cost(CHAIN.shape).value
+
+    assert prices.devices == (HERE, THERE)
+    assert (prices.own, prices.batches, prices.batches_on(THERE)) == (HERE, (1, 8), (1,))
+    assert [cost(), cost(8), cost(1, HERE), cost(1, THERE)] == pytest.approx([2.0, 5.0, 2.0, 10.0])
+    assert [prices.sessions_on(*place) for place in ((HERE, 1), (HERE, 8), (THERE, 8))] == [1, 1, 0]
+    with pytest.raises(MetricUnavailable, match="not timed on there, 1 thread at batch 8"):
+        cost(8, THERE)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "own"),
+    [
+        ((("here", ALONE, False), ("there", BOTH, False)), THERE),  # it timed more shapes
+        ((("here", BOTH, False), ("there", BOTH, False)), HERE),  # the first of equals
+        ((("here", ALONE, False), ("there", BOTH, True)), HERE),  # `specfrontier time` does not change it
+        ((("there", BOTH, True),), None),
+        ((), None),
+    ],
+)
+def test_the_sweeps_own_device_timed_the_most_shapes(sessions: Any, own: Device | None) -> None:
+    found = [
+        timed_session(costs, device=device, is_later=later, name=str(n), started=f"2026-01-0{n + 1}T00:00:00+00:00")
+        for n, (device, costs, later) in enumerate(sessions)
+    ]
+    assert price_list(*found).own == price_list(*reversed(found)).own == own
+
+
+def test_a_shape_that_another_device_timed_has_no_price_on_the_own_one() -> None:
+    """A search that named no device is told the speed of the one that timed it."""
+    more = {**ALONE, CHAIN.with_sampling(Sampling(temperature=0.5)): [0.05, 0.05]}
+    prices = price_list(timed_session(more, device="here", name="a"), timed_session(BOTH, device="there", name="b"))
+    assert prices.own == HERE
+    with pytest.raises(MetricUnavailable, match="not timed on here, 1 thread"):
+        prices.of(CHAIN.shape, device=HERE)
+    assert prices.of(CHAIN.shape)[0] is prices.of(CHAIN.shape, device=THERE)[0]
+    with pytest.raises(MetricUnavailable, match="its shape was not timed at batch 8"):
+        prices.of(CHAIN.shape, 8)
     with pytest.raises(MetricUnavailable, match="nothing was timed"):
         price_list().of(CHAIN.shape)
+
+
+def test_a_gpu_that_gives_up_graphs_is_another_device_of_the_same_hardware() -> None:
+    eager = Device("a GPU" + EAGER)
+    assert eager != Device("a GPU")
+    assert eager.hardware == Device("a GPU").hardware == "a GPU"
+    assert Device("a processor", 2).hardware == "a processor, 2 threads"
+
+
+def test_prices_of_two_devices_share_no_noise() -> None:
+    """So that errors of differences between them do not cancel."""
+    passes = np.array([50.0, 51.0])
+    first, second = (price_list(timed_session(device=name, name=name)).of(CHAIN.shape)[0] for name in ("here", "there"))
+    noises = [
+        {(noise.group, noise.source) for noise in prices.latency(CHAIN.shape, passes, 9, 1).noises}
+        for prices in (first, second)
+    ]
+    groups = [{group for group, _ in found} for found in noises]
+    assert groups[0].isdisjoint(groups[1])
+
+
+def test_readings_at_two_batch_sizes_share_no_noise(tmp_path: Path) -> None:
+    storage, vanilla, chain = Storage(tmp_path), VANILLA.digest(), CHAIN.digest()
+    found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.6]}) + rows({vanilla: [5.5, 5.6], chain: [6.5, 6.7]}, batch=8)
+    write_shard(storage, NAME, session_table(found), FACTS)
+    prices = price_list(read_session(storage, NAME))
+    one, eight = (prices.of(CHAIN.shape, batch)[0].speedup(CHAIN.shape, np.array([50.0]), 9) for batch in (1, 8))
+    assert {noise.group for noise in one.noises}.isdisjoint(noise.group for noise in eight.noises)

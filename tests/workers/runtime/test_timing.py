@@ -14,7 +14,8 @@ import torch
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
-from workers.runtime.timing import Generate, clock_name, time_images, time_in_turn
+from workers.runtime.device import this_device
+from workers.runtime.timing import Generate, time_images, time_in_turn
 
 BATCHES = [[Request(3, "a"), Request(4, "b")], [Request(9, "c")]]
 CPU, GPU = torch.device("cpu"), torch.device("cuda:1")
@@ -106,7 +107,9 @@ def test_a_gpu_is_idle_at_both_ends_and_timed_by_the_wall_clock(monkeypatch: pyt
     assert events == ["cuda:1", "cuda:1"]
     assert (seconds, wall) == (4.0, 4.0)
     assert [result.request.caption_id for result in results] == [3, 4]
-    assert (clock_name(GPU), clock_name(CPU)) == ("wall clock", "cpu time")
+    monkeypatch.setattr(torch.cuda, "get_device_name", str)
+    assert [this_device(device).clock for device in (GPU, CPU)] == ["wall clock", "cpu time"]
+    assert str(this_device(GPU)) == "cuda:1", "its threads change nothing"
 
 
 @contextmanager

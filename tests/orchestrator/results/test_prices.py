@@ -1,0 +1,196 @@
+"""The speeds of a sweep whose settings were timed on several devices: all of them are of one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.results.front import front_of
+from orchestrator.results.prices import Machine
+from orchestrator.results.query import QueryError
+from orchestrator.results.status import timing_notes
+from orchestrator.results.store import read_trials, write_trial
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import STOPPED, EarlyStop, TrialRecord
+from search_spaces.trial import DecodingConfig
+from specfrontier import Sweep as NotebookSweep
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.metric_inputs import write_session
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+from workers.metrics.estimate import Estimate
+
+TRIALS, TOLD = 5, 2.5
+SLOWER = {"zen": 1.0, "xeon": 1.5, "arm": 3.0}  # a pass of a setting, relative to vanilla's
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Storage:
+    """A sweep without sessions. Each trial but vanilla was told a speed-up of `TOLD`, and has 60 passes at batch 1, and
+    more at larger ones."""
+    records = write_sweep(tmp_path / "sweep", TRIALS, failed=(), constraints=["latency <= 0.8 * vanilla"])
+    for record in records:
+        is_vanilla = record.number == 0
+        told = {"speedup": Estimate(1.0 if is_vanilla else TOLD, 0.1, 9), "latency": Estimate(9.0, 0.1, 9)}
+        passes = {size: ((144.0 if is_vanilla else 50.0 + 10 * size),) * 25 for size in (1, 4)}
+        kept = {name: value for name, value in record.metrics.items() if name not in told}
+        write_trial(Storage(str(tmp_path / "sweep")), replace(record, metrics=kept | told, passes=passes, history=()))
+    return Storage(str(tmp_path / "sweep"))
+
+
+def configs(storage: Storage) -> list[DecodingConfig]:
+    return [record.config for record in read_trials(storage) if record.config is not None]
+
+
+def time_on(
+    storage: Storage, device: str, trials: Collection[int], *, day: int = 1, batch: int = 1, is_later: bool = False
+) -> None:
+    """A session of vanilla and these trials on a device, on a day."""
+    numbers, wobble = (0, *trials), (1.0, 1.01) * 3
+    costs = {
+        configs(storage)[number]: [0.03 * (SLOWER[device] if number else 1.0) * part for part in wobble]
+        for number in numbers
+    }
+    write_session(
+        storage, costs, device=device, name=f"timings/{device}-{day}-{batch}.parquet", batch=batch, is_later=is_later,
+        started=f"2026-01-{day:02d}T00:00:00+00:00",
+    )  # fmt: skip
+
+
+def speeds(sweep: Sweep) -> Mapping[int, float]:
+    return {record.number: record.metrics["speedup"].value for record in sweep.records if "speedup" in record.metrics}
+
+
+def on(device: str, passes: float = 60.0) -> float:
+    """The speed-up of a trial there: 0.2 seconds of prefill, and 0.03 for each of vanilla's 143 passes."""
+    return (0.2 + 143 * 0.03) / (0.2 + passes * 0.03 * SLOWER[device])
+
+
+def test_a_trial_that_another_device_timed_has_no_speed(storage: Storage) -> None:
+    """Not even the one that it was told, which is of that device."""
+    time_on(storage, "zen", (1, 2, 3))
+    time_on(storage, "xeon", (3, 4), day=2)
+    sweep = Sweep.open(storage)
+    assert str(sweep.machine) == "zen, 1 thread at batch 1"
+    assert speeds(sweep) == pytest.approx({0: 1.0, 1: on("zen"), 2: on("zen"), 3: on("zen")}, rel=1e-3)
+    front = front_of([sweep], feasible=False)
+    assert {trial.number for trial in front.candidates} == {0, 1, 2, 3}
+    assert front.left_out == {"not measured": 1}
+    assert not next(record for record in sweep.records if record.number == 4).feasible, "a limit on its speed"
+    (note, _) = timing_notes(sweep)
+    assert note.startswith("trial 4 was not timed on zen, 1 thread at batch 1")
+    assert f"specfrontier time {storage.display_name} --trial 4 --threads 1 --batch 1" in note
+
+
+def test_each_device_has_its_own_front(storage: Storage) -> None:
+    time_on(storage, "zen", (1, 2, 3))
+    time_on(storage, "xeon", (3, 4), day=2)
+    there = Sweep.open(storage, "xeon")
+    assert speeds(there) == pytest.approx({0: 1.0, 3: on("xeon"), 4: on("xeon")}, rel=1e-3)
+    assert there.identity.timing_device == "xeon, 1 thread"
+    shown = specfrontier("pareto", storage.display_name, "--device", "xeon", "--json").json
+    assert list(shown["speeds_on"].values()) == ["xeon, 1 thread at batch 1"]
+    assert any("trials 1, 2 were not timed on xeon" in text for text in shown["warnings"])
+
+
+def test_time_does_not_change_which_device_is_the_sweeps_own(storage: Storage) -> None:
+    time_on(storage, "zen", (1, 2))
+    time_on(storage, "xeon", (1, 2, 3, 4), day=2, is_later=True)
+    assert str(Sweep.open(storage).machine) == "zen, 1 thread at batch 1"
+    assert speeds(Sweep.open(storage)).keys() == {0, 1, 2}
+
+
+def test_a_sweep_without_usable_sessions_keeps_what_was_told(storage: Storage) -> None:
+    """`specfrontier time` replaces none of these speeds, which are of another device, but has its own."""
+    time_on(storage, "xeon", (1, 2), is_later=True)
+    storage.write("timings/damaged.parquet", b"PAR1")
+    sweep = Sweep.open(storage)
+    assert sweep.machine is None
+    assert speeds(sweep) == {0: 1.0} | dict.fromkeys(range(1, TRIALS), TOLD)
+    assert [note for note in timing_notes(sweep) if "damaged.parquet" in note]
+    assert speeds(Sweep.open(storage, "xeon")).keys() == {0, 1, 2}
+
+
+def test_a_batch_size_is_one_for_all(storage: Storage) -> None:
+    time_on(storage, "zen", (1, 2))
+    time_on(storage, "zen", (2, 3), day=2, batch=4)
+    assert speeds(Sweep.open(storage)).keys() == {0, 1, 2}
+    large = Sweep.open(storage, batch=4)
+    assert speeds(large) == pytest.approx({0: 1.0, 2: on("zen", 90.0), 3: on("zen", 90.0)}, rel=1e-3)
+    assert large.identity.timing_batch == 4
+    again = NotebookSweep.open(storage, batch=4).reload()
+    assert (again.machine, again.records) == (large.machine, large.records)
+
+
+def test_a_limit_on_time_is_that_of_vanilla_there(storage: Storage) -> None:
+    """Also for a trial that racing stopped, whose images were fewer."""
+    told = {"latency": Estimate(1e-3, 1e-4, 4), "speedup": Estimate(1.0, 0.1, 4)}
+    vanilla, stopped = read_trials(storage)[0], read_trials(storage)[1]
+    write_trial(storage, replace(vanilla, history=((96, told),)))
+    write_trial(storage, replace(stopped, state=STOPPED, images=96, stop=EarlyStop(2, 96, 0.1)))
+    for device in ("zen", "arm"):
+        time_on(storage, device, (1, 2), day=1 + (device != "zen"))
+
+    def excess(record: TrialRecord) -> float:
+        return record.constraints["latency <= 0.8 * vanilla"]
+
+    for device in ("zen", "arm"):
+        records = Sweep.open(storage, device).records
+        base = records[0].metrics["latency"].value
+        assert excess(records[1]) == pytest.approx(records[1].metrics["latency"].value - 0.8 * base)
+        assert (excess(records[1]) <= 0) == (device == "zen")
+
+
+def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
+    time_on(storage, "zen", (1,))
+    time_on(storage, "zen", (1,), day=2, batch=8)
+    time_on(storage, "xeon", (1,), day=3, is_later=True)
+    time_on(storage, "xeon", (1,), day=4, batch=4, is_later=True)
+    time_on(storage, "arm", (1,), day=5, batch=4, is_later=True)
+    prices = Sweep.open(storage).prices
+
+    def found(device: str | None, batch: int | None = None, own_batch: int = 1) -> str:
+        return str(Machine.find(prices, device, batch, own_batch))
+
+    assert found(None) == "zen, 1 thread at batch 1", "the sweep's own"
+    assert found("XEON") == "xeon, 1 thread at batch 1"
+    assert found("xeon", 4) == "xeon, 1 thread at batch 4"
+    assert found("arm") == "arm, 1 thread at batch 4", "the only size there"
+    assert found("zen,", own_batch=8) == "zen, 1 thread at batch 8"
+    assert found(None, 8) == "zen, 1 thread at batch 8"
+    assert found("1 thread", 8) == "zen, 1 thread at batch 8", "the only one of that name and size"
+    known = r"the sweep has prices of zen, 1 thread \(batch 1, 8\); xeon, 1 thread \(batch 1, 4\); arm"
+    for device, batch, problem in (
+        ("H100", None, "no prices of a device 'H100'"),
+        (None, 2, "no prices at batch 2"),
+        ("arm", 1, "no prices at batch 1 of 'arm'"),
+        ("1 thread", None, "3 devices with '1 thread' in their names were timed"),
+        (None, 4, "2 devices were timed at batch 4"),
+    ):
+        with pytest.raises(QueryError, match=f"{problem}.*: {known}"):
+            found(device, batch)
+    assert [str(machine) for machine in Machine.all(prices)][:2] == [
+        "zen, 1 thread at batch 1", "zen, 1 thread at batch 8"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["pareto", "report"])
+def test_a_device_without_prices_is_refused(command: str, storage: Storage) -> None:
+    time_on(storage, "zen", (1,))
+    place = storage.display_name
+    for words in (("--device", "H100"), ("--batch", "3")):
+        said = error_of(command, place, *words, code=2)
+        assert "the sweep has prices of zen, 1 thread (batch 1)" in said
+
+
+def test_errors_of_one_session_assume_something(storage: Storage) -> None:
+    time_on(storage, "zen", range(1, TRIALS))
+    (note,) = timing_notes(Sweep.open(storage))
+    assert f"specfrontier time {storage.display_name} --threads 1 --batch 1" in note
+    time_on(storage, "xeon", range(1, TRIALS), day=2, is_later=True)
+    assert timing_notes(Sweep.open(storage)) == [note], "one on another device says nothing of this one"
+    time_on(storage, "zen", range(1, TRIALS), day=3, is_later=True)
+    assert timing_notes(Sweep.open(storage)) == []
