@@ -22,7 +22,7 @@ from orchestrator.results.text import counted, describe_duration
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.records import write_shard
-from workers.data.shards import MAX_SHAPES, Experiment, TimingSession, plan_session
+from workers.data.shards import Experiment, TimingSession, plan_session, session_groups
 from workers.decoding.engine import DecodingError
 from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import Prices
@@ -112,7 +112,7 @@ class SessionTimer:
             CommandError: too few captions (2); a batch does not fit, the model does not support a config, or decoding
                 fails (1); an interrupt (130), which keeps the sessions that have finished.
         """
-        groups = [settings[i : i + MAX_SHAPES] for i in range(0, len(settings), MAX_SHAPES)]
+        groups = session_groups(settings)
         for group in groups:
             self._plan(group)  # refused before anything is timed
         begin, longest = time.monotonic(), 0.0

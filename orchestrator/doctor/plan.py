@@ -7,20 +7,24 @@ its kernels one by one. The plan lists every assumption.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any, Self
 
 import torch
 
 from orchestrator.doctor.checkup import describe_memory, memory_parts
-from orchestrator.results.text import describe_duration
+from orchestrator.replay.predict import random_settings
+from orchestrator.results.text import counted, describe_duration
+from orchestrator.run.timing import planned_sizes, session_of
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
+from workers.data.shards import MAX_SHAPES
 from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
 from workers.loading.models import Models
 from workers.loading.models_yaml import (
@@ -32,7 +36,7 @@ from workers.loading.models_yaml import (
     published_entry,
     shape_only_models,
 )
-from workers.metrics.registry import uses_timings, weight_keys
+from workers.metrics.registry import weight_keys
 from workers.runtime.loaded import IMAGES_PER_DECODE
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
 
@@ -78,10 +82,55 @@ def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None 
 
 
 @dataclass(frozen=True)
+class Sessions:
+    """The timing sessions of a sweep. sizes: settings of each, vanilla included. images: of a setting in a session at
+    one batch size, repetitions included. shapes: those besides vanilla's that the trials have.
+    """
+
+    sizes: Sequence[int]
+    images: int
+    batches: Sequence[int]
+    shapes: int
+
+    @classmethod
+    def of(cls, sweep: SweepConfig, trials: int) -> Self:
+        """The sessions of a resolved sweep if the search's trials are random ones of the space.
+
+        Raises:
+            ConfigError: too few captions.
+        """
+        timing, vanilla = sweep.timing, DecodingConfig(sampling=sweep.sampling)
+        configs = dict.fromkeys([vanilla, *(entry.config for entry in sweep.enqueue)])
+        found = (config for config, _ in random_settings(sweep, lambda config: config not in configs))
+        configs |= dict.fromkeys(islice(found, trials - len(configs)))
+        shapes = len({config.shape for config in configs} - {vanilla.shape})
+        sizes = planned_sizes(sweep, list(configs)[:trials], min(shapes, MAX_SHAPES))
+        if not sizes:
+            return cls((), 0, (), shapes)
+        try:
+            session = session_of(sweep, [vanilla], sweep.captions.count)
+        except ValueError as error:
+            raise ConfigError(("timing",), str(error)) from None
+        return cls(sizes, session.images * timing.repetitions, timing.batches, shapes)
+
+    @property
+    def timed_images(self) -> int:
+        """Images of all settings at all batch sizes, at most."""
+        return sum(self.sizes) * self.images * len(self.batches)
+
+    def seconds(self, small: Mapping[int, float], plain: Mapping[int, float]) -> float:
+        """Seconds of all sessions, from those of an image of a setting and of vanilla at each batch size. Each setting
+        first generates a batch that is not timed.
+        """
+        count, others = len(self.sizes), sum(self.sizes) - len(self.sizes)
+        return sum((self.images + batch) * (count * plain[batch] + others * small[batch]) for batch in self.batches)
+
+
+@dataclass(frozen=True)
 class Workload:
     """What a sweep's trials cost. label, config: the setting that every trial except vanilla is taken for. batches: of
-    timing, quality and decoding to pixels. small, big: its footprints at the batches of timing and of quality; plain:
-    vanilla's at both. images: see `_image_counts`.
+    timing (the largest one), quality and decoding to pixels. small, plain: its footprints and vanilla's in timing
+    sessions, by batch; big, slow: at the batch of quality. images: see `_image_counts`.
     """
 
     sweep: SweepConfig
@@ -89,9 +138,10 @@ class Workload:
     config: DecodingConfig
     shapes: Models
     batches: dict[str, int]
-    small: Footprint
+    small: Mapping[int, Footprint]
+    plain: Mapping[int, Footprint]
     big: Footprint
-    plain: dict[str, Footprint]
+    slow: Footprint
     images: dict[str, int]
     notes: list[str]
 
@@ -104,32 +154,40 @@ class Workload:
         """
         label, config, shapes, notes = _heaviest(sweep, shapes)
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
-        small = footprint(shapes, config, batches["timing"], 1).with_graphs()
+        small, plain = (
+            {batch: footprint(shapes, setting, batch, 1) for batch in sweep.timing.batches}
+            for setting in (config, vanilla)
+        )
         big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
-        plain = {kind: footprint(shapes, vanilla, batches[kind], 1) for kind in ("timing", "quality")}
-        return cls(sweep, label, config, shapes, batches, small, big, plain, _image_counts(sweep), notes)
+        slow = footprint(shapes, vanilla, batches["quality"], 1)
+        return cls(sweep, label, config, shapes, batches, small, plain, big, slow, _image_counts(sweep), notes)
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        """Raises ConfigError for too few captions."""
+        return Sessions.of(self.sweep, self.images["trials"])
 
     @property
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.shapes.target.grid.tokens
 
-    @property
-    def _timed_images(self) -> int:
-        timing = self.sweep.timing
-        return timing.images * timing.repetitions * uses_timings(self.sweep.requested_metrics)
+    def in_session(self, settings: int) -> Footprint:
+        """The footprint of a timing session of so many settings, which all keep their caches and graphs."""
+        return self.small[self.batches["timing"]].with_graphs(settings)
 
     def hours(self, gpu: Gpu, length: float, gpus: int = 1) -> dict[str, float]:
-        """The sweep's hours at a mean accepted length of all trials except vanilla, if all of them are timed."""
-        timed_image = _seconds(gpu, self.small, self.tokens / length, self.batches["timing"])
+        """The sweep's hours at a mean accepted length of all trials except vanilla."""
+        timed = {batch: _seconds(gpu, self.small[batch], self.tokens / length, batch) for batch in self.small}
+        plain = {batch: _seconds(gpu, self.plain[batch], self.tokens, batch) for batch in self.plain}
         quality_image = _seconds(gpu, self.big, self.tokens / length, self.batches["quality"])
-        slow = {kind: _seconds(gpu, self.plain[kind], self.tokens, self.batches[kind]) for kind in self.plain}
+        vanilla_image = _seconds(gpu, self.slow, self.tokens, self.batches["quality"])
         others, made = self.images["trials"] - 1, gpu.seconds(self.big.picture) / self.batches["pictures"]
-        total = self.images["quality"] * made + self.images["per trial"] * (slow["quality"] + others * quality_image)
-        total += self._timed_images * (slow["timing"] + others * (slow["timing"] + timed_image))
+        total = self.images["quality"] * made + self.images["per trial"] * (vanilla_image + others * quality_image)
+        total += self.sessions.seconds(timed, plain)
         return {
             "accepted length": length,
-            "seconds per timed image": timed_image,
+            "seconds per timed image": timed[self.batches["timing"]],
             "seconds per image": quality_image + made,
             "hours": total / 3600 / gpus,
         }
@@ -177,18 +235,17 @@ def _batches(sweep: SweepConfig) -> dict[str, int]:
     """Batch sizes of timing sessions, of quality shards, and of decoding tokens to pixels."""
     shard = sweep.quality.shard * sweep.quality.samples
     return {
-        "timing": min(max(sweep.timing.batches), max(sweep.timing.images, 2 * max(sweep.timing.batches))),
+        "timing": max(sweep.timing.batches),
         "quality": min(sweep.quality.batch, shard),
         "pictures": min(IMAGES_PER_DECODE, shard),
     }
 
 
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
-    """The number of images, including vanilla's in the timing sessions if all trials are timed."""
-    each, budget, timing = sweep.captions.count * sweep.quality.samples, sweep.budget, sweep.timing
+    """The number of trials, and of their images, without those of timing sessions."""
+    each, budget = sweep.captions.count * sweep.quality.samples, sweep.budget
     trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
-    shots = timing.images * timing.repetitions * uses_timings(sweep.requested_metrics)
-    return {"trials": trials, "per trial": each, "quality": trials * each, "timing": shots * (2 * trials - 1)}
+    return {"trials": trials, "per trial": each, "quality": trials * each}
 
 
 def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, Models, list[str]]:
@@ -227,13 +284,15 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
     accepted: mean accepted length of all trials except vanilla.
 
     Raises:
-        ValueError: the models do not support the sweep's settings.
+        ValueError: the models do not support the sweep's settings, or there are too few captions to time them.
     """
     target = shapes.target
     sweep = sweep.resolve(target.sampling)
     nets = _network_bytes(sweep)
     work = Workload.of(sweep, shapes)
-    batches, small, big, images, models = work.batches, work.small, work.big, work.images, work.shapes
+    batches, small, big, models = work.batches, work.in_session(1), work.big, work.shapes
+    largest = max(work.sessions.sizes, default=1)
+    session = work.in_session(largest)
 
     available = gpu.memory - RESERVED_BYTES - nets
     other = (
@@ -249,17 +308,18 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": work.label,
         "batches": batches,
-        "memory": {"timing": memory_parts(small), "quality": memory_parts(big), "metric nets": nets},
-        "fits": big.bytes <= available and (small.bytes <= available or not uses_timings(sweep.requested_metrics)),
+        "memory": {"timing": memory_parts(session), "quality": memory_parts(big), "metric nets": nets},
+        "fits": max(big.bytes, work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0) <= available,
         "largest batch": largest_batch(
             (at, _decoding_bytes(other)), (batches["quality"], _decoding_bytes(big)), available
         ),
-        "images": images,
+        "images": work.images | {"timing": work.sessions.timed_images},
+        "timing sessions": {"count": len(work.sessions.sizes), "settings of the largest": largest},
         "target passes per image": {"vanilla": work.tokens, "assumed": work.tokens / accepted},
         "time": [work.hours(gpu, length, gpus) for length in dict.fromkeys((1.0, accepted))],
         "gpus": gpus,
         "gpu": asdict(gpu),
-        "assumed": [*work.shapes.assumptions, *work.notes, *_assumptions(gpu, work.label)],
+        "assumed": [*work.shapes.assumptions, *work.notes, *_assumptions(gpu, work, session.bytes <= available)],
     }
 
 
@@ -268,13 +328,21 @@ def _decoding_bytes(found: Footprint) -> int:
     return found.parameters + found.cache + found.graphs + found.activations
 
 
-def _assumptions(gpu: Gpu, label: str) -> list[str]:
-    """The assumptions behind the hours."""
+def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
+    """The assumptions behind images and hours. fits_session: whether the largest timing session fits."""
+    shapes, sizes = work.sessions.shapes, work.sessions.sizes
+    timed = [
+        f"the trials have {counted(shapes, 'shape')} besides vanilla's: those of `enqueue` and of random settings of "
+        f"the space; {min(shapes, MAX_SHAPES)} of them are on the front"
+    ]
+    if not fits_session:
+        timed.append(f"{max(sizes, default=1)} settings do not fit a timing session: each shape has one of its own")
     return [
+        *(timed if sizes else []),
         f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} TFLOP/s ({gpu.name}); "
         f"{BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
         f"{KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as long as the slowest of the three",
-        f"every trial except vanilla costs as much as {label}, with full caches",
+        f"every trial except vanilla costs as much as {work.label}, with full caches",
         f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and fragmentation; loading time and "
         "metric nets without files are not included",
     ]
@@ -287,16 +355,17 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
         f"{found['sweep']} on {found['gpus']} x {format_bytes(found['gpu']['memory'])} ({found['gpu']['name']})",
         f"  target      {found['target']}, {found['dtype']}; heaviest setting: {found['heaviest setting']}",
     ]
-    for kind in ("timing", "quality"):
+    sessions = found["timing sessions"]
+    for kind, more in (("timing", f", {counted(sessions['settings of the largest'], 'setting')}"), ("quality", "")):
         parts = memory[kind]
-        lines.append(f"  memory      {kind}, batch {found['batches'][kind]}: {describe_memory(parts)}")
+        lines.append(f"  memory      {kind}, batch {found['batches'][kind]}{more}: {describe_memory(parts)}")
     if memory["metric nets"]:
         lines.append(f"  memory      metric nets: another {format_bytes(memory['metric nets'])}")
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
         f"  {fit:<11} at batches of up to {found['largest batch']} images",
         f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
-        f"about {images['timing']:,} in timing sessions if no two trials share their costs",
+        f"at most {images['timing']:,} in {counted(sessions['count'], 'timing session')}",
     ]
     lines += [
         f"  duration    {describe_duration(3600 * case['hours'])} at mean accepted length "

@@ -234,5 +234,5 @@ class Build:
     def _emit_phase(self, changed: Task) -> None:
         """Say what the sweep still waits for, if it waited for this task or does now."""
         if changed.about:
-            waiting = [wanted.task.about for wanted in self._wanted.values() if wanted.task.about]
+            waiting = dict.fromkeys(wanted.task.about for wanted in self._wanted.values() if wanted.task.about)
             self._emit({"event": "phase", "phase": "; ".join(waiting)})

@@ -24,6 +24,7 @@ from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import parent_folder
 from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
+from orchestrator.run.timing import session_of
 from orchestrator.views.mlflow_client import database_problem, default_uri, is_database, local_database
 from orchestrator.views.study import check_study, check_url, damaged_line, default_journal
 from search_spaces.constraints import split_batch
@@ -35,7 +36,7 @@ from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import Caption, captions_hash, read_captions
 from workers.data.reference import check_reference
-from workers.data.shards import FORMAT, plan_session
+from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
@@ -227,13 +228,11 @@ def _constraint_problems(inputs: _Inputs) -> Problems:
 
 def _timing_problems(inputs: _Inputs) -> Problems:
     """Too few captions for timing."""
-    sweep, timing = inputs.sweep, inputs.sweep.timing
+    sweep = inputs.sweep
     if not uses_timings(sweep.requested_metrics):
         return
-    assert sweep.sampling is not None
-    vanilla, count = DecodingConfig(sampling=sweep.sampling), len(inputs.captions)
     try:
-        plan_session([vanilla], count, images=timing.images, batches=timing.batches, repetitions=timing.repetitions)
+        session_of(sweep, [DecodingConfig(sampling=sweep.sampling)], len(inputs.captions))
     except ValueError as error:
         yield ("timing",), str(error)
 

@@ -1,9 +1,13 @@
 """The timing sessions of a sweep: which settings are timed together, and when.
 
 A session times vanilla and one setting of each shape in turn. The first one has the shapes of `enqueue`; each new shape
-has a session with an anchor, the first shape that was timed, when its first trial starts; and when all trials have
-finished, the front and the choices are timed again. So costs come from sessions that are spread over the sweep, and
-those of the anchor and of the front show how much they vary from one to the next.
+has a session when its first trial starts; and when all trials have finished, the front and the choices are timed again.
+So costs come from sessions that are spread over the sweep, and those of the front show how much they vary from one to
+the next.
+
+No more images are timed than if each shape had been timed once, alone with vanilla, and the front once more: sessions
+of several shapes leave images over (`images_left`). New shapes are timed beside an anchor, the first shape that was
+timed, as long as there are any, and what then remains is spent on the front.
 
 Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that is resumed has the
 same ones.
@@ -11,7 +15,7 @@ same ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from orchestrator.results.bounds import MAX_NAMED
@@ -23,7 +27,7 @@ from orchestrator.run.build import Build
 from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
-from workers.data.shards import MAX_SHAPES, TIMINGS
+from workers.data.shards import TIMINGS, TimingSession, plan_session, session_groups
 from workers.metrics.registry import uses_timings
 
 _MAX_REPLACED = 64  # sessions, among which that of a stored trial is looked for
@@ -45,10 +49,11 @@ class Sessions:
         self._of_shape: dict[StepShape, Task] = {}
         self._kept: dict[str, Task | None] = {}  # of earlier launches, by file
         self._anchor: DecodingConfig | None = None
+        self._left = images_left(0, ())
         self._vanilla = vanilla.shape
         enqueued = {entry.config.shape: entry.config for entry in reversed(sweep.enqueue)}
         shapes = [config for config in reversed(enqueued.values()) if config.shape != self._vanilla]
-        self._first = [shapes[i : i + MAX_SHAPES] for i in range(0, len(shapes), MAX_SHAPES)] or [[]]
+        self._first = session_groups(shapes) or [[]]
 
     @property
     def made(self) -> list[Task]:
@@ -113,7 +118,9 @@ class Sessions:
         return () if is_alone else (*left, known)
 
     def _add(self, configs: Sequence[DecodingConfig]) -> None:
-        others = [self._anchor] if self._anchor else []
+        self._left += 2 * len(configs) - (1 + len(configs))
+        others = [self._anchor] if self._anchor and self._left > 0 else []
+        self._left -= len(others)
         session = self._plan_next([*others, *configs])
         self._of_shape |= dict.fromkeys((config.shape for config in configs), session)
         self._of_shape.setdefault(self._vanilla, session)
@@ -124,6 +131,19 @@ class Sessions:
         self._count += 1
         self._made.append(session)
         return session
+
+
+def session_of(sweep: SweepConfig, configs: Sequence[DecodingConfig], captions: int, number: int = 0) -> TimingSession:
+    """A sweep's timing session of configs, vanilla's first. captions: their number.
+
+    Raises:
+        ValueError: too few captions.
+    """
+    timing = sweep.timing
+    return plan_session(
+        configs, captions, images=timing.images, batches=timing.batches, repetitions=timing.repetitions,
+        precision=timing.precision, seed=sweep.seed, number=number,
+    )  # fmt: skip
 
 
 def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
@@ -140,13 +160,44 @@ def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
     return list(by_shape.values())
 
 
-def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink) -> None:
-    """Time the front and the choices of a sweep whose trials have finished, as long as images are left to time.
+def images_left(shapes: int, sizes: Iterable[int]) -> int:
+    """What is left of the images that it takes to time vanilla once, and each of `shapes` others once, alone with
+    vanilla; in images of one setting in one session. sizes: settings of each session so far.
+    """
+    return 1 + 2 * shapes - sum(sizes)
 
-    At least one session is made, and others as long as fewer images are timed than if each shape had been timed alone,
-    next to vanilla. Which settings a session has depends on the records and on the sessions before it alone, so a sweep
-    that is resumed has the same ones. sessions: those of the trials. A session that fails leaves the speeds as they
-    are, with a note.
+
+def planned_sizes(sweep: SweepConfig, configs: Sequence[DecodingConfig], front: int) -> list[int]:
+    """Settings in each session of a sweep, vanilla included, if its trials have these configs, vanilla's first, and its
+    front so many shapes besides vanilla's.
+    """
+    sizes = list[int]()
+
+    def plan(others: Sequence[DecodingConfig], number: int) -> Task:
+        sizes.append(1 + len(others))
+        return Task(str(number), {})
+
+    sessions = Sessions(sweep, configs[0], plan)
+    for config in configs:
+        sessions.of(config)
+    last = _sizes_of_front(range(front))
+    if not sizes or not last:
+        return sizes
+    left = images_left(len({config.shape for config in configs} - {configs[0].shape}), sizes)
+    return [*sizes, *max(1, left // sum(last)) * last]
+
+
+def _sizes_of_front(settings: Sequence[object]) -> list[int]:
+    """Settings in the sessions that time these once more."""
+    return [1 + len(group) for group in session_groups(settings)]
+
+
+def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink) -> None:
+    """Time the front and the choices of a sweep whose trials have finished, at least once, and again as long as images
+    are left for it (see the module).
+
+    Which settings a session has depends on the records and on the sessions before it alone, so a sweep that is resumed
+    has the same ones. sessions: those of the trials. A session that fails leaves the speeds as they are, with a note.
 
     Raises:
         ClusterLost: another cluster can go on.
@@ -155,19 +206,20 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
     if not sessions:
         return
     names = [session.name for session in sessions]
-    sizes = [len(session.payload["configs"]) for session in sessions]
     shapes = {record.shape for record in sweep.records if record.shape and record.config != sweep.identity.baseline}
-    left = 2 * len(shapes) - sum(sizes)  # in images of a session, of one setting
+    left = images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
     try:
         while True:
             configs = decisive_configs(sweep.priced(names))
-            if not configs or (left < 1 + len(configs) and len(names) > len(sessions)):
+            size = sum(_sizes_of_front(configs))
+            if not configs or (left < size and len(names) > len(sessions)):
                 return
-            session = replace(plan(configs, len(names)), about="timing the front once more")
-            build.want(SWEEP, session)
-            build.wait(session.name)
-            names.append(session.name)
-            left -= 1 + len(configs)
+            again = [plan(group, len(names) + place) for place, group in enumerate(session_groups(configs))]
+            build.want(SWEEP, *(replace(session, about="timing the front once more") for session in again))
+            for session in again:
+                build.wait(session.name)
+                names.append(session.name)
+            left -= size
     except ClusterLost:
         raise
     except (SweepError, PoolError, QueryError) as error:  # the last one: the objectives have no front

@@ -26,10 +26,10 @@ from orchestrator.run.progress import finished_event, trial_event, utc_now
 from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import EventSink, SweepError, Task
-from orchestrator.run.timing import Sessions
+from orchestrator.run.timing import Sessions, session_of
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality, plan_session
+from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
 
@@ -112,11 +112,7 @@ class Plan:
 
     def session(self, configs: Sequence[DecodingConfig], number: int) -> Task:
         """A timing session of vanilla and other configs."""
-        timing = self.sweep.timing
-        session = plan_session(
-            [self.baseline, *configs], self.captions, images=timing.images, batches=timing.batches,
-            repetitions=timing.repetitions, precision=timing.precision, seed=self.sweep.seed, number=number,
-        )  # fmt: skip
+        session = session_of(self.sweep, [self.baseline, *configs], self.captions, number)
         return Task.of(session.name(self.experiment), session)
 
     def tasks(self, shards: Iterable[QualityShard]) -> tuple[Task, ...]:

@@ -13,15 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import lcm
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from search_spaces.trial import DecodingConfig
 
 FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
 SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
-MAX_SHAPES = 8  # new ones in a timing session, which an interrupt or a lost worker loses as a whole
+MAX_SHAPES = 8  # besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a memory
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
+
+_Setting = TypeVar("_Setting")
 
 
 def digest(value: object, length: int = 20) -> str:
@@ -221,6 +223,11 @@ def plan_quality(
         for low, high in pairwise(ends)
         for start in range(low, high, shard)
     ]
+
+
+def session_groups(settings: Sequence[_Setting]) -> list[Sequence[_Setting]]:
+    """Settings of different shapes in groups, each for a timing session of its own."""
+    return [settings[start : start + MAX_SHAPES] for start in range(0, len(settings), MAX_SHAPES)]
 
 
 def plan_session(

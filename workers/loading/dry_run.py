@@ -222,9 +222,11 @@ class Footprint:
         """The peak. Caches and graphs are still there while images are decoded."""
         return self.parameters + self.cache + self.graphs + max(self.activations, self.pictures)
 
-    def with_graphs(self) -> Footprint:
-        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations."""
-        return replace(self, graphs=self.activations)
+    def with_graphs(self, engines: int = 1) -> Footprint:
+        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations. engines: that take
+        turns, and keep their caches and graphs meanwhile.
+        """
+        return replace(self, cache=engines * self.cache, graphs=engines * self.activations)
 
 
 def parameter_bytes(models: Models) -> int:

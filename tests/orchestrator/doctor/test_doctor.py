@@ -363,7 +363,8 @@ def test_a_plan_needs_no_files(
     """LlamaGen-B by its name: images counted by hand, bytes by the published sizes."""
     code, found = planned(tmp_path, monkeypatch, capsys, "--gpus", "2", "--gpu-memory", "24", "--accepted-length", "3")
     assert code == 0
-    assert found["images"] == {"trials": 5, "per trial": 200, "quality": 1000, "timing": 30 * 9}
+    assert found["images"] == {"trials": 5, "per trial": 200, "quality": 1000, "timing": 30 * (9 + 5)}
+    assert found["timing sessions"] == {"count": 6, "settings of the largest": 5}
     assert found["target passes per image"]["vanilla"] == 256
     numbers = 111e6 + 72e6 * 2 + 768 * 768 * 2 + 7.1e6  # the codec stays in 32 bits; EAGLE: its fc and a layer
     assert found["memory"]["quality"]["parameters"] == pytest.approx(2 * numbers, rel=0.05)
@@ -396,7 +397,9 @@ def test_more_gpus_and_images_count(
     assert any(line.startswith("  DOES NOT FIT") for line in describe_plan(four))
     gpus = [Gpu(**found["gpu"]) for found in (one, four)]
     assert (gpus[0].memory, gpus[1].memory) == (80 << 30, 1 << 30)
-    assert four["time"][0]["hours"] == pytest.approx(one["time"][0]["hours"] / 2, rel=0.01)
+    ratio = four["time"][0]["hours"] / one["time"][0]["hours"]
+    assert ratio == pytest.approx(1 / 2, rel=0.02), "twice the images, but as many batches before the clock starts"
+    assert four["images"]["timing"] == 2 * one["images"]["timing"]
     (spoilt.parent / "ckpt" / "c2i.pt").unlink()
     code, found = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
     assert code == 2

@@ -150,36 +150,6 @@ def test_the_last_session_times_the_front(tmp_path: Path) -> None:
     assert all(told[number] != value for number, value in final.items()), "records keep what was told"
 
 
-def test_as_many_images_are_timed_as_the_shapes_need_and_one_session_more(tmp_path: Path) -> None:
-    """Each shape next to vanilla, and those that come later next to the anchor as well."""
-    workers = TimedWorkers()
-    timed = launch(tmp_path, workers)
-    last = last_session(workers)
-    sizes = [len(task.payload["configs"]) for task in workers.tasks if task.kind == "timing"]
-    assert len(sizes) == len(set(timed.sessions)), "none is timed twice"
-    shapes = {record.shape for record in timed.sweep.records if record.config and not record.config.is_vanilla}
-    later = len(shapes) - 2  # two are enqueued
-    before = sum(sizes) - len(last.payload["configs"])
-    assert before == 3 + 3 * later
-    assert before <= 2 * len(shapes) + later
-
-
-def test_the_front_is_timed_until_the_images_are_spent(tmp_path: Path) -> None:
-    """All shapes of one session leave as many images again."""
-    entries = "".join(
-        f"  - {{label: w{length}, drafter: jacobi, tree: {{policy: chain, length: {length}}}}}\n"
-        for length in range(5, 11)
-    )
-    text = SPACE.replace("space:\n", f"{entries}space:\n")
-    workers = TimedWorkers(numbers=lambda config: {"speedup": 1.0, "fid": 1.0 if config.is_vanilla else 2.0})
-    timed = launch(tmp_path, workers, text)
-    first, *last = [len(task.payload["configs"]) for task in workers.tasks if task.kind == "timing"]
-    shapes = {record.shape for record in timed.sweep.records if record.config and not record.config.is_vanilla}
-    assert first == 1 + len(shapes) == 9
-    assert len(last) > 1
-    assert 2 * len(shapes) - max(last) < first + sum(last) <= 2 * len(shapes)
-
-
 def test_a_sweep_killed_in_its_last_session_goes_on_with_the_same_one(tmp_path: Path) -> None:
     whole = launch(tmp_path / "whole", TimedWorkers())
     last = max(whole.sessions)

@@ -1,0 +1,85 @@
+"""`doctor --plan`: what a sweep times, and the memory that it takes for that."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.sweep import Sweep
+from tests.fakes.command_line import specfrontier
+from tests.fakes.local_pool import local_launches
+from tests.fakes.tiny_models import tiny_scenes
+from workers.data.records import read_shard
+
+pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
+
+TIMED = """\
+name: timed
+models: {models}
+captions: {{source: scenes, count: 70, seed: 1}}
+reference: {{source: none}}
+quality: {{batch: 35, shard: 70}}
+timing: {{batch: [1, 3], images: 4, repetitions: 2, precision: 0}}
+metrics: [speedup]
+objectives: [speedup, step_compression]
+search: {{sampler: grid}}
+enqueue: [vanilla, {{drafter: eagle, tree: {{policy: chain, length: 2}}}}]
+budget: {{trials: 5}}
+space: {{drafter: eagle, tree: {{policy: chain, length: {{low: 2, high: 4}}}}}}
+"""
+
+LARGE = """\
+name: large
+models: {name: lumina-mgpt-7b-768}
+captions: {source: scenes, count: 100}
+quality: {batch: 1, shard: 1}
+budget: {trials: 5}
+space: {drafter: eagle, tree: {policy: chain, length: LENGTHS}}
+"""
+
+
+def planned(folder: Path, text: str, *words: str) -> dict[str, Any]:
+    """The findings on a sweep that fits."""
+    (folder / "space.yaml").write_text(text)
+    found = specfrontier("doctor", "--plan", str(folder / "space.yaml"), "--json", *words)
+    assert found.code == 0, found.err
+    plan: dict[str, Any] = found.json
+    return plan
+
+
+def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
+    """Of all batch sizes, rounded up to whole batches; of the last sessions, as many as the front has shapes."""
+    found = planned(tmp_path, TIMED.format(models=tiny_scenes(tmp_path / "models")))
+    with local_launches():
+        ran = specfrontier("launch", str(tmp_path / "space.yaml"), "--out", str(tmp_path), "--no-mlflow")
+    assert ran.code == 0, ran.err
+    sweep = Sweep.open(tmp_path / "timed")
+    own = {name for record in sweep.records for name in record.shards if name.startswith("timings/")}
+    images, sizes = Counter[bool](), Counter[bool]()
+    for name in sweep.storage.names("timings"):
+        table, facts = read_shard(sweep.storage, f"timings/{name}", fix="")
+        images[f"timings/{name}" in own] += sum(table.column("batch").to_pylist())
+        sizes[f"timings/{name}" in own] += len(facts["configs"])
+    each = 2 * 2 * 6  # batch sizes, repetitions, images rounded up to a multiple of 1 and 3
+    assert sizes[True] == 2 + 3 + 2, "vanilla with the enqueued chain, then two others, the first beside it"
+    assert images[True] == each * sizes[True]
+    assert images[False] == each * sizes[False] > 0
+    assert found["images"]["timing"] == each * (7 + 4), "if all three are on the front"
+    assert images.total() <= found["images"]["timing"]
+
+
+def test_settings_of_a_session_share_the_memory(tmp_path: Path) -> None:
+    """Each keeps its cache and graphs while others take their turns; without room for all, shapes are timed alone."""
+    one, four = (planned(tmp_path, LARGE.replace("LENGTHS", lengths)) for lengths in ("6", "{low: 3, high: 6}"))
+    assert [entry["timing sessions"]["settings of the largest"] for entry in (one, four)] == [2, 5]
+    few, many = one["memory"]["timing"], four["memory"]["timing"]
+    assert many["cache"] == 2.5 * few["cache"]
+    assert many["graphs"] == 2.5 * few["graphs"]
+    assert few["cache"] > 2 * 2**30
+    room = (few["total"] + many["total"]) / 2 / 2**30 + 1
+    tight = planned(tmp_path, LARGE.replace("LENGTHS", "{low: 3, high: 6}"), "--gpu-memory", f"{room:.2f}")
+    assert any("5 settings do not fit a timing session" in line for line in tight["assumed"])
+    assert not any("do not fit" in line for line in four["assumed"])
