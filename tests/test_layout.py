@@ -41,7 +41,7 @@ MAX_PACKAGE_LINES = {
     "workers.metrics": 3365,
     "workers.models": 3482,
     "workers.replay": 1330,
-    "workers.runtime": 1050,
+    "workers.runtime": 1075,
     "workers.scenes": 373,
     "workers.training": 1060,
 }

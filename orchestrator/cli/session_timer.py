@@ -28,7 +28,7 @@ from workers.loading.models_yaml import find_entry, load_entry
 from workers.metrics.costs import Prices
 from workers.metrics.timings import LATER, Device
 from workers.runtime.device import this_device
-from workers.runtime.loaded import Engines
+from workers.runtime.engines import Engines
 from workers.runtime.sessions import run_session
 from workers.runtime.shard_tables import shard_metadata
 

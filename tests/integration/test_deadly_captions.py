@@ -38,7 +38,7 @@ class Deadly(Constant):
     kind: ClassVar[str] = "deadly"
 
 if "workers.runtime.loaded" in sys.modules:  # in a worker
-    from workers.runtime.loaded import Engines
+    from workers.runtime.engines import Engines
     generate_once = Engines.generate_once
 
     def generate_or_die(self, config, requests, *args, **kwargs):

@@ -12,7 +12,7 @@ import torch
 
 from tests.fakes.real_sweeps import SweepRun
 from workers.runtime import loaded as engines
-from workers.runtime.loaded import CancellableEngine
+from workers.runtime.engines import CancellableEngine
 
 pytestmark = pytest.mark.slow(seconds=5)
 LARGEST_BATCH = {2: 4, 3: 0}  # images that fit into memory, by the chain's length

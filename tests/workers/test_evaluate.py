@@ -43,7 +43,8 @@ from workers.evaluate import TASK_KINDS, Evaluator, makes
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
 from workers.models.checkpoint_files import WeightsError
-from workers.runtime.loaded import CancellableEngine, Cancelled, LoadedSweep
+from workers.runtime.engines import CancellableEngine, Cancelled
+from workers.runtime.loaded import LoadedSweep
 from workers.runtime.memory import OutOfMemory
 from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec

@@ -16,7 +16,7 @@ from workers.data.storage import Storage
 _FOLDER = "logs"
 _LOGGER = "workers"  # parent of the loggers of all modules in this package
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-# exception class in workers.runtime.loaded, matched by name because importing that module imports torch
+# exception class in workers.runtime.engines, matched by name because importing that module imports torch
 _CANCELLED = "Cancelled"
 
 

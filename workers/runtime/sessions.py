@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
-from workers.metrics.timings import relative_noise, session_table
+from workers.metrics.timings import Device, relative_noise, session_table
 from workers.runtime.device import this_device
-from workers.runtime.loaded import Engines
-from workers.runtime.shard_tables import requests_of
+from workers.runtime.engines import Engines
 from workers.runtime.timing import time_in_turn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def run_session(
@@ -29,6 +29,25 @@ def run_session(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Time a session's captions with all of its configs in turn; returns the rows and the metadata of its file.
 
+    captions: the sweep's. The rest: see `time_session`.
+    """
+    from workers.runtime.shard_tables import requests_of
+
+    rows, device, started = time_session(engines, requests_of(captions, session), session, advance)
+    configs = [config.to_mapping() for config in session.configs]
+    return session_table(rows), {
+        "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
+    }  # fmt: skip
+
+
+def time_session(
+    engines: Engines,
+    requests: Sequence[Request],
+    session: TimingSession,
+    advance: Callable[[], object] = lambda: None,
+) -> tuple[list[dict[str, Any]], Device, str]:
+    """Time requests with all configs of a session in turn; returns the rows, what timed them, and when it started.
+
     advance: called after each batch that a config has generated.
 
     Raises:
@@ -37,7 +56,6 @@ def run_session(
         Cancelled, DecodingError: see `Engines.generate`.
     """
     target = engines.models.target
-    requests = requests_of(captions, session)
 
     def generate(config: DecodingConfig, requests: Sequence[Request]) -> list[Result]:
         results = engines.generate_once(config, requests, len(requests), session.configs)
@@ -59,8 +77,4 @@ def run_session(
         device, started = this_device(target.device), datetime.now(UTC).isoformat()
         rows = [row for batch in session.batches for row in time_batches(batch)]
         if this_device(target.device) == device:  # otherwise graphs were given up: some settings had them, some not
-            break
-    configs = [config.to_mapping() for config in session.configs]
-    return session_table(rows), {
-        "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
-    }  # fmt: skip
+            return rows, device, started

@@ -24,7 +24,7 @@ from workers.data.records import read_shard
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 from workers.models.families.scenes import BUILTIN
-from workers.runtime.loaded import CancellableEngine
+from workers.runtime.engines import CancellableEngine
 from workers.runtime.sessions import run_session
 
 SPACE = """

@@ -24,7 +24,7 @@ from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.state import Batch, Request
 from workers.loading.models import Models
 from workers.models.cache import KVCache
-from workers.runtime.loaded import Engines
+from workers.runtime.engines import Engines
 
 
 class Owner:

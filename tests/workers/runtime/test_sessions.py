@@ -13,7 +13,7 @@ from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.decoding.graphs import RoundGraphs
 from workers.runtime import sessions
-from workers.runtime.loaded import Engines
+from workers.runtime.engines import Engines
 
 
 def test_a_session_in_which_graphs_are_given_up_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
