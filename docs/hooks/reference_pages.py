@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import typer
 from typer.cli import get_docs_for_click
@@ -36,6 +37,7 @@ OTHER_KEYS: Mapping[str, str] = {
     "space": "The search space: a config (below) whose values may be domains, and whose sections may be lists of "
     "branches.",
 }
+_KINDS = {int: "whole number", float: "number", str: "text"}
 _UNBOUNDED = 2**31  # a larger upper limit is a number's own
 DOMAINS = """\
 In `space`, a value of a config is
@@ -190,10 +192,19 @@ def _table(fields: Iterable[ParamField]) -> str:
 def _values(field: ParamField) -> str:
     if field.choices:
         return ", ".join(f"`{choice}`" for choice in field.choices)
-    kind = {int: "whole number", float: "number", str: "text"}.get(field.number or field.type, "")
-    kind = "list" if field.is_list else kind or ("mapping" if "Mapping" in str(field.type) else "text")
+    kind = _kind(field.type)
     bounds = field.range if (field.range.high or 0) < _UNBOUNDED else Range(field.range.low, None, field.range.open_low)
     return f"{kind} {bounds}" if bounds else kind
+
+
+def _kind(type_: Any, plural: str = "") -> str:
+    """A field's type in words, such as `whole number or list of whole numbers`. plural: the ending of several."""
+    origin, parts = get_origin(type_), [part for part in get_args(type_) if part is not type(None)]
+    if origin in (Union, UnionType):
+        return " or ".join(_kind(part, plural) for part in parts)
+    if origin is tuple:
+        return f"list{plural} of {_kind(parts[0], 's')}"
+    return ("mapping" if origin is Mapping else _KINDS[type_]) + plural
 
 
 def _default(field: ParamField) -> str:

@@ -179,6 +179,7 @@ def describe_plan(config: SweepConfig, storage: Storage) -> str:
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
+    from workers.data.shards import session_images
     from workers.metrics.registry import uses_timings
 
     quality, timing, search, size = config.quality, config.timing, config.search, config.space.size()
@@ -207,8 +208,9 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
     shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
     yield "quality", f"{shards}: {total}{_on(quality.nodes)}"
+    timed = session_images(timing.images, timing.batches)
     pairs = (
-        f"each shape in turn with vanilla, {timing.images} captions x at most {timing.repetitions} in a session, "
+        f"each shape in turn with vanilla, {timed} captions x at most {timing.repetitions} in a session, "
         f"batch {' and '.join(map(str, timing.batches))}{_on(timing.nodes)}"
     )
     yield "timing", pairs if uses_timings(config.requested_metrics) else "none: no metric of the sweep needs it"

@@ -84,7 +84,7 @@ class PriceOptions:
         "the sweep's own.",
         "NAME",
     )
-    batch: int | None = option("Speeds at this batch size. Default: the sweep's timing.batch.", "N", min=1)
+    batch: int | None = option("Speeds at this batch size. Default: the sweep's first timing.batch.", "N", min=1)
 
     def open(self, locations: Sequence[str]) -> list[Sweep]:
         """The sweeps at these locations. Raises the errors of `Sweep.open`."""

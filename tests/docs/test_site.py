@@ -94,6 +94,17 @@ def test_references_have_every_key_metric_command_and_name(site: Path) -> None:
     assert all(f"<code>specfrontier {name}</code>" in text("commands") for name in listed)
 
 
+def test_a_key_that_takes_a_value_or_a_list_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
+    from reference_pages import yaml_keys
+
+    rows = dict(re.findall(r"^\| `(\S+)` \| ([^|]+) \|", yaml_keys().partition("### `timing`")[2], re.MULTILINE))
+    assert rows["batch"] == "whole number or list of whole numbers in [1, 65536]"
+    assert rows["rungs"] == "list of whole numbers at least 2"
+    assert (rows["precision"], rows["options"], rows["sampler"]) == ("number in [0, 1]", "mapping", "text")
+    assert rows["paths"] == "list of lists of whole numbers at least 0"
+
+
 @pytest.mark.slow(seconds=8)
 def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()

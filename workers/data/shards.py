@@ -230,6 +230,12 @@ def session_groups(settings: Sequence[_Setting]) -> list[Sequence[_Setting]]:
     return [settings[start : start + MAX_SHAPES] for start in range(0, len(settings), MAX_SHAPES)]
 
 
+def session_images(images: int, batches: Sequence[int]) -> int:
+    """Images of a setting in a timing session: rounded up to whole batches of each size, of which at least two."""
+    whole = lcm(*batches)
+    return max(-(-images // whole) * whole, 2 * max(batches))
+
+
 def plan_session(
     configs: Sequence[DecodingConfig],
     count: int,
@@ -241,8 +247,7 @@ def plan_session(
     seed: int = 0,
     number: int = 0,
 ) -> TimingSession:
-    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up to whole batches of each
-    size, of which at least two.
+    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up (see `session_images`).
 
     Its captions depend only on `count`, `images`, `batches`, `seed` and `number`.
 
@@ -252,8 +257,7 @@ def plan_session(
     _check_sizes(count=count, images=images, batch=min(batches, default=0))
     for config in configs:
         _check_sampling(config)
-    whole = lcm(*batches)
-    size = max(-(-images // whole) * whole, 2 * max(batches))
+    size = session_images(images, batches)
     spans = count // size
     if not spans:
         raise ValueError(

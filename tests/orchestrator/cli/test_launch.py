@@ -146,6 +146,13 @@ def test_the_plan_of_an_untimed_sweep() -> None:
     assert "timing      none" in specfrontier("launch", "tested.yaml", "--check").out
 
 
+def test_the_plan_says_how_many_captions_a_session_takes() -> None:
+    """Whole batches of each size, at least two."""
+    write(timing={"batch": [1, 8], "images": 3, "repetitions": 4})
+    line = "each shape in turn with vanilla, 16 captions x at most 4 in a session, batch 1 and 8"
+    assert line in " ".join(specfrontier("launch", "tested.yaml", "--check").out.split())
+
+
 def test_the_plan_of_a_single_setting() -> None:
     write(space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
     lines = describe_plan(SweepConfig.read("tested.yaml"), Storage("sweeps/tested")).splitlines()
