@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.doctor.plan import GPUS, models_for_plan, plan
+from orchestrator.doctor.gpus import GPUS
+from orchestrator.doctor.plan import models_for_plan, plan
 from orchestrator.results.names import SettingNames
 from orchestrator.run.study import Search
 from search_spaces import plugins

@@ -75,14 +75,15 @@ def doctor(examined: Examined, as_json: bool = o.flag("Print the findings as JSO
 
 def _plan(space: str, options: Examined) -> tuple[dict[str, Any], list[str]]:
     """The plan of a sweep as data and as lines of text."""
-    from orchestrator.doctor import machine
+    from orchestrator.doctor import gpus, machine
     from orchestrator.doctor import plan as plans
     from search_spaces.sweep import SweepConfig
 
     here = machine.torch_facts()["devices"]
-    memory = options.gpu_memory or (here[0]["memory_bytes"] / plans.GIB if here else 80.0)
+    memory = options.gpu_memory or (here[0]["memory_bytes"] / gpus.GIB if here else 80.0)
+    device = str(here[0]["name"]) if here and not options.gpu_memory else ""
     sweep = SweepConfig.read(space, {} if options.models is None else {"models.file": options.models})
-    gpu = plans.gpu_of(memory, options.gpu_bandwidth, options.gpu_compute)
+    gpu = gpus.gpu_of(memory, options.gpu_bandwidth, options.gpu_compute, device)
     with sweep.locate_errors():
         shapes = plans.models_for_plan(sweep)
         findings = plans.plan(sweep, shapes, options.gpus or len(here) or 1, gpu, options.accepted_length)

@@ -1,8 +1,7 @@
 """`doctor --plan`: the memory, images and hours that a sweep needs on a kind of machine, without running it.
 
 Memory and work are counted by a dry run of the engine's own code on meta tensors (`workers.loading.dry_run`). Time
-follows from a simple model of a GPU: a pass takes as long as the slowest of moving its bytes, computing, and launching
-its kernels one by one. The plan lists every assumption.
+follows from a simple model of a GPU (`orchestrator.doctor.gpus`). The plan lists every assumption.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, Self
 import torch
 
 from orchestrator.doctor.checkup import describe_memory, memory_parts
+from orchestrator.doctor.gpus import BANDWIDTH_SHARE, COMPUTE_SHARE, KERNEL_LAUNCH_S, Gpu
 from orchestrator.replay.predict import random_settings
 from orchestrator.results.text import counted, describe_duration
 from orchestrator.run.timing import planned_sizes, session_of
@@ -25,7 +25,7 @@ from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import MAX_SHAPES
-from workers.loading.dry_run import Footprint, Work, footprint, largest_batch
+from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Models
 from workers.loading.models_yaml import (
     BUILTIN_NAME,
@@ -39,46 +39,6 @@ from workers.loading.models_yaml import (
 from workers.metrics.registry import weight_keys
 from workers.runtime.loaded import IMAGES_PER_DECODE
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
-
-GIB = 2**30
-BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # reached shares of a data sheet's figures
-KERNEL_LAUNCH_S = 10e-6  # from Python
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s."""
-
-    name: str
-    memory: int
-    bandwidth: float
-    compute: float
-
-    def seconds(self, work: Work) -> float:
-        """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same time."""
-        moving, computing = work.moved / (self.bandwidth * BANDWIDTH_SHARE), work.flops / (self.compute * COMPUTE_SHARE)
-        return max(moving, computing, work.kernels * KERNEL_LAUNCH_S)
-
-
-#: From data sheets (dense bfloat16).
-GPUS = (
-    Gpu("RTX 3090", 24 * GIB, 936e9, 71e12),
-    Gpu("A100 40 GB", 40 * GIB, 1555e9, 312e12),
-    Gpu("L40S", 48 * GIB, 864e9, 362e12),
-    Gpu("A100 80 GB", 80 * GIB, 2039e9, 312e12),
-    Gpu("H200", 141 * GIB, 4800e9, 989e12),
-)
-
-
-def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None = None) -> Gpu:
-    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s are given."""
-    like = min(GPUS, key=lambda known: abs(known.memory - memory * GIB))
-    return Gpu(
-        f"assumed as fast as {like.name}",
-        int(memory * GIB),
-        like.bandwidth if bandwidth is None else bandwidth * 1e9,
-        like.compute if compute is None else compute * 1e12,
-    )
 
 
 @dataclass(frozen=True)
@@ -178,10 +138,10 @@ class Workload:
 
     def hours(self, gpu: Gpu, length: float, gpus: int = 1) -> dict[str, float]:
         """The sweep's hours at a mean accepted length of all trials except vanilla."""
-        timed = {batch: _seconds(gpu, self.small[batch], self.tokens / length, batch) for batch in self.small}
-        plain = {batch: _seconds(gpu, self.plain[batch], self.tokens, batch) for batch in self.plain}
-        quality_image = _seconds(gpu, self.big, self.tokens / length, self.batches["quality"])
-        vanilla_image = _seconds(gpu, self.slow, self.tokens, self.batches["quality"])
+        timed = {batch: gpu.seconds_per_image(self.small[batch], self.tokens / length, batch) for batch in self.small}
+        plain = {batch: gpu.seconds_per_image(self.plain[batch], self.tokens, batch) for batch in self.plain}
+        quality_image = gpu.seconds_per_image(self.big, self.tokens / length, self.batches["quality"])
+        vanilla_image = gpu.seconds_per_image(self.slow, self.tokens, self.batches["quality"])
         others, made = self.images["trials"] - 1, gpu.seconds(self.big.picture) / self.batches["pictures"]
         total = self.images["quality"] * made + self.images["per trial"] * (vanilla_image + others * quality_image)
         total += self.sessions.seconds(timed, plain)
@@ -224,11 +184,6 @@ def _entry(sweep: SweepConfig) -> Entry:
     if models.name is not None and models.file == BUILTIN_NAME:
         return published_entry(models.name)
     return find_entry(models.file, models.name)
-
-
-def _seconds(gpu: Gpu, found: Footprint, passes: float, batch: int) -> float:
-    """Seconds for each image of a batch."""
-    return (gpu.seconds(found.prefill) + passes * gpu.seconds(found.one_pass)) / batch
 
 
 def _batches(sweep: SweepConfig) -> dict[str, int]:

@@ -78,11 +78,20 @@ def session_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def relative_noise(rows: Sequence[Mapping[str, Any]]) -> float:
     """The largest relative standard error of a setting's cost against vanilla's, given the state of the machine."""
     names = dict.fromkeys(row["setting"] for row in rows)
-    columns = {key: np.array([row[key] for row in rows]) for key in ("setting", "seconds", "prefill", "passes")}
     if min(len(names), len(rows) // len(names)) < 2:
         return math.inf
-    session = _readings("", {name: name for name in names}, columns)
+    session = readings_of(rows, {name: name for name in names})
     return math.sqrt(2 * session.noise / session.units)
+
+
+def readings_of(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Hashable], name: str = "") -> Session:
+    """The readings of a session's rows at one batch size. shapes: of the settings, vanilla's first.
+
+    Raises:
+        MetricUnavailable: too few.
+    """
+    columns = {key: np.array([row[key] for row in rows]) for key in ("setting", "seconds", "prefill", "passes")}
+    return _readings(name, shapes, columns)
 
 
 def read_session(storage: Storage, name: str) -> TimedSession:

@@ -19,6 +19,7 @@ import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import available_memory
+from orchestrator.doctor.gpus import Gpu
 from orchestrator.doctor.machine import (
     describe_machine,
     describe_ray_access,
@@ -29,9 +30,8 @@ from orchestrator.doctor.machine import (
     memory,
     ray_access,
 )
-from orchestrator.doctor.plan import Gpu, describe_plan, gpu_of
+from orchestrator.doctor.plan import describe_plan
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
-from workers.loading.dry_run import Work
 from workers.models.checkpoint_files import content_hash
 from workers.runtime.memory import format_bytes
 from workers.runtime.process import cores
@@ -414,12 +414,3 @@ def test_a_plan_of_an_unknown_model(
     assert "llamagen-x" in found["error"]
     assert "--models" in found["error"]
     assert "anole-7b" in found["error"]
-
-
-def test_a_step_takes_as_long_as_its_slowest_part() -> None:
-    gpu = Gpu("g", 1 << 30, 1e9, 1e12)
-    assert gpu.seconds(Work(flops=0, moved=7_000_000_000, kernels=1)) == pytest.approx(10)
-    assert gpu.seconds(Work(flops=10**12, moved=1, kernels=1)) == pytest.approx(2)
-    assert gpu.seconds(Work(flops=1, moved=1, kernels=1000)) == pytest.approx(0.01)
-    assert gpu_of(24).name == "assumed as fast as RTX 3090"
-    assert gpu_of(80, bandwidth=3350, compute=990).compute == 990e12

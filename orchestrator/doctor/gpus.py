@@ -1,0 +1,59 @@
+"""A simple model of a GPU: a pass takes as long as the slowest of moving its bytes, computing, and launching its
+kernels one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.loading.dry_run import Footprint, Work
+
+GIB = 2**30
+BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # reached shares of a data sheet's figures
+KERNEL_LAUNCH_S = 10e-6  # from Python
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s."""
+
+    name: str
+    memory: int
+    bandwidth: float
+    compute: float
+
+    def seconds(self, work: Work) -> float:
+        """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same time."""
+        moving, computing = work.moved / (self.bandwidth * BANDWIDTH_SHARE), work.flops / (self.compute * COMPUTE_SHARE)
+        return max(moving, computing, work.kernels * KERNEL_LAUNCH_S)
+
+    def seconds_per_image(self, found: Footprint, passes: float, batch: int) -> float:
+        """Seconds for each image of a batch, without the decoding of its tokens."""
+        return (self.seconds(found.prefill) + passes * self.seconds(found.one_pass)) / batch
+
+
+#: From data sheets (dense bfloat16).
+GPUS = (
+    Gpu("RTX 3090", 24 * GIB, 936e9, 71e12),
+    Gpu("A100 40 GB", 40 * GIB, 1555e9, 312e12),
+    Gpu("L40S", 48 * GIB, 864e9, 362e12),
+    Gpu("A100 80 GB", 80 * GIB, 2039e9, 312e12),
+    Gpu("H100", 80 * GIB, 3350e9, 989e12),
+    Gpu("H200", 141 * GIB, 4800e9, 989e12),
+)
+
+
+def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None = None, device: str = "") -> Gpu:
+    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s are given.
+
+    device: its name, as torch gives it; of known GPUs of that kind, or else of all, the one with the nearest memory is
+    the most similar.
+    """
+    kind = [known for known in GPUS if known.name.removeprefix("RTX ").split()[0] in device]
+    like = min(kind or GPUS, key=lambda known: abs(known.memory - memory * GIB))
+    return Gpu(
+        f"assumed as fast as {like.name}",
+        int(memory * GIB),
+        like.bandwidth if bandwidth is None else bandwidth * 1e9,
+        like.compute if compute is None else compute * 1e12,
+    )
