@@ -20,7 +20,7 @@ from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError
-    from orchestrator.results.front import Trial
+    from orchestrator.results.front_trial import Trial
     from orchestrator.results.query import QueryError
     from orchestrator.results.store import NoSweepError
     from search_spaces.params import ConfigError

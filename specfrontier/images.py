@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.front import Trial
+from orchestrator.results.front_trial import Trial
 from orchestrator.results.names import describe
 from search_spaces.documents import read_document
 from search_spaces.presets import preset

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.results import sweep as results
 from orchestrator.results.choices import best_within, default_choices
-from orchestrator.results.front import Front, Trial, front_of
+from orchestrator.results.front import Front, front_of
+from orchestrator.results.front_trial import Trial
 from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.store import near_path
 from orchestrator.results.text import clean, counted, html_table, percent

@@ -28,6 +28,7 @@ EPILOG = """\b
 Examples:
   specfrontier compare sweeps/before sweeps/after
   specfrontier compare quickstart --by acceptance --y drift
+  specfrontier compare quickstart --by device
   specfrontier compare before after --html --out compare.html
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
   specfrontier compare lantern-table2 --published
@@ -35,6 +36,7 @@ Examples:
 """
 
 _PARTS = ("acceptance", "tree", "drafter")  # parts of a setting
+_DEVICE = "device"  # in the place of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class Kind:
 
     by: str | None = option(
         "Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
-        "(neighbourhood, schedule and resampling), tree, drafter.",
+        "(neighbourhood, schedule and resampling), tree, drafter. Or `device`: a sweep's fronts at the prices of all "
+        "devices and batch sizes that it has, side by side.",
         "COLUMN",
     )
     published: bool = flag(
@@ -88,6 +91,12 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
     if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
     opened = prices.open(sweeps)
+    if by == _DEVICE:
+        if prices != o.PriceOptions():
+            raise CommandError(
+                "--by device shows all devices and batch sizes; leave out --device, --batch", WRONG_USAGE
+            )
+        opened, by = [priced for sweep in opened for priced in _on_all_machines(sweep)], None
     from orchestrator.results.compare import compare as compare_fronts
     from orchestrator.results.compare import shared_objectives
 
@@ -99,18 +108,53 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
     front = query.front(opened)
     corner = o.read_point(output.reference_point, len(front.metrics))
     found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
-    warnings = [*missing, *_cautions(front)]
+    warnings = [*missing, *_cautions(front, is_by_device=kind.by == _DEVICE)]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
-    objectives = [{"metric": m.name, "direction": m.direction} for m in front.metrics]
+    facts = {"objectives": [{"metric": m.name, "direction": m.direction} for m in front.metrics], **asdict(found)}
+    lines = _describe(found, [metric.name for metric in front.metrics], "sweep" if by is None else "group")
+    if kind.by == _DEVICE:
+        facts["by_device"], above = _by_device(opened, query)
+        lines = [*above, *lines]
     for warning in () if output.as_json else warnings:
         typer.echo(clean(f"Note: {warning}."), err=True)
-    show(
-        {"objectives": objectives, **asdict(found), "warnings": warnings},
-        _describe(found, [metric.name for metric in front.metrics], "sweep" if by is None else "group"),
-        as_json=output.as_json,
-    )
+    show({**facts, "warnings": warnings}, lines, as_json=output.as_json)
+
+
+def _on_all_machines(sweep: Sweep) -> list[Sweep]:
+    """The sweep at the prices of each device and batch size that it has.
+
+    Raises:
+        QueryError: it has prices of one only.
+    """
+    from orchestrator.results.prices import Machine
+    from orchestrator.results.query import QueryError
+    from orchestrator.results.store import command
+
+    machines = Machine.all(sweep.prices)
+    if len(machines) < 2:
+        have = f"prices of {machines[0]} only" if machines else "no prices of a device"
+        raise QueryError(f"sweep {sweep.name} has {have}; `{command(sweep.storage, 'time')}` measures others")
+    return [sweep.priced_on(machine) for machine in machines]
+
+
+def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any], list[str]]:
+    """The trials on the front of any device, and vanilla: their prices on all of them, by the sweep's place. sweeps: on
+    each device.
+    """
+    from orchestrator.cli.devices import side_by_side
+
+    by_place: dict[str, list[Front]] = {}
+    for sweep in sweeps:
+        by_place.setdefault(sweep.storage.display_name, []).append(query.front([sweep]))
+    facts, lines = dict[str, Any](), list[str]()
+    for place, fronts in by_place.items():
+        numbers = {trial.number for front in fronts for trial in front.members}
+        numbers |= {s.baseline.number for front in fronts for s in front.sweeps.values() if s.baseline is not None}
+        facts[place], table = side_by_side(fronts, numbers)
+        lines += [*([place] if len(by_place) > 1 else []), *table, ""]
+    return facts, lines
 
 
 def _write_page(
@@ -124,12 +168,16 @@ def _write_page(
     return write_output(out or "compare.html", page.encode())
 
 
-def _cautions(front: Front) -> list[str]:
+def _cautions(front: Front, *, is_by_device: bool) -> list[str]:
     """What a reader should know of the compared values."""
     from orchestrator.results.compare import cautions
+    from orchestrator.results.status import timing_notes
 
-    identities = [sweep.identity for sweep in front.sweeps.values()]
-    return cautions(identities, front.metrics)
+    if is_by_device:
+        return list(dict.fromkeys(text for sweep in front.sweeps.values() for text in timing_notes(sweep)))
+    notes = {name: timing_notes(sweep) for name, sweep in front.sweeps.items()}
+    own = [f"{name}, {text}" if len(notes) > 1 else text for name, texts in notes.items() for text in texts]
+    return [*own, *cautions([sweep.identity for sweep in front.sweeps.values()], front.metrics)]
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:
@@ -219,7 +267,7 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
     from orchestrator.results.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
-    opened = o.PriceOptions().open([name for name in names if name not in given_tables])
+    opened = [o.open_sweep(name) for name in names if name not in given_tables]
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
     replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]

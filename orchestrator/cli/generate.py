@@ -134,7 +134,7 @@ def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
     Raises:
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
-    (sweep,) = q.PriceOptions().open([source])
+    sweep = q.open_sweep(source)
     from orchestrator.results.choices import default_limit
     from orchestrator.results.front import front_of
 

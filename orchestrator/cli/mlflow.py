@@ -8,7 +8,7 @@ from functools import partial
 
 import typer
 
-from orchestrator.cli.query_options import OneSweep
+from orchestrator.cli.query_options import OneSweep, open_sweep
 from orchestrator.cli.text import safe_text, show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 from orchestrator.options import AsJson, grouped, option
@@ -39,12 +39,11 @@ def ui(
     Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
     instead.
     """
-    from orchestrator.results.sweep import Sweep
     from orchestrator.views.mlflow import find_location, last_place, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
 
     with ends_with(WRONG_USAGE):
-        opened = Sweep.open(sweep)
+        opened = open_sweep(sweep)
     uri, experiment = last_place(opened)
     if is_server(uri):
         found = find_location(opened, uri)
@@ -91,10 +90,9 @@ def sync(
 
     Use it if the tracking server was unreachable, if the sweep ran without MLflow, or to log it to a second server.
     """
-    from orchestrator.results.sweep import Sweep
 
     with ends_with(WRONG_USAGE):
-        opened = Sweep.open(sweep)
+        opened = open_sweep(sweep)
     from orchestrator.results.store import command
     from orchestrator.views.mlflow import sync
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri

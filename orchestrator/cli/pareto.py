@@ -14,7 +14,8 @@ from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front, Trial
+    from orchestrator.results.front import Front
+    from orchestrator.results.front_trial import Trial
 
 EPILOG = """\b
 Examples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator import options as o
-from orchestrator.cli.query_options import Space
+from orchestrator.cli.query_options import Space, open_sweep
 from orchestrator.cli.text import show, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
 from orchestrator.outputs import output_folder, table_bytes, write_output
@@ -56,14 +56,13 @@ def predict(
     Writes predictions.parquet and predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule,
     are predicted approximately; temperature 0 cannot be predicted.
     """
-    from orchestrator.results.sweep import Sweep
     from search_spaces.sweep import SweepConfig
     from search_spaces.trial import parse_assignments
 
     folder = Path(out)
     with ends_with(WRONG_USAGE):
         sweep = SweepConfig.read(space, o.model_keys(models) | parse_assignments(assignments or []))
-        corrections = None if measured is None else Sweep.open(measured)
+        corrections = None if measured is None else open_sweep(measured)
     o.say_on_terminal("loading the models")
     from workers.decoding.engine import DecodingError  # after the checks: this imports torch
 

@@ -12,9 +12,11 @@ import typer
 from orchestrator import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_space, complete_sweep, flag, option
+from orchestrator.results.text import clean
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front, Trial
+    from orchestrator.results.front import Front
+    from orchestrator.results.front_trial import Trial
     from orchestrator.results.sweep import Sweep
 
 _PLACE = "folder or URI of a sweep, or its name under ./sweeps"
@@ -87,10 +89,22 @@ class PriceOptions:
     batch: int | None = option("Speeds at this batch size. Default: the sweep's first timing.batch.", "N", min=1)
 
     def open(self, locations: Sequence[str]) -> list[Sweep]:
-        """The sweeps at these locations. Raises the errors of `Sweep.open`."""
+        """The sweeps at these locations, for a command that shows `timing_notes`. Raises the errors of `Sweep.open`."""
         from orchestrator.results.sweep import Sweep
 
         return [Sweep.open(location, self.device, self.batch) for location in locations]
+
+
+def open_sweep(location: str, prices: PriceOptions | None = None) -> Sweep:
+    """A sweep, for a command that does not show `timing_notes`: timing sessions that cannot be used are named on
+    standard error. Raises the errors of `Sweep.open`.
+    """
+    from orchestrator.results.status import session_problems
+
+    (sweep,) = (prices or PriceOptions()).open([location])
+    for text in session_problems(sweep):
+        typer.echo(clean(f"Note: {text}."), err=True)
+    return sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,7 @@ def report(
 
     note = partial(typer.echo, err=True)
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError):
-        (opened,) = prices.open([sweep])
-        storage = opened.storage
+        storage = o.open_sweep(sweep, prices).storage
         if out is None:
             name = write_report(storage, note, device=prices.device, batch=prices.batch)
             place = storage.locate(name)

@@ -24,7 +24,8 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
     the front so far, the latest events."""
     from orchestrator.results.choices import choices_mapping, choose, default_limit
-    from orchestrator.results.front import Trial, front_of
+    from orchestrator.results.front import front_of
+    from orchestrator.results.front_trial import Trial
     from orchestrator.results.launches import is_preparing
     from orchestrator.results.status import sweep_status
     from orchestrator.results.store import find_sweep

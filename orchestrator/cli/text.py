@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.results.front import Front, Trial
+    from orchestrator.results.front import Front
+    from orchestrator.results.front_trial import Trial
+    from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
 
 _ANY_WIDTH = 100_000  # columns of a table that no terminal shows
@@ -122,7 +124,7 @@ def describe_front(
     left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     lines = [
         f"{', '.join(front.sweeps)}: {metrics}",
-        *(f"speeds of {name}: on {sweep.machine}" for name, sweep in front.sweeps.items() if sweep.machine),
+        *(_describe_machine(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine),
         f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
         f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
@@ -142,6 +144,16 @@ def describe_front(
         lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
     lines += [*notes, *choice_lines(front, choices)]
     return lines if lines[-1] else lines[:-1]
+
+
+def _describe_machine(name: str, sweep: Sweep) -> str:
+    """What the speeds of a sweep are of, and how to see those on its other devices."""
+    from orchestrator.results.prices import Machine
+    from orchestrator.results.store import command
+
+    others = len(Machine.all(sweep.prices)) - 1
+    where = f" ({counted(others, 'other')}: {command(sweep.storage, 'compare', '--by', 'device')})" if others else ""
+    return f"speeds of {name}: on {sweep.machine}{where}"
 
 
 def choice_lines(front: Front, choices: Iterable[Trial]) -> list[str]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator import options as o
 from orchestrator.cli import query_options as q
-from orchestrator.cli.text import show, shown_table
+from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, grouped, option
 from orchestrator.results.config_file import SPEEDUP
 from orchestrator.results.text import counted
-from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
     from orchestrator.cli.session_timer import SessionTimer
@@ -47,9 +46,8 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
     --device and --batch. Sessions are stored in the sweep by device, threads and batch, each when it has finished.
     """
     from orchestrator.results.launches import RUNNING, find_launch
-    from orchestrator.results.sweep import Sweep
 
-    opened = Sweep.open(sweep)
+    opened = q.open_sweep(sweep)
     if SPEEDUP not in opened.identity.metrics:
         raise CommandError(f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed", WRONG_USAGE)
     if (launch := find_launch(opened.storage)).state == RUNNING:
@@ -95,35 +93,29 @@ def _show_speeds(
 ) -> None:
     """Print each setting's speed-up on this device, beside that on the sweep's own if that is another. error: of the
     costs, relative."""
+    from orchestrator.cli.devices import side_by_side
+    from orchestrator.results.front import front_of
+    from orchestrator.results.prices import is_priced
     from orchestrator.results.store import command
 
-    now = sweep.priced()
-    own = f"{now.identity.timing_device or 'an unknown device'} at batch {now.identity.timing_batch}"
-    before = {record.number: record for record in now.records}
-    here = now.priced_on(timer.machine)
-    numbers, is_other = {record.number for record in records}, now.machine != timer.machine
-    rows: list[dict[str, Any]] = []
-    for record in here.records:
-        if record.number in numbers:
-            speeds = [entry.metrics.get(SPEEDUP) for entry in (record, before[record.number])]
-            found = [{"value": speed.value, "error": speed.known_error} if speed else None for speed in speeds]
-            facts = {"number": record.number, "setting": record.title(here.names.name(record.config))}
-            rows.append(facts | {"digest": record.digest, SPEEDUP: found[0]} | ({"own": found[1]} if is_other else {}))
-    facts = {"sweep": sweep.name, "device": str(timer.device), "threads": timer.device.threads, "batch": timer.batch}
-    facts |= {"own": own, "sessions": len(timer.written), "images": timer.images, "error": error, "rows": rows}
-    shown = [SPEEDUP, *(["own"] if is_other else [])]
-    head = ["trial", "setting", SPEEDUP, *(["speedup of the sweep"] if is_other else [])]
-    cells = [
-        [str(row["number"]), row["setting"], *(measured(**row[key]) if row[key] else "-" for key in shown)]
-        for row in sorted(rows, key=lambda row: row[SPEEDUP]["value"])
-    ]
-    lines = [f"{SPEEDUP} on {timer.machine}, {counted(len(timer.written), 'session')}"]
-    lines += [f"the sweep's own: {own}"] if is_other else []
-    use = ["--device", str(timer.device), "--batch", str(timer.batch)]
-    lines += [
+    own, machine = sweep.priced(), timer.machine
+    goals = sweep.objectives()
+    if not any(is_priced(metric.name) for metric in goals):
+        goals = sweep.objectives(SPEEDUP)
+    priced = [own] if own.machine == machine else [own.priced_on(machine), own]
+    fronts = [front_of([found], *(metric.name for metric in goals)) for found in priced]
+    table, lines = side_by_side(fronts, {record.number for record in records})
+    facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
+    facts |= {"batch": machine.batch, "sessions": len(timer.written), "images": timer.images, "error": error, **table}
+    use = ["--device", str(machine.device), "--batch", str(machine.batch)]
+    lines = [
+        f"speeds on {machine}, {counted(len(timer.written), 'session')}"
+        + (" [1], beside those of the sweep itself [2]" if len(fronts) > 1 else ""),
         "",
-        shown_table(head, cells, right={0, 2, 3}),
+        *lines,
         "",
         f"the front there: {command(sweep.storage, 'pareto', *use)}",
     ]
+    if len(fronts) > 1:
+        lines.append(f"of all devices:  {command(sweep.storage, 'compare', '--by', 'device')}")
     show(facts, lines, as_json=as_json)

@@ -9,7 +9,8 @@ from typing import Any
 
 from orchestrator.report.trials import metric_title
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit
-from orchestrator.results.front import Front, Trial
+from orchestrator.results.front import Front
+from orchestrator.results.front_trial import Trial
 from orchestrator.results.status import timing_notes
 from orchestrator.results.store import location, read_table, with_plugins
 from orchestrator.results.sweep import Sweep

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.results.front import KNEE, Front, Trial
+from orchestrator.results.front import Front
+from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.query import NoChoiceError, QueryError, limit_samples
 from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from orchestrator.results.choices import BEST, DEFAULT_FACTORS, LOSSLESS, default_choices, default_limit
-from orchestrator.results.front import KNEE, Front, Trial
+from orchestrator.results.front import Front
+from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.names import VANILLA, family
 from orchestrator.results.text import clean
 from workers.metrics.definition import Metric

@@ -62,8 +62,9 @@ class Machine:
 
     @classmethod
     def all(cls, prices: PriceList) -> list[Self]:
-        """Those that a sweep has prices of, in the order of its sessions."""
-        return [cls(device, batch) for device in prices.devices for batch in prices.batches_on(device)]
+        """Those that a sweep has prices of: on its own device first, then in the order of its sessions."""
+        devices = sorted(prices.devices, key=lambda device: device != prices.own)
+        return [cls(device, batch) for device in devices for batch in prices.batches_on(device)]
 
     @classmethod
     def own(cls, prices: PriceList, batch: int) -> Self | None:

@@ -30,7 +30,7 @@ _MAX_LISTED = 10  # trials in a note
 
 def timing_notes(sweep: Sweep) -> list[str]:
     """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, and what was not timed."""
-    notes = [f"{problem}: the speeds are those of the other timing sessions" for problem in sweep.prices.problems]
+    notes = session_problems(sweep)
     if (machine := sweep.machine) is None:
         return notes
     place = [*_threads(machine.device), "--batch", str(machine.batch)]
@@ -47,6 +47,11 @@ def timing_notes(sweep: Sweep) -> list[str]:
         again = command(sweep.storage, "time", *place)
         notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
     return notes
+
+
+def session_problems(sweep: Sweep) -> list[str]:
+    """A sentence on each timing session that cannot be used."""
+    return [f"{problem}: the speeds are those of the other timing sessions" for problem in sweep.prices.problems]
 
 
 def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:

@@ -93,11 +93,13 @@ def test_all_matching_trials_are_timed_beside_the_sweeps_own_speeds(place: str) 
     }
     printed = ran.json
     assert printed["sessions"] == 1
-    assert [row["number"] for row in printed["rows"]] == [0, 1, 2]
+    assert {row["number"] for row in printed["rows"]} == {0, 1, 2}
     there = speeds(place, "--batch", "2")
     for row in printed["rows"]:
-        assert row["speedup"]["value"] == there[row["number"]][0]
-        assert row["own"]["value"] == own[row["number"]][0], "prices of batch 2 do not change those of batch 1"
+        here, before = (price["value"] for price in row["speedup"])
+        assert here == there[row["number"]][0]
+        assert before == own[row["number"]][0], "prices of batch 2 do not change those of batch 1"
+    assert [machine.partition(" at ")[2] for machine in printed["machines"]] == ["batch 2", "batch 1"]
     assert speeds(place) == own
     assert there[1] != own[1]
 
@@ -107,7 +109,8 @@ def test_more_threads_are_another_device(place: str) -> None:
     ran = specfrontier("time", place, "--trial", "1", "--threads", "3", *QUICK)
     assert ran.code == 0, ran.err
     assert "3 threads at batch 1, 1 session" in ran.out
-    assert "the sweep's own: " in ran.out
+    assert "[1], beside those of the sweep itself [2]" in ran.out
+    assert f"compare {place} --by device" in ran.out
     assert speeds(place) == own
     shown = specfrontier("pareto", place, "--device", "3 threads", "--x", "speedup")
     assert "1 not measured" in shown.out

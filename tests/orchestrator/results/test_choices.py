@@ -19,7 +19,8 @@ from orchestrator.results.choices import (
     example_limit,
     select,
 )
-from orchestrator.results.front import KNEE, Front, front_of
+from orchestrator.results.front import Front, front_of
+from orchestrator.results.front_trial import KNEE
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.sweep import Sweep

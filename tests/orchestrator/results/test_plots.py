@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
 from orchestrator.results.choices import BEST, LOSSLESS, default_choices
-from orchestrator.results.front import KNEE, Front, front_of
+from orchestrator.results.front import Front, front_of
+from orchestrator.results.front_trial import KNEE
 from orchestrator.results.plots import front_plot, plot_front, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,49 +15,16 @@ from orchestrator.results.status import timing_notes
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import STOPPED, EarlyStop, TrialRecord
-from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier
-from tests.fakes.metric_inputs import write_session
-from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.priced_sweeps import SLOWER, TOLD, TRIALS, time_on, write_untimed_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
-
-TRIALS, TOLD = 5, 2.5
-SLOWER = {"zen": 1.0, "xeon": 1.5, "arm": 3.0}  # a pass of a setting, relative to vanilla's
 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """A sweep without sessions. Each trial but vanilla was told a speed-up of `TOLD`, and has 60 passes at batch 1, and
-    more at larger ones."""
-    records = write_sweep(tmp_path / "sweep", TRIALS, failed=(), constraints=["latency <= 0.8 * vanilla"])
-    for record in records:
-        is_vanilla = record.number == 0
-        told = {"speedup": Estimate(1.0 if is_vanilla else TOLD, 0.1, 9), "latency": Estimate(9.0, 0.1, 9)}
-        passes = {size: ((144.0 if is_vanilla else 50.0 + 10 * size),) * 25 for size in (1, 4)}
-        kept = {name: value for name, value in record.metrics.items() if name not in told}
-        write_trial(Storage(str(tmp_path / "sweep")), replace(record, metrics=kept | told, passes=passes, history=()))
-    return Storage(str(tmp_path / "sweep"))
-
-
-def configs(storage: Storage) -> list[DecodingConfig]:
-    return [record.config for record in read_trials(storage) if record.config is not None]
-
-
-def time_on(
-    storage: Storage, device: str, trials: Collection[int], *, day: int = 1, batch: int = 1, is_later: bool = False
-) -> None:
-    """A session of vanilla and these trials on a device, on a day."""
-    numbers, wobble = (0, *trials), (1.0, 1.01) * 3
-    costs = {
-        configs(storage)[number]: [0.03 * (SLOWER[device] if number else 1.0) * part for part in wobble]
-        for number in numbers
-    }
-    write_session(
-        storage, costs, device=device, name=f"timings/{device}-{day}-{batch}.parquet", batch=batch, is_later=is_later,
-        started=f"2026-01-{day:02d}T00:00:00+00:00",
-    )  # fmt: skip
+    return write_untimed_sweep(tmp_path / "sweep")
 
 
 def speeds(sweep: Sweep) -> Mapping[int, float]:

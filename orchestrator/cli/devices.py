@@ -1,0 +1,81 @@
+"""The settings of one sweep on several devices: their prices side by side, and on whose front each of them is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.cli.text import shown_table
+from orchestrator.results.prices import is_priced
+from workers.metrics.estimate import Estimate, measured
+
+if TYPE_CHECKING:
+    from orchestrator.results.front import Front
+    from orchestrator.results.sweep import Sweep
+
+
+def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dict[str, Any], list[str]]:
+    """A row for each of these trials: as plain data, and as lines of text. Fastest last.
+
+    fronts: of the same metrics, each of the same sweep on another device or at another batch size.
+
+    Raises:
+        StopIteration: a trial has not finished.
+    """
+    sweeps = [sweep for front in fronts for sweep in front.sweeps.values()]
+    names, first = [metric.name for metric in fronts[0].metrics], sweeps[0]
+    speeds, others = [name for name in names if is_priced(name)], [name for name in names if not is_priced(name)]
+    members = [{trial.number for trial in front.members} for front in fronts]
+    rows: list[dict[str, Any]] = []
+    for number in sorted(numbers):
+        records = [next(record for record in sweep.records if record.number == number) for sweep in sweeps]
+        rows.append(
+            {
+                "number": number,
+                "setting": records[0].title(first.names.name(records[0].config)),
+                "digest": records[0].digest,
+                **{name: _plain(records[0].metrics.get(name)) for name in others},
+                **{name: [_plain(record.metrics.get(name)) for record in records] for name in speeds},
+                "on_front": [number in found for found in members],
+            }
+        )
+    if speeds:
+        rows.sort(key=lambda row: row[speeds[0]][0]["value"] if row[speeds[0]][0] else float("inf"))
+    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(rows, sweeps, speeds, others)
+
+
+def machine_name(sweep: Sweep) -> str:
+    """What the speeds of a sweep are of; of an earlier version, as far as it is known."""
+    identity = sweep.identity
+    return str(sweep.machine or f"{identity.timing_device or 'an unknown device'} at batch {identity.timing_batch}")
+
+
+def _plain(value: Estimate | None) -> dict[str, Any] | None:
+    return None if value is None else {"value": value.value, "error": value.known_error}
+
+
+def _lines(
+    rows: Sequence[dict[str, Any]], sweeps: Sequence[Sweep], speeds: Sequence[str], others: Sequence[str]
+) -> list[str]:
+    """A table with a column for each price, and what its columns are of."""
+    several = len(sweeps) > 1
+    marks = [f"[{place}]" for place in range(1, len(sweeps) + 1)]
+    head = [f"{name} {mark}" if several else name for name in speeds for mark in marks]
+    cells = [
+        [
+            str(row["number"]),
+            row["setting"],
+            *(_shown(row[name]) for name in others),
+            *(_shown(value) for name in speeds for value in row[name]),
+            " ".join(mark if several else "yes" for mark, found in zip(marks, row["on_front"], strict=True) if found),
+        ]
+        for row in rows
+    ]
+    head = ["trial", "setting", *others, *head, "on front"]
+    table = shown_table(head, cells, right={0, *range(2, len(head) - 1)})
+    named = zip(marks, map(machine_name, sweeps), strict=True)
+    return [table, *(f"{mark} {name}" for mark, name in named if several)]
+
+
+def _shown(value: dict[str, Any] | None) -> str:
+    return "-" if value is None else measured(**value)
