@@ -107,14 +107,13 @@ def _show_speeds(
     table, lines = side_by_side(fronts, {record.number for record in records})
     facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
     facts |= {"batch": machine.batch, "sessions": len(timer.written), "images": timer.images, "error": error, **table}
-    use = ["--device", str(machine.device), "--batch", str(machine.batch)]
     lines = [
         f"speeds on {machine}, {counted(len(timer.written), 'session')}"
         + (" [1], beside those of the sweep itself [2]" if len(fronts) > 1 else ""),
         "",
         *lines,
         "",
-        f"the front there: {command(sweep.storage, 'pareto', *use)}",
+        f"the front there: {command(sweep.storage, 'pareto', *machine.options)}",
     ]
     if len(fronts) > 1:
         lines.append(f"of all devices:  {command(sweep.storage, 'compare', '--by', 'device')}")

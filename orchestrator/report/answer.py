@@ -117,6 +117,7 @@ def _commands(front: Front) -> dict[str, str]:
     """`pareto`, to which the page adds --best or --knee, and `generate`, with the file that both name."""
     sweeps = list(front.sweeps.values())
     words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
+    words += sweeps[0].price_options
     if sweeps[0].identity.objectives != front.metrics:
         words += ["--x", front.metrics[0].name, "--y", front.metrics[1].name]
     prompt = _short_caption(sweeps[0])

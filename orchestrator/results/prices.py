@@ -60,6 +60,11 @@ class Machine:
     def __str__(self) -> str:
         return f"{self.device} at batch {self.batch}"
 
+    @property
+    def options(self) -> list[str]:
+        """The options of commands that show speeds of it."""
+        return ["--device", str(self.device), "--batch", str(self.batch)]
+
     @classmethod
     def all(cls, prices: PriceList) -> list[Self]:
         """Those that a sweep has prices of: on its own device first, then in the order of its sessions."""

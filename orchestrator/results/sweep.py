@@ -84,6 +84,12 @@ class Sweep:
         return sweep if machine is None else sweep.priced_on(machine)
 
     @property
+    def price_options(self) -> list[str]:
+        """The options of commands that show these speeds: none for those of the sweep's own device and batch size."""
+        own = Machine.own(self.prices, load_identity(self.storage).timing_batch)
+        return [] if self.machine in (None, own) else self.machine.options
+
+    @property
     def name(self) -> str:
         return self.identity.name
 

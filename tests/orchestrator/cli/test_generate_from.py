@@ -20,10 +20,12 @@ from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
+from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 from workers.models.families.scenes import BUILTIN
+from workers.runtime.device import this_device
 
 CAPTIONS = ("a large red circle", "a small blue star")
 SPACE = """
@@ -138,6 +140,38 @@ def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_
     assert differences(captions=CAPTIONS[:1]) == "", "one image is a batch of 1"
     assert differences() == "its batch is 2"
     assert "config" in differences("--batch", "1", "--set", "tree.length=2")
+
+
+def test_a_config_that_was_priced_on_a_device_says_on_which(sweep: Sweep, tmp_path: Path) -> None:
+    """And `generate` says whether this run is on that one, with as many threads, at that batch."""
+    shutil.copytree(place(sweep), tmp_path / "copy")
+    copy, file = Sweep.open(tmp_path / "copy"), tmp_path / "chain.yaml"
+    costs = {record.config: [0.01, 0.011] for record in copy.records if record.config}
+    write_session(copy.storage, costs, batch=2, is_later=True)
+    here = str(this_device(torch.device("cpu")))
+
+    def differences(*words: str, device: tuple[str, ...] = ()) -> list[str]:
+        assert specfrontier("pareto", str(tmp_path / "copy"), "--trial", "1", "--config", str(file), *device).code == 0
+        options = ("--config", str(file), "--models", str(copy.models), "--out", str(tmp_path / "out"), *words)
+        printed = specfrontier("generate", *CAPTIONS, *options, "--json").json["measured"]
+        assert printed["text"].startswith(f"speed-up in small, trial 1: {speed(file.read_text()).speedup} at batch ")
+        found: list[str] = printed["differences"]
+        return found
+
+    assert here.endswith(", 1 thread"), "as the sweep's worker"
+    assert differences() == ["its batch is 2"]
+    assert differences("--batch", "1", "--threads", "2") == [f"its device is {here.replace('1 thread', '2 threads')}"]
+    torch.set_num_threads(1)
+    assert differences(device=("--device", "a processor")) == [f"its device is {here}"]
+    assert (speed(file.read_text()).device, speed(file.read_text()).batch) == ("a processor, 1 thread", 2)
+    there = Sweep.open(tmp_path / "copy", device="a processor").records[1].metrics["speedup"]
+    assert speed(file.read_text()).speedup == str(there)
+
+
+def speed(text: str) -> MeasuredSpeed:
+    found = MeasuredSpeed.read(text)
+    assert found is not None
+    return found
 
 
 def test_other_weights_than_the_sweeps_are_said(sweep: Sweep, tmp_path: Path) -> None:

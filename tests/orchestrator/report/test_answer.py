@@ -15,8 +15,11 @@ from orchestrator.results.choices import default_limit
 from orchestrator.results.front import front_of
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
+from tests.fakes.command_line import specfrontier
 from tests.fakes.drawn_sweeps import write_drawn_sweep
+from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
+from tests.fakes.timed_sweeps import write_timed_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
@@ -94,3 +97,22 @@ def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> No
                 assert limit == f"{y} {bar['relation']} {bar['start']} * vanilla"
             seen.add((bar is None, limit is None))
     assert seen == {(True, True), (False, True), (False, False)}
+
+
+def test_the_commands_find_the_settings_of_a_page_that_is_priced_elsewhere(tmp_path: Path) -> None:
+    """Those of the sweep's own device need no options."""
+    sweep = write_timed_sweep(tmp_path, 10)
+    configs = [record.config for record in sweep.records if record.metrics and record.config]
+    costs = {config: [0.01 * (1 + (config.policy.bounds.depth > 4)), 0.0101] for config in configs}
+    write_session(sweep.storage, costs, batch=8, is_later=True)
+    own, there = Sweep.open(tmp_path), Sweep.open(tmp_path, device="a processor", batch=8)
+    found = []
+    for priced in (own, there):
+        words = shlex.split(answer(front_of([priced]))["commands"]["pareto"])
+        best = specfrontier(*words[1:], "--lossless", "--json").json["best_lossless"]
+        trial = front_of([priced]).best_lossless()
+        assert trial is not None
+        assert (best["number"], best["metrics"]["speedup"]["value"]) == (trial.number, trial.metrics["speedup"].value)
+        found.append(trial.metrics["speedup"].value)
+        assert ("--device" in words) is (priced is there)
+    assert found[0] != found[1]
