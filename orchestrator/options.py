@@ -21,6 +21,8 @@ from workers.runtime.process import use_threads
 if TYPE_CHECKING:
     import torch
 
+    from workers.loading.models_yaml import Entry
+
 MAX_SEED = 2**63 - 1  # as in a sweep's file
 _MAX_THREADS = 4096
 Result = TypeVar("Result")
@@ -228,6 +230,21 @@ def output_file(endings: Sequence[str]) -> Callable[[typer.CallbackParam, str | 
         return path
 
     return check
+
+
+def find_models(given: str | None, own: str) -> Entry:
+    """The entry that --models names; None: that of a sweep or of the built-in models. own: their place.
+
+    Raises:
+        CommandError: there is none.
+    """
+    from workers.loading.models_yaml import find_entry
+
+    try:
+        return find_entry(given or own)
+    except (ValueError, OSError) as error:
+        moved = "" if given else "; --models names the weights where they are now"
+        raise CommandError(f"{explain(error)}{moved}", WRONG_USAGE) from error
 
 
 def pick_device(name: str | None) -> torch.device:

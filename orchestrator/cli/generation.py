@@ -19,7 +19,7 @@ from PIL import Image, PngImagePlugin
 
 from orchestrator.cli.query_options import GenerationOptions
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.options import pick_device
+from orchestrator.options import find_models, pick_device
 from orchestrator.results.config_file import Setting
 from orchestrator.results.names import VANILLA, SettingNames, format_number
 from orchestrator.results.status import drafter_warning, is_hardly_accepted
@@ -32,7 +32,7 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
 from workers.loading.models import Models
-from workers.loading.models_yaml import find_entry, load_entry
+from workers.loading.models_yaml import load_entry
 from workers.metrics.estimate import measured, ratio_estimate
 from workers.runtime.device import device_name, this_device, versions
 from workers.runtime.timing import time_in_turn
@@ -171,8 +171,7 @@ def generate_images(
     """
     folder, batch, device = Path(options.out), options.batch or setting.batch or _BATCH, pick_device(options.device)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
-        with ends_with(WRONG_USAGE):
-            entry = find_entry(options.models or setting.models)
+        entry = find_models(options.models, setting.models)
         with ends_with(FAILED):
             models = load_entry(entry, device)
         with ends_with(WRONG_USAGE):

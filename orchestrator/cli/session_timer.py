@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.options import pick_device
+from orchestrator.options import find_models, pick_device
 from orchestrator.results.config_file import Setting
 from orchestrator.results.prices import Machine, read_prices
 from orchestrator.results.store import plugins_of
@@ -24,7 +24,7 @@ from workers.data.captions import Caption
 from workers.data.records import write_shard
 from workers.data.shards import Experiment, TimingSession, plan_session, session_groups
 from workers.decoding.engine import DecodingError
-from workers.loading.models_yaml import find_entry, load_entry
+from workers.loading.models_yaml import load_entry
 from workers.metrics.costs import Prices
 from workers.metrics.timings import LATER, Device
 from workers.runtime.device import this_device
@@ -68,8 +68,7 @@ class SessionTimer:
         """
         identity, device = sweep.identity, pick_device(effort.device)
         with plugins_of(sweep.storage), in_memory("while loading the models; free some memory, or use another device"):
-            with ends_with(WRONG_USAGE):
-                entry = find_entry(effort.models or sweep.models)
+            entry = find_models(effort.models, sweep.models)
             with ends_with(FAILED):
                 captions, models = sweep.captions(), load_entry(entry, device)
         if files := Setting({}, weights=identity.models).differing_files(models.hashes):

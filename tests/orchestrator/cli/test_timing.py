@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import specfrontier as api
 from orchestrator.cli import session_timer
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
 from orchestrator.results import prices
+from orchestrator.results.launches import load_identity
 from orchestrator.results.locks import exclusive
-from orchestrator.results.store import DRIVER_LOCK
+from orchestrator.results.store import DRIVER_LOCK, trial_file, write_identity
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
@@ -172,6 +175,47 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     monkeypatch.setattr(CancellableEngine, "step", out_of_memory)
     assert "out of memory at batch 2; try --batch 1" in error_of("time", place, "--batch", "2", code=FAILED)
     assert sessions(place) == before
+
+
+def test_other_weights_are_refused(place: str, tmp_path: Path) -> None:
+    """A target of another training, with all files and shapes of the sweep's."""
+    other = shutil.copytree(Sweep.open(place).models, tmp_path / "other")
+    file = other / "target.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, metadata)
+    before = sessions(place)
+    assert "target differs from the sweep's" in error_of("time", place, "--models", str(other), code=FAILED)
+    assert sessions(place) == before
+
+
+def test_weights_that_were_moved_are_named_with_an_option(place: str, tmp_path: Path) -> None:
+    moved = shutil.move(Sweep.open(place).models, tmp_path / "moved")
+    try:
+        said = error_of("time", place, code=WRONG_USAGE)
+        assert "models: no such file or folder" in said
+        assert "--models names the weights where they are now" in said
+        ran = specfrontier("time", place, "--models", str(moved), *QUICK)
+        assert ran.code == 0, ran.err
+    finally:
+        shutil.move(moved, Sweep.open(place).models)
+
+
+def test_a_sweep_that_cannot_be_timed_is_refused(place: str) -> None:
+    """It measures no speed; its vanilla has not finished; its captions are lost with vanilla's images."""
+    storage, sweep = Storage(place), Sweep.open(place)
+    file = Path(place, sweep.records[0].image_shards[0])
+    content = file.read_bytes()
+    file.write_bytes(content[:-9])
+    assert f"{file}: damaged" in error_of("time", place, code=FAILED)
+    file.write_bytes(content)
+    metrics = {name: metric for name, metric in sweep.identity.metrics.items() if name != "speedup"}
+    stored = load_identity(storage)
+    write_identity(storage, replace(stored, metrics=metrics))
+    assert "does not measure speedup" in error_of("time", place, code=WRONG_USAGE)
+    write_identity(storage, stored)
+    Path(place, trial_file(0)).unlink()
+    assert "vanilla has not finished" in error_of("time", place, code=FAILED)
 
 
 def test_passes_of_other_batches_come_from_the_images(place: str) -> None:

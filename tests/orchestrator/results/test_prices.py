@@ -144,13 +144,17 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["pareto", "report"])
+@pytest.mark.parametrize("command", ["pareto", "report", "compare --by lossless"])
 def test_a_device_without_prices_is_refused(command: str, storage: Storage) -> None:
     time_on(storage, "zen", (1,))
     place = storage.display_name
     for words in (("--device", "H100"), ("--batch", "3")):
-        said = error_of(command, place, *words, code=2)
+        name, *options = command.split()
+        said = error_of(name, place, *options, *words, code=2)
         assert "the sweep has prices of zen, 1 thread (batch 1)" in said
+    for batch in (0, 3):
+        with pytest.raises(QueryError, match=f"no prices at batch {batch}: the sweep has prices of zen"):
+            Sweep.open(place, batch=batch)
 
 
 def test_errors_of_one_session_assume_something(storage: Storage) -> None:
