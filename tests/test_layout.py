@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1279,
-    "orchestrator.results": 4620,
+    "orchestrator.results": 4622,
     "orchestrator.run": 4333,
     "orchestrator.views": 1956,
     "search_spaces": 4007,

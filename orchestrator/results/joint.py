@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from orchestrator.results.pareto import LEVEL, SAMPLES, Bools, Floats
 from orchestrator.results.store import Identity
 from orchestrator.results.trials import TrialRecord
+from search_spaces.constraints import split_batch
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate, Noise
 
@@ -159,7 +160,8 @@ def _noise_of_shape(record: TrialRecord, metric: Metric) -> list[Noise]:
     if not (record.shape and entry.noise):
         return []
     effect = -entry.noise if metric.direction == "maximize" else entry.noise
-    return [Noise(record.shape, record.shape, effect, entry.noise_dof)]
+    costs = record.shape, split_batch(metric.name)[1]
+    return [Noise(costs, costs, effect, entry.noise_dof)]
 
 
 def critical_t(dof: NDArray[np.float64], level: float = LEVEL) -> Floats:

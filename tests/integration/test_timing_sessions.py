@@ -124,7 +124,7 @@ def test_sessions_run_on_either_worker_and_are_priced_as_of_one_device(held: Hel
         assert record.config is not None
         own = prices.of(record.config.shape)[0].sessions_of(record.config.shape)
         assert len(own) >= 2, "its own, and that of the front"
-        assert record.shards[-1] in {session.name for session in own}
+        assert f"{record.shards[-1]} at batch 1" in {session.name for session in own}
 
 
 def test_a_driver_killed_in_a_session_goes_on_with_it(held: HeldSweep) -> None:

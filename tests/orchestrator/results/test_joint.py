@@ -11,6 +11,7 @@ import pytest
 from orchestrator.results.joint import JointErrors, critical_t, degrees_of_freedom, standard_error
 from orchestrator.results.pareto import Floats
 from orchestrator.results.trials import TrialRecord
+from tests.fakes.metric_inputs import CHAIN, price_list, timed_session
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise
@@ -100,6 +101,24 @@ def test_trials_of_one_shape_share_the_noise_of_its_costs() -> None:
     assert joint.difference(0, 1)[1] == pytest.approx([0.1, 0.0])
     assert joint.difference(0, 2)[1] == pytest.approx([0.5, 0.1 * math.sqrt(2)])
     assert joint.covariance()[0, 1] == pytest.approx(-0.4 * 0.1), "a slow step: less speed-up, more seconds"
+
+
+def test_noise_at_one_batch_size_is_not_that_at_another() -> None:
+    """Whether its sources are known, or it is that of the shape's costs, as in files."""
+    one, other = (timed_session(batch=batch, name=f"a session at {batch}").readings[batch] for batch in (1, 8))
+    prices = price_list(replace(timed_session(), readings={1: one, 8: other}))
+    found = {
+        name: getattr(prices.of(CHAIN.shape, batch)[0], metric)(CHAIN.shape, np.array([40.0]), 9, *rest)
+        for name, metric, batch, rest in (
+            ("speedup", "speedup", 1, ()), ("latency", "latency", 1, (1,)), ("speedup_batch8", "speedup", 8, ()),
+        )
+    }  # fmt: skip
+    metrics = [SPEED, Metric("latency", "minimize"), Metric("speedup_batch8", "maximize")]
+    for record in (trial(**found), trial("x", **{name: replace(entry, noises=()) for name, entry in found.items()})):
+        covariance = JointErrors.of([record], metrics).covariance()
+        assert np.diag(covariance) == pytest.approx([entry.error**2 for entry in found.values()])
+        assert covariance[0, 1] < -0.5 * covariance[0, 0] ** 0.5 * covariance[1, 1] ** 0.5
+        assert covariance[:2, 2].tolist() == [0.0, 0.0]
 
 
 def test_costs_of_few_timed_units_leave_few_degrees_of_freedom() -> None:
