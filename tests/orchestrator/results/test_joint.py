@@ -195,15 +195,12 @@ def test_settings_of_a_session_share_what_vanilla_cost_there() -> None:
     assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] == pytest.approx(0.9, abs=0.03)
 
 
-TIMED = Metric("speedup_timed", "maximize")
-
-
 @pytest.mark.parametrize("shape", ["", "timed"])
 def test_draws_from_few_timings_have_students_quantiles(shape: str) -> None:
     """Of 40,000 draws with two degrees of freedom 2,000 are beyond the central 95 %, with a deviation of 44."""
     entry = Estimate(2.0, 0.1, 3, noise=0.1, noise_dof=2) if shape else Estimate(2.0, 0.1, 3, error_dof=2)
-    other = trial("other", speedup_timed=entry)
-    drawn = JointErrors.of([trial(shape, speedup_timed=entry), other], [TIMED]).samples(40_000)[..., 0]
+    other = trial("other", speedup=entry)
+    drawn = JointErrors.of([trial(shape, speedup=entry), other], [SPEED]).samples(40_000)[..., 0]
     beyond = (np.abs(drawn - 2.0) > 0.1 * critical_t(np.array([2.0]))[0]).mean(axis=0)
     assert beyond == pytest.approx([0.05, 0.05], abs=0.0033)
     scale = np.abs((drawn - 2.0) / 0.1)

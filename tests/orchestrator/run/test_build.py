@@ -17,7 +17,7 @@ from workers.data.storage import Storage
 REFERENCE = Task("reference", {"kind": "reference"}, about="reading")
 POOL = Task("pool", {"kind": "predict"}, about="predicting")
 IMAGES, OTHER = (Task(f"shards/quality-{name}", {"kind": "quality"}) for name in "ab")
-TIMING = Task("shards/timing-a", {"kind": "timing"})
+TIMING = Task("timings/timing-a", {"kind": "timing"})
 
 
 def measurement(name: str, *needs: Task) -> Task:

@@ -198,7 +198,7 @@ def test_an_autoscaler_starts_the_nodes_that_workers_ask_for(gpus: float, kind: 
         (Placement(H100, A10G), "bfloat16", {"timing": {"a10g"}, "quality": {"h100"}}),
     ],
 )
-def test_timing_shards_run_on_their_kind_alone(
+def test_timing_sessions_run_on_their_kind_alone(
     mixed: Any, make: Any, placement: Placement, precision: str, kinds: dict[str, set[str]]
 ) -> None:
     pool = make(Slots(None, 1.0), placement, precision=precision)
