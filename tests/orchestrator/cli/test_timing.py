@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,11 +24,12 @@ from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes
+from workers.data.captions import Caption
 from workers.data.records import read_shard
-from workers.data.shards import TIMINGS
+from workers.data.shards import TIMINGS, TimingSession
 from workers.data.storage import Storage
 from workers.models.families.scenes import BUILTIN
-from workers.runtime.engines import CancellableEngine
+from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import run_session
 
 SPACE = """
@@ -136,18 +138,19 @@ def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pyt
 
 
 def test_an_interrupt_keeps_finished_sessions(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, calls = sessions(place), list[object]()
+    before, numbers = sessions(place), list[int]()
 
-    def interrupted(*arguments: object) -> object:
-        calls.append(arguments)
-        if len(calls) == 3:
+    def interrupted(engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any) -> object:
+        numbers.append(session.number)
+        if len(numbers) == 3:
             raise KeyboardInterrupt
-        return run_session(*arguments)  # type: ignore[arg-type]
+        return run_session(engines, captions, session, *rest)
 
     monkeypatch.setattr(session_timer, "run_session", interrupted)
     said = error_of("time", place, "--images", "2", "--error", "0", "--minutes", "9", code=INTERRUPTED)
     assert "2 sessions are stored" in said
     assert len(sessions(place) - before) == 2
+    assert min(numbers) >= 10**6, "none that the sweep itself may plan when it is resumed"
 
 
 def test_what_cannot_be_timed_is_refused_before_any_timing(

@@ -11,7 +11,8 @@ import pytest
 from orchestrator.results.joint import JointErrors, critical_t, degrees_of_freedom, standard_error
 from orchestrator.results.pareto import Floats
 from orchestrator.results.trials import TrialRecord
-from tests.fakes.metric_inputs import CHAIN, price_list, timed_session
+from search_spaces.trees import Chain
+from tests.fakes.metric_inputs import CHAIN, VANILLA, price_list, timed_session
 from tests.fakes.synthetic_sweeps import identity
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise
@@ -193,6 +194,20 @@ def test_settings_of_a_session_share_what_vanilla_cost_there() -> None:
     assert (difference[0], error[0], dof[0]) == pytest.approx((0.0, 0.1 * math.sqrt(2), 6.0))
     drawn = joint.samples(20_000)[..., 0]
     assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] == pytest.approx(0.9, abs=0.03)
+
+
+def test_two_shapes_of_a_session_share_vanilla_and_nothing_else() -> None:
+    """Not its state, which differs from shape to shape."""
+    config = replace(CHAIN, policy=Chain(length=5))
+    noise = np.random.default_rng(3).normal(0, 0.02, (3, 6))
+    costs = {c: list(0.04 * np.exp(row)) for c, row in zip((VANILLA, CHAIN, config), noise, strict=True)}
+    session = timed_session(costs, prefill=0.0)
+    prices, readings = price_list(session).of(CHAIN.shape)[0], session.readings[1]
+    found = [prices.speedup(c.shape, np.array([count]), 9) for c, count in ((CHAIN, 40.0), (config, 90.0))]
+    one, other = (entry.value for entry in found)
+    error = JointErrors.of([trial(speedup=entry) for entry in found], [SPEED]).difference(0, 1)[1][0]
+    own = (one**2 + other**2) * (prices.state + readings.noise / readings.units)
+    assert error == pytest.approx(math.sqrt(own + (one - other) ** 2 * readings.noise / readings.units))
 
 
 @pytest.mark.parametrize("shape", ["", "timed"])

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from orchestrator.results.front import front_of
@@ -18,7 +20,9 @@ from orchestrator.results.trials import STOPPED, EarlyStop, TrialRecord
 from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.priced_sweeps import SLOWER, TOLD, TRIALS, time_on, write_untimed_sweep
+from workers.data.records import write_shard
 from workers.data.storage import Storage
+from workers.metrics.costs import batch_passes
 from workers.metrics.estimate import Estimate
 
 
@@ -142,6 +146,24 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
     assert [str(machine) for machine in Machine.all(prices)][:2] == [
         "zen, 1 thread at batch 1", "zen, 1 thread at batch 8"
     ]  # fmt: skip
+
+
+def test_passes_that_no_record_has_are_those_of_the_images(storage: Storage) -> None:
+    """Blocks are of captions in their order, whatever their ids are, and with all of their samples."""
+    rng = np.random.default_rng(0)
+    captions, rounds = np.repeat(24 * rng.permutation(40), 2), rng.integers(20, 60, 80)
+    names = ["shards/quality-1.parquet", "shards/quality-2.parquet"]
+    for name, part in zip(names, (slice(0, 30), slice(30, 80)), strict=True):
+        table = pa.table({"caption_id": captions[part], "rounds": rounds[part].astype(np.int32)})
+        write_shard(storage, name, table, {"kind": "quality"})
+    time_on(storage, "zen", (1,), batch=8)
+    for record in read_trials(storage)[:2]:
+        write_trial(storage, replace(record, shards=tuple(names)))
+    record = Sweep.open(storage, batch=8).records[1]
+    passes = batch_passes(rounds.astype(np.float64), np.arange(80) // 2 % 24, 8)
+    assert record.config is not None
+    prices, _ = Sweep.open(storage).prices.of(record.config.shape, 8)
+    assert record.metrics["speedup"] == prices.speedup(record.config.shape, passes, record.images)
 
 
 @pytest.mark.parametrize("command", ["pareto", "report", "compare --by lossless"])

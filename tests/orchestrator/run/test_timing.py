@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.instant import make_driver, plausible
+from benchmarks.instant import EXPERIMENT, make_driver, plausible
+from benchmarks.simulated import write_session
 from orchestrator.results.choices import default_choices
 from orchestrator.results.front import front_of
 from orchestrator.results.store import read_trials
@@ -27,6 +28,7 @@ from tests.fakes.timed_launches import (
     run,
     sessions,
 )
+from workers.data.shards import TimingSession
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
@@ -164,6 +166,25 @@ def test_a_sweep_killed_in_its_last_session_goes_on_with_the_same_one(tmp_path: 
     assert resumed.sessions == {last: whole.sessions[last]}
     assert [task.kind for task in after.tasks] == ["timing"], "nothing is made twice"
     assert results(resumed) == results(whole)
+
+
+def test_sessions_of_specfrontier_time_do_not_change_the_last_one(tmp_path: Path) -> None:
+    """A sweep is killed in its last session, its front is timed by hand, at other speeds, and it goes on."""
+    whole = launch(tmp_path / "whole", TimedWorkers())
+    last = max(whole.sessions)
+
+    def kill(task: Task) -> None:
+        if task.payload["number"] == last:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path / "killed", TimedWorkers(kill))
+    configs = {record.config.shape: record.config for record in whole.sweep.records if record.config}
+    for number in range(10**6, 10**6 + 4):
+        session = TimingSession(tuple(configs.values()), 0, 2, (1,), 2, number=number)
+        write_session(Storage(str(tmp_path / "killed")), session.name(EXPERIMENT), session, noise=1.0)
+    resumed = launch(tmp_path / "killed", TimedWorkers())
+    assert resumed.sessions == {last: whole.sessions[last]}
 
 
 def test_a_finished_sweep_adds_no_session(tmp_path: Path) -> None:

@@ -55,6 +55,9 @@ def test_the_latency_is_that_of_the_speed_up() -> None:
     vanilla = prices.latency(VANILLA, np.array([100.0]), 7, 1).value
     assert vanilla == pytest.approx(math.sqrt(1.5 * 4.0)), "the geometric mean of the sessions"
     assert prices.latency(FAST, passes, 7, 1).value == pytest.approx(vanilla / prices.speedup(FAST, passes, 7).value)
+    level = prices.latency(VANILLA, np.array([100.0]), 7, 1)
+    assert level.error / level.value == pytest.approx(math.log(4.0 / 1.5) / 2), "of the mean of two"
+    assert level.noise_dof == 1
 
 
 def test_what_all_settings_of_a_moment_share_is_no_noise() -> None:
@@ -77,6 +80,32 @@ def test_the_error_of_one_session_has_the_assumed_state() -> None:
     assert found.noise_dof == 2
 
 
+def test_settings_are_compared_within_their_sessions() -> None:
+    """A machine that is five times as slow in another session changes no speed-up, nor its error."""
+    slow = session("b", {VANILLA: [0.05, 0.05], FAST: [0.1, 0.1]}, passes=PASSES, prefill=2.5)
+    prices = Prices([QUIET, slow], VANILLA)
+    assert prices.speedup(FAST, np.array([40.0]), 7).value == pytest.approx(1.5 / 1.3)
+    assert prices.state == pytest.approx(2 * costs.ASSUMED_STATE**2 / 3)
+
+
+def test_two_sessions_by_hand() -> None:
+    """One without noise finds both settings equal. In the other, readings of each differ by d, in opposite order, so
+    the variance of a difference of means is d^2; it finds one slower by e^2d.
+    """
+    d, counts = 0.1, {VANILLA: 1.0, FAST: 1.0}
+    quiet = session("a", {VANILLA: [1.0, 1.0], FAST: [1.0, 1.0]}, passes=counts, prefill=0.0)
+    noisy = {VANILLA: [1.0, math.exp(d)], FAST: [math.exp(3 * d), math.exp(2 * d)]}
+    prices = Prices([quiet, session("b", noisy, passes=counts, prefill=0.0)], VANILLA)
+    state = (2 * costs.ASSUMED_STATE**2 + (2 * d) ** 2 / 2 - d**2 / 2) / 3
+    assert prices.state == pytest.approx(state)
+    weights = np.array([1 / state, 1 / (state + d**2)])
+    weights /= weights.sum()
+    found = prices.speedup(FAST, np.array([1.0]), 7)
+    assert found.value == pytest.approx(math.exp(-2 * d * weights[1]))
+    variance = state * np.square(weights).sum() + (weights[1] * d) ** 2
+    assert found.error / found.value == pytest.approx(math.sqrt(variance))
+
+
 def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     """A shape that two sessions timed 20 % apart says how far the others may be off."""
     both = {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02], SLOW: [0.03, 0.03]}
@@ -89,6 +118,8 @@ def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     expected = (2 * costs.ASSUMED_STATE**2 + math.log(1.2) ** 2 / 2) / 3
     assert wild.state == pytest.approx(expected)
     assert wild.state_dof == 3
+    again = session("b", both, passes=PASSES, prefill=0.0)
+    assert Prices([one, again], VANILLA).state_dof == 3, "the state of two sessions, however many settings they timed"
 
 
 def test_what_was_not_timed_has_no_price() -> None:

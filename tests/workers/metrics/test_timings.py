@@ -85,7 +85,10 @@ def test_the_noise_of_costs_so_far() -> None:
     assert relative_noise(rows({"a": [1.5, 2.5]})) == math.inf
     steady = rows({"a": [1.5, 2.5], "b": [1.5, 2.5]})
     assert relative_noise(steady) == pytest.approx(0.0, abs=1e-9)
-    assert relative_noise(rows({"a": [1.0, 1.1], "b": [1.1, 1.0]})) > 0.05
+    unsteady = rows({"a": [1.0, 1.1], "b": [1.1, 1.0]})
+    assert relative_noise(unsteady) == pytest.approx(math.log(1.1)), (
+        "of means of two readings, and one degree of freedom"
+    )
 
 
 def test_the_threads_of_a_host_make_no_other_gpu(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A session is timed in one mode: with CUDA graphs or without."""
+"""A session: when it ends, who begins, which engines it keeps, and that it is timed in one mode."""
 
 from __future__ import annotations
 
@@ -9,11 +9,61 @@ import pytest
 import torch
 
 from search_spaces.presets import preset
+from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.tiny_models import tiny_scenes
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.decoding.graphs import RoundGraphs
+from workers.decoding.state import Request
+from workers.loading.models_yaml import folder_entry, load_entry
 from workers.runtime import sessions
-from workers.runtime.engines import Engines
+from workers.runtime.engines import CancellableEngine, Engines
+from workers.runtime.sessions import time_session
+
+VANILLA = DecodingConfig(sampling=Sampling(temperature=1.0, cfg=1.0))
+CHAINS = tuple(
+    DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": length}}, VANILLA.sampling)
+    for length in range(1, 6)
+)
+REQUESTS = [Request(number, "a large red ring") for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Of a tiny model."""
+    models = load_entry(folder_entry(tiny_scenes(tmp_path_factory.mktemp("weights"))), torch.device("cpu"))
+    return Engines(models, 0, lambda: False)
+
+
+@pytest.mark.parametrize(("precision", "repetitions"), [(0.0, 3), (10.0, 1)])
+def test_a_session_ends_when_its_costs_are_precise(precision: float, repetitions: int, engines: Engines) -> None:
+    session = TimingSession((VANILLA, CHAINS[2]), 0, 2, (1, 2), 3, precision)
+    rows, *_ = time_session(engines, REQUESTS[:2], session)
+    assert {row["repetition"] for row in rows if row["batch"] == 1} == set(range(repetitions))
+
+
+def test_each_session_has_an_order_of_its_own(engines: Engines) -> None:
+    def order(number: int) -> tuple[str, ...]:
+        session = TimingSession((VANILLA, CHAINS[2]), 0, 4, (1,), 1, number=number)
+        return tuple(row["setting"] for row in time_session(engines, REQUESTS, session)[0])
+
+    assert order(0) == order(0)
+    assert len({order(number) for number in range(4)}) > 1
+
+
+def test_a_session_builds_an_engine_once(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many settings take turns: another start would be timed with the first of its batches."""
+    built, build = list[DecodingConfig](), CancellableEngine.__init__
+
+    def count(engine: CancellableEngine, target: Any, config: DecodingConfig, *rest: Any, **options: Any) -> None:
+        built.append(config)
+        build(engine, target, config, *rest, **options)
+
+    monkeypatch.setattr(CancellableEngine, "__init__", count)
+    fresh = Engines(engines.models, 0, lambda: False)
+    configs = (VANILLA, *CHAINS)
+    time_session(fresh, REQUESTS[:2], TimingSession(configs, 0, 2, (1,), 2))
+    assert sorted(built, key=configs.index) == list(configs)
 
 
 def test_a_session_in_which_graphs_are_given_up_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
