@@ -87,3 +87,4 @@ def test_the_tutorial_says_what_the_plan_says(tmp_path: Path, monkeypatch: pytes
     assert found["fits"]
     assert f"the largest batch that fits is {found['largest batch']};" in text
     assert f"{found['images']['quality']:,} images;" in text
+    assert f"timing sessions take at most {found['images']['timing']} more" in text
