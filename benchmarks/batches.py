@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from benchmarks import random_models
 from benchmarks.common import draw, engine_for
+from benchmarks.random_models import published_shape, randomise, with_usual_drafter
 from search_spaces.presets import PRESETS
 from workers.decoding.state import Request
 from workers.runtime.process import use_threads
@@ -30,13 +30,12 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
     args = parser.parse_args()
     use_threads(1)
-    random_models.TINY.update(SHAPE, vocab_size=args.codes)
     requests = [Request(index, str(index)) for index in range(args.images)]
     for name in args.only:
-        shape = random_models.published_shape("llamagen-3b-c2i", torch.float32, tiny=True)
-        models = random_models.with_usual_drafter(shape, PRESETS[name])
+        shape = published_shape("llamagen-3b-c2i", torch.float32, tiny=True, vocab_size=args.codes, **SHAPE)
+        models = with_usual_drafter(shape, PRESETS[name])
         for module in (models.target, *models.drafters.values()):
-            random_models.randomise(module, torch.device("cpu"))
+            randomise(module, torch.device("cpu"))
         for batch in args.batches:
             engine = engine_for(models, PRESETS[name], batch=batch)
             draw(engine, requests[:2])

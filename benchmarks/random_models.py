@@ -20,7 +20,7 @@ from workers.models.families.llamagen import CAPTION_DIM, CaptionConditioner, Cl
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS
 from workers.models.transformer import Transformer
-from workers.models.vq import VQModel
+from workers.models.vq import VQConfig, VQModel
 from workers.models.weights import skip_init
 
 NAMES = tuple(published_entries())
@@ -29,14 +29,15 @@ TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def published_shape(name: str, dtype: torch.dtype, *, tiny: bool = False) -> Target:
-    """A published target on the meta device. A tiny one has few codes and no codec."""
+def published_shape(name: str, dtype: torch.dtype, *, tiny: bool = False, **changes: Any) -> Target:
+    """A published target on the meta device. A tiny one has few codes and a small codec. changes: of its sizes."""
     published = shape_only_models(published_entry(name), dtype).target
-    config = replace(published.transformer.config, **(TINY if tiny else {}))
+    config = replace(published.transformer.config, **((TINY if tiny else {}) | changes))
     body = skip_init(lambda: Transformer(config)).to("meta", dtype)
     conditioner = skip_init(lambda: conditioner_like(published.conditioner, config.dim)).to("meta", dtype)
     row_end = None if published.row_end is None else torch.empty(config.dim, dtype=dtype, device="meta")
-    codec = None if tiny else published.codec
+    small = VQConfig(config.vocab_size, channels=32, multipliers=(1, 1), decoder_blocks=1, z_channels=32)
+    codec = skip_init(lambda: VQModel(small)).to("meta") if tiny else published.codec
     target = Target(published.name, body, conditioner, codec, published.sampling, row_end=row_end)
     return target.eval().requires_grad_(False)
 

@@ -1,0 +1,1 @@
+"""What only a GPU can show, in parts: see `python -m benchmarks.gpu --help`."""
