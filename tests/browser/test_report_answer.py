@@ -231,7 +231,8 @@ def test_what_is_to_know_about_speeds_is_noted_with_the_recommendation(
     open_page: Open, tmp_path: Path, viewport: ViewportSize
 ) -> None:
     write_sweep(tmp_path, trials=24, seed=3)
-    write_session(Storage(tmp_path))
+    configs = [record.config for record in Sweep.open(tmp_path).records if record.config]
+    write_session(Storage(tmp_path), dict.fromkeys(configs, (1.0, 1.1)))
     (warning,) = timing_notes(Sweep.open(tmp_path))
     write_report(Storage(tmp_path))
     page = open_page(tmp_path, viewport=viewport)

@@ -22,7 +22,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
 from workers.data.shards import FORMAT
 from workers.data.storage import Storage
-from workers.metrics.estimate import Estimate
+from workers.metrics.estimate import BLOCKS, Estimate
 
 SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=1.0, cfg=1.5)
 BASELINE = DecodingConfig(sampling=SAMPLING)
@@ -206,6 +206,7 @@ def _record(
         constraints={"clip_score >= 0.9 * vanilla": 27.0 - metrics["clip_score"].value},
         history=((IMAGES // 2, half), (IMAGES, metrics)),
         shards=twin.shards if twin is not None else (),
+        passes={1: (143 / metrics["speedup"].value,) * (BLOCKS + 1)},
         images=IMAGES,
         seconds=12.5,
         duplicate_of=None if twin is None else twin.number,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.fakes.real_sweeps import SweepRun
-from workers.runtime import loaded as engines
+from workers.runtime import engines
 from workers.runtime.engines import CancellableEngine
 
 pytestmark = pytest.mark.slow(seconds=5)
