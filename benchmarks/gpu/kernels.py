@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -36,6 +37,7 @@ from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
 
 K = 100  # neighbours of the presets' rules, and the columns of their table
 TREE = NAMED_TREES["lanternpp_58"]
+LEVELS, WIDTH = 5, 10  # of trees whose nodes are chosen
 BLOCKS, WARPS = (1024, 2048, 4096, 16384), (4, 8, 16, 32)
 SEEDS, TIMED = 4, ("exact, sampled", "lantern, chosen")
 
@@ -117,20 +119,29 @@ def sampled_tree(vocabulary: int, rows: int, generator: torch.Generator) -> Draf
 def chosen_tree(vocabulary: int, rows: int, generator: torch.Generator) -> DraftTree:
     """A shape for each row, with nodes that do not exist."""
     device, nodes = generator.device, len(TREE.parents)
-    parents, depths = [], []
-    for numbers in torch.rand(rows, nodes, generator=generator, device=device).tolist():
-        parents.append([min(int(number * (node + 1)), node) - 1 for node, number in enumerate(numbers)])
-        depth: list[int] = []
-        for above in parents[-1]:
-            depth.append(1 if above < 0 else depth[above] + 1)
-        depths.append(depth)
-    parent, level = torch.tensor(parents, device=device), torch.tensor(depths, device=device)
+    drawn = [random_shape(numbers) for numbers in torch.rand(rows, nodes, generator=generator, device=device).tolist()]
+    parent, level = (torch.tensor(part, device=device) for part in zip(*drawn, strict=True))
     exists = torch.rand(rows, nodes, generator=generator, device=device) < 0.9
     for node in range(nodes):
         exists[:, node] &= (parent[:, node] < 0) | exists.gather(1, parent[:, node, None].clamp(min=0))[:, 0]
-    shape = shape_from_parents(parent, level, exists, max_depth=int(level.max()), width=nodes)
+    shape = shape_from_parents(parent, level, exists, max_depth=LEVELS, width=WIDTH)
     tokens = torch.rand(rows, vocabulary, generator=generator, device=device).topk(nodes).indices
     return DraftTree(tokens, exists, shape, level.amax(1))
+
+
+def random_shape(numbers: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Parents and levels of a tree within the limits of EAGLE-2's, from uniform numbers of its nodes."""
+    parents, levels, children = list[int](), list[int](), Counter[int]()
+    for number in numbers:
+        free = [
+            node for node in range(-1, len(parents))
+            if children[node] < WIDTH and (node < 0 or levels[node] < LEVELS)
+        ]  # fmt: skip
+        parent = free[int(number * len(free))]
+        children[parent] += 1
+        parents.append(parent)
+        levels.append(1 if parent < 0 else levels[parent] + 1)
+    return parents, levels
 
 
 @cache
@@ -233,6 +244,6 @@ def cases(setup: Setup) -> Iterator[Case]:
         for name in TIMED if setup.is_cuda else ():
             for block in BLOCKS:
                 for warps in WARPS:
-                    if block >= 32 * warps:
+                    if 1 <= block / (32 * warps) <= 32:  # entries of a thread
                         work = partial(block_times, setup, *fused[name], block, warps)
                         yield f"blocks: {name}, {block} entries, {warps} warps", work

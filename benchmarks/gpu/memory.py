@@ -29,7 +29,7 @@ from workers.runtime.engines import Engines
 
 CODES = 16384
 TRIAL = ("vanilla", "eagle1", "eagle2", "adt")
-IMAGES, BATCH, TRIALS = 200, 32, 40
+IMAGES, BATCH, TRIALS, TRIALS_S = 200, 32, 40, 120.0  # seconds after which no further trial begins
 PHASES = 4  # graphs of a pass
 
 
@@ -108,22 +108,24 @@ def trials(setup: Setup, load: Callable[[], Models]) -> Row:
     """Trees of other sizes one after another, as a search tries them, and after every fourth a timing session of
     vanilla and the last four; what is kept after every tenth.
     """
-    count, images, batch = (4, 2, 2) if setup.is_tiny else (TRIALS, 16, 8)
+    count, images, batch = (4, 2, 2) if setup.is_tiny else (TRIALS, 8, 8)
     models, captures, vanilla, kept = load(), Captures(), preset("vanilla"), list[Row]()
     requests = held_out_requests(models, images)
     with captures.counting():
-        engines, begin = Engines(models, 0, lambda: False), time.perf_counter()
-        found = configs()[:count]
+        engines, begin, found = Engines(models, 0, lambda: False), time.perf_counter(), configs()[:count]
         for number, config in enumerate(found, 1):
             engines.generate(config, requests, batch)
             if number % 4 == 0:
                 time_together(engines, [vanilla, *found[number - 4 : number]], requests[:2])
-            if number % 10 == 0 or number == count:
+            seconds = time.perf_counter() - begin
+            is_last = number == count or seconds > TRIALS_S
+            if number % 10 == 0 or is_last:
                 live = live_graphs()
                 keys = sum(len(each.keys) for each in live)
                 kept.append({"live_graphs": len(live), "captured_passes": keys, **device_memory(setup)})
-        seconds = time.perf_counter() - begin
-    row = {"trials": count, "seconds": seconds, "captures": captures.count, "capture_s": captures.seconds}
+            if is_last:
+                break
+    row = {"trials": number, "seconds": seconds, "captures": captures.count, "capture_s": captures.seconds}
     return row | {key: [each[key] for each in kept] for key in kept[0]}
 
 

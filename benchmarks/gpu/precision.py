@@ -18,7 +18,7 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import folder_entry, load_entry
 
 DTYPES = ("float32", "bfloat16", "float16")
-IMAGES, BATCH = 64, 8
+IMAGES, BATCH = 32, 8
 
 
 def differing(load: Callable[[], Models], vanilla: Callable[[], Tensor], config: DecodingConfig, images: int) -> Row:

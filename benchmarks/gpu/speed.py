@@ -85,7 +85,7 @@ def measure(
     setup: Setup, model: str, load: Callable[[], Models], config: DecodingConfig, batch: int, bandwidth: float
 ) -> Row:
     """The numbers of a setting. The same steps run once before: they compile kernels and capture graphs."""
-    models, shapes = needed(load(), config), needed(shapes_of(setup, model), config)
+    models = needed(load(), config)
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     engine = engine_for(models, config, batch=batch)
@@ -94,7 +94,7 @@ def measure(
     steps, drawn = decode(engine, models, batch, max(1, reached), 2 * SECONDS)
     seconds, phases = statistics.median(step.seconds for step in steps), engine.timer.take()
     floor = statistics.median(step.bytes for step in steps) / bandwidth
-    found = footprint(shapes, config, batch, 1)
+    found = footprint(shapes_of(setup, model), config, batch, 1)
     found = found.with_graphs() if engine.uses_graphs else found
     return {
         "graphs": engine.uses_graphs,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.gpu.record import Case, Row, Setup
+from workers.decoding.graphs import RoundGraphs
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -21,6 +22,9 @@ def _act(name: str) -> Row:
     match name.partition("-")[0]:
         case "fails":
             raise ValueError("no\nsuch   thing")
+        case "uncaptured":
+            assert RoundGraphs.failure is None
+            RoundGraphs.failure = "a synchronisation"
         case "dies":
             os._exit(7)
         case "hangs":

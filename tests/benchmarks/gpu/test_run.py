@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu import run
 from benchmarks.gpu.record import ROOT, Record, Setup, code_digest, runs_of
 from benchmarks.gpu.run import run_part, supervise
+from workers.decoding.graphs import RoundGraphs
 
 PART = "tests.fakes.measured_cases"
 SETUP = Setup(torch.device("cpu"), is_tiny=True)
@@ -38,6 +39,16 @@ def test_a_case_that_fails_is_a_row_and_others_are_measured(monkeypatch: pytest.
     assert part["complete"]
     assert part["rows"][1]["error"] == "ValueError: no such thing"
     assert part["rows"][0].keys() == {"case", "process", "case_s"}
+
+
+def test_a_capture_that_fails_is_noted_and_ends_no_other_cases_graphs(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
+    monkeypatch.setattr(RoundGraphs, "failure", None)
+    measured(monkeypatch, record, "uncaptured-1 uncaptured-2 three")
+    rows = record.part("measured_cases")["rows"]
+    assert [row.get("graph_failure") for row in rows] == ["a synchronisation"] * 2 + [None]
+    assert not [row for row in rows if "error" in row]
 
 
 def test_a_part_that_breaks_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
