@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -26,6 +27,7 @@ from workers.data.shards import Experiment, TimingSession, plan_session, session
 from workers.decoding.engine import DecodingError
 from workers.loading.models_yaml import load_entry
 from workers.metrics.costs import Prices
+from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.timings import LATER, Device
 from workers.runtime.device import this_device
 from workers.runtime.engines import Engines
@@ -105,7 +107,7 @@ class SessionTimer:
 
     def run(self, settings: Sequence[DecodingConfig]) -> float:
         """Time vanilla and settings, one of each shape, until all costs are as precise as asked for or the time is
-        spent; at least once. Returns the largest relative error of the costs.
+        spent; at least once on the device as it is then. Returns the largest relative error of the costs.
 
         Raises:
             CommandError: too few captions (2); a batch does not fit, the model does not support a config, or decoding
@@ -122,7 +124,8 @@ class SessionTimer:
                     error = self.largest_error(settings)
                     left = describe_duration(max(0.0, self.seconds - spent))
                     _say(f"{counted(len(self.written), 'session')}: costs within {error:.1%}; {left} left")
-                    if error <= self.error or spent + longest > self.seconds:
+                    is_late = spent + longest > self.seconds and math.isfinite(error)
+                    if error <= self.error or is_late:
                         return error
                 self._run_session(group, max(0.0, self.seconds - spent))
                 longest = max(longest, time.monotonic() - begin - spent)
@@ -132,8 +135,14 @@ class SessionTimer:
             raise CommandError(f"interrupted; {kept}", INTERRUPTED) from None
 
     def largest_error(self, settings: Sequence[DecodingConfig]) -> float:
-        """The largest relative standard error of what settings cost on this device, by all sessions of the sweep."""
-        costs = [self._costs(config).step_cost(config.shape) for config in settings]
+        """The largest relative standard error of what settings cost on this device, by all sessions of the sweep.
+
+        Infinite if one was not timed there: a GPU may have given up CUDA graphs since its session.
+        """
+        try:
+            costs = [self._costs(config).step_cost(config.shape) for config in settings]
+        except MetricUnavailable:
+            return math.inf
         return max(cost.error / cost.value for cost in costs)
 
     def _costs(self, config: DecodingConfig) -> Prices:

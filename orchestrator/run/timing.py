@@ -205,7 +205,7 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
     sessions = [session for session in sessions if session.name in build.files]
     if not sessions:
         return
-    names = [session.name for session in sessions]
+    names, number = [session.name for session in sessions], 1 + max(session.payload["number"] for session in sessions)
     shapes = {record.shape for record in sweep.records if record.shape and record.config != sweep.identity.baseline}
     left = images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
     try:
@@ -214,7 +214,8 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
             size = sum(_sizes_of_front(configs))
             if not configs or (left < size and len(names) > len(sessions)):
                 return
-            again = [plan(group, len(names) + place) for place, group in enumerate(session_groups(configs))]
+            again = [plan(group, number + place) for place, group in enumerate(session_groups(configs))]
+            number += len(again)
             build.want(SWEEP, *(replace(session, about="timing the front once more") for session in again))
             for session in again:
                 build.wait(session.name)

@@ -186,8 +186,9 @@ class Prices:
         return session.noise * (1 / len(session.rows(shape)) + 1) / session.units
 
     def _measure_state(self) -> tuple[float, int]:
-        """Variance of a log cost ratio from session to session, and its degrees of freedom."""
-        squares, count, repeated = _ASSUMED_DOF * ASSUMED_STATE**2, float(_ASSUMED_DOF), set[str]()
+        """Variance of a log cost ratio from session to session, and its degrees of freedom: of sessions that repeated
+        settings link, one less than their number."""
+        squares, count, linked = _ASSUMED_DOF * ASSUMED_STATE**2, float(_ASSUMED_DOF), list[set[str]]()
         for shape, sessions in self._of_shape.items():
             if shape == self.vanilla or len(sessions) < 2:
                 continue
@@ -196,8 +197,10 @@ class Prices:
             noise = np.mean([self._noise_of_difference(session, shape) for session in sessions])
             squares += float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * float(noise)
             count += len(logs) - 1
-            repeated.update(session.name for session in sessions)
-        return max(0.0, squares / count), _ASSUMED_DOF + max(0, len(repeated) - 1)
+            names = {session.name for session in sessions}
+            names = names.union(*(group for group in linked if group & names))
+            linked = [group for group in linked if not group & names] + [names]
+        return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in linked)
 
     @cached_property
     def _level(self) -> tuple[float, Noise]:

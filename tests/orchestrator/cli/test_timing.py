@@ -28,6 +28,7 @@ from workers.data.captions import Caption
 from workers.data.records import read_shard
 from workers.data.shards import TIMINGS, TimingSession
 from workers.data.storage import Storage
+from workers.metrics.timings import EAGER, Device
 from workers.models.families.scenes import BUILTIN
 from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import run_session
@@ -135,6 +136,28 @@ def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pyt
     members = {row["number"] for row in specfrontier("pareto", place, "--json").json["rows"]}
     assert 1 in members, "the longest accepted drafts are on the front"
     assert {row["number"] for row in ran.json["rows"]} == {0, *members}
+
+
+def test_settings_timed_before_graphs_were_given_up_are_timed_again(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No time is left after the second of two groups, but the first was timed on the device as it was before."""
+    numbers, own = list[int](), session_timer.this_device
+
+    def counted(engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any) -> object:
+        numbers.append(session.number)
+        table, facts = run_session(engines, captions, session, *rest)
+        return table, facts | ({"timed_on": facts["timed_on"] + EAGER} if len(numbers) > 1 else {})
+
+    def given_up(device: torch.device) -> Device:
+        return own(device)._replace(name=own(device).name + EAGER * (len(numbers) > 1))
+
+    monkeypatch.setattr(session_timer, "run_session", counted)
+    monkeypatch.setattr(session_timer, "this_device", given_up)
+    monkeypatch.setattr(session_timer, "session_groups", lambda settings: [[setting] for setting in settings])
+    ran = specfrontier("time", place, *QUICK, "--trial", "1", "--trial", "2", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["sessions"] == 3
 
 
 def test_an_interrupt_keeps_finished_sessions(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

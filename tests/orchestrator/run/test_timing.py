@@ -315,6 +315,13 @@ def test_a_finished_sweep_with_a_session_that_failed_adds_none(number: int, chai
     assert results(again) == results(whole)
 
 
+def test_no_session_has_the_number_of_another_after_one_failed(tmp_path: Path) -> None:
+    """Two with equal settings and one number would be one file, which counted twice."""
+    workers = TimedWorkers(fault=lambda task: task.kind == "timing" and task.payload["number"] == 1)
+    timed = launch(tmp_path, workers)
+    assert len(timed.sessions) == len({task.name for task in workers.tasks if task.kind == "timing"})
+
+
 def test_a_sweep_that_its_hours_ended_times_its_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workers = TimedWorkers()
     monkeypatch.setattr(Limits, "is_time_spent", property(lambda limits: len(workers.ran) > 12))

@@ -122,6 +122,15 @@ def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     assert Prices([one, again], VANILLA).state_dof == 3, "the state of two sessions, however many settings they timed"
 
 
+def test_sessions_that_no_setting_links_tell_nothing_of_each_other() -> None:
+    """Two pairs of sessions, each of a setting of its own: a degree of freedom each, beside the two assumed."""
+    pairs = [session(name, {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES) for name in "ab"]
+    pairs += [session(name, {VANILLA: [0.01, 0.01], SLOW: [0.03, 0.03]}, passes=PASSES) for name in "cd"]
+    assert Prices(pairs, VANILLA).state_dof == 4
+    both = session("e", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02], SLOW: [0.03, 0.03]}, passes=PASSES)
+    assert Prices([*pairs, both], VANILLA).state_dof == 6, "the fifth session links them"
+
+
 def test_what_was_not_timed_has_no_price() -> None:
     with pytest.raises(MetricUnavailable):
         Prices([QUIET], VANILLA).speedup(SLOW, np.array([40.0]), 7)
