@@ -30,6 +30,7 @@ from workers.data.shards import TIMINGS, TimingSession
 from workers.data.storage import Storage
 from workers.metrics.timings import EAGER, Device
 from workers.models.families.scenes import BUILTIN
+from workers.runtime.device import this_device
 from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import run_session
 
@@ -142,7 +143,7 @@ def test_settings_timed_before_graphs_were_given_up_are_timed_again(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No time is left after the second of two groups, but the first was timed on the device as it was before."""
-    numbers, own = list[int](), session_timer.this_device
+    numbers, own = list[int](), this_device
 
     def counted(engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any) -> object:
         numbers.append(session.number)
