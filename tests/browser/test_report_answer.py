@@ -228,14 +228,16 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
 def test_what_is_to_know_about_speeds_is_noted_with_the_recommendation(
-    open_page: Open, tmp_path: Path, viewport: ViewportSize
+    open_page: Open, tmp_path: Path, viewport: ViewportSize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_sweep(tmp_path, trials=24, seed=3)
-    configs = [record.config for record in Sweep.open(tmp_path).records if record.config]
-    write_session(Storage(tmp_path), dict.fromkeys(configs, (1.0, 1.1)))
-    (warning,) = timing_notes(Sweep.open(tmp_path))
-    write_report(Storage(tmp_path))
-    page = open_page(tmp_path, viewport=viewport)
+    monkeypatch.chdir(tmp_path)  # the note has the path of the sweep, and a long one wraps
+    folder = Path("sweep")
+    write_sweep(folder, trials=24, seed=3)
+    configs = [record.config for record in Sweep.open(folder).records if record.config]
+    write_session(Storage(folder), dict.fromkeys(configs, (1.0, 1.1)))
+    (warning,) = timing_notes(Sweep.open(folder))
+    write_report(Storage(folder))
+    page = open_page(folder.resolve(), viewport=viewport)
     note = page.locator("#answer .warning")
     assert warning in note.inner_text()
     for part in (note, page.locator("#fastest .headline"), page.locator("#knee .headline")):
