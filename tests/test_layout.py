@@ -24,7 +24,7 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 591,
-    "orchestrator.cli": 3314,
+    "orchestrator.cli": 3312,
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1279,

@@ -90,12 +90,10 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
         raise CommandError("--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE)
     if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
+    if by == _DEVICE and prices != o.PriceOptions():
+        raise CommandError("--by device shows all devices and batch sizes; leave out --device, --batch", WRONG_USAGE)
     opened = prices.open(sweeps)
     if by == _DEVICE:
-        if prices != o.PriceOptions():
-            raise CommandError(
-                "--by device shows all devices and batch sizes; leave out --device, --batch", WRONG_USAGE
-            )
         opened, by = [priced for sweep in opened for priced in _on_all_machines(sweep)], None
     from orchestrator.results.compare import compare as compare_fronts
     from orchestrator.results.compare import shared_objectives

@@ -83,31 +83,31 @@ class Machine:
 
     @classmethod
     def find(cls, prices: PriceList, device: str | None, batch: int | None, own_batch: int = 1) -> Self:
-        """The device whose name has this part, by default the sweep's own or else the only one that was timed at this
-        batch size; and the batch size, by default the sweep's own where settings were timed at it there, else the first
-        one.
+        """The device whose name has this part, by default the sweep's own or else the only one; and the batch size, by
+        default the sweep's own where settings were timed at it there, else the first one.
 
         Raises:
             QueryError: there is no such device, there are several, or nothing was timed at that batch size.
         """
         listed = "; ".join(f"{entry} (batch {_batches(prices, entry)})" for entry in prices.devices)
         known = f"the sweep has prices of {listed or 'no device'}; `specfrontier time` measures others"
-        part = (device or "").casefold()
-        matching = [entry for entry in prices.devices if part in str(entry).casefold()]
-        matching = [entry for entry in matching if str(entry).casefold() == part] or matching
-        if device is not None and not matching:
-            raise QueryError(f"no prices of a device {device!r}: {known}")
-        if batch is not None:
-            matching = [entry for entry in matching if batch in prices.batches_on(entry)]
-        at = "" if batch is None else f" at batch {batch}"
-        if not matching:
+        named = list(prices.devices) if prices.own is None or device is not None else [prices.own]
+        if device is not None:
+            named = [entry for entry in named if device.casefold() in str(entry).casefold()]
+            named = [entry for entry in named if device.casefold() == str(entry).casefold()] or named
+            if not named:
+                raise QueryError(f"no prices of a device {device!r}: {known}")
+        timed = [entry for entry in prices.devices if batch is None or batch in prices.batches_on(entry)]
+        found, at = [entry for entry in named if entry in timed], "" if batch is None else f" at batch {batch}"
+        if not found and timed and device is None:
+            others = "; ".join(map(str, timed))
+            raise QueryError(f"no prices{at} of {prices.own}, the sweep's own device; choose with --device: {others}")
+        if not found:
             raise QueryError(f"no prices{at}{f' of {device!r}' if device else ''}: {known}")
-        if device is None and prices.own in matching:
-            matching = [prices.own]
-        if len(matching) > 1:
+        if len(named if device is None else found) > 1:
             of = "" if device is None else f" with {device!r} in their names"
-            raise QueryError(f"{len(matching)} devices{of} were timed{at}; name one: {known}")
-        return cls._at(prices, matching[0], batch or own_batch)
+            raise QueryError(f"{len(named)} devices{of} were timed; choose one with --device: {known}")
+        return cls._at(prices, found[0], batch or own_batch)
 
 
 def _batches(prices: PriceList, device: Device) -> str:

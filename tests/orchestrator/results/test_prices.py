@@ -139,13 +139,26 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
         (None, 2, "no prices at batch 2"),
         ("arm", 1, "no prices at batch 1 of 'arm'"),
         ("1 thread", None, "3 devices with '1 thread' in their names were timed"),
-        (None, 4, "2 devices were timed at batch 4"),
     ):
         with pytest.raises(QueryError, match=f"{problem}.*: {known}"):
             found(device, batch)
+    with pytest.raises(QueryError, match=r"of zen, 1 thread, .+ --device: xeon, 1 thread; arm, 1 thread$"):
+        found(None, 4)
     assert [str(machine) for machine in Machine.all(prices)][:2] == [
         "zen, 1 thread at batch 1", "zen, 1 thread at batch 8"
     ]  # fmt: skip
+
+
+def test_a_batch_size_chooses_no_device(storage: Storage) -> None:
+    """Not even if only one other device has prices at it."""
+    time_on(storage, "zen", (1,), is_later=True)
+    time_on(storage, "arm", (1,), day=2, batch=4, is_later=True)
+    with pytest.raises(QueryError, match="2 devices were timed; choose one with --device"):
+        Sweep.open(storage, batch=4)
+    time_on(storage, "zen", (1, 2), day=3)
+    said = error_of("pareto", storage.display_name, "--batch", "4", code=2)
+    assert "no prices at batch 4 of zen, 1 thread, the sweep's own device; choose with --device: arm, 1 thread" in said
+    assert str(Sweep.open(storage, "arm", 4).machine) == "arm, 1 thread at batch 4"
 
 
 def test_passes_that_no_record_has_are_those_of_the_images(storage: Storage) -> None:
