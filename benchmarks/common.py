@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -18,6 +17,7 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics
 from workers.loading.models import Models
 from workers.runtime.memory import OutOfMemory, guard_memory
+from workers.runtime.timing import time_images
 from workers.scenes.images import sample_captions
 
 Output = TypeVar("Output")
@@ -29,7 +29,8 @@ class Drawn:
 
     tokens: Tensor  # [n, image_len]
     statistics: list[ImageStatistics]
-    seconds: float  # wall clock of the whole call
+    seconds: float  # of the whole call, by the clock of timing sessions (see `workers.runtime.timing`)
+    wall: float  # the same by the wall clock
 
     @property
     def mean_accepted_length(self) -> float:
@@ -60,15 +61,10 @@ def engine_for(
 
 def draw(engine: Engine, requests: Sequence[Request]) -> Drawn:
     """Draw every request; results in the requests' order."""
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize()
-    begin = time.perf_counter()
-    results = {(r.request.caption_id, r.request.sample): r for r in engine.run(requests)}
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
+    seconds, wall, found = time_images(lambda requests: list(engine.run(requests)), requests, engine.device)
+    results = {(r.request.caption_id, r.request.sample): r for r in found}
     ordered = [results[request.caption_id, request.sample] for request in requests]
-    return Drawn(torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds)
+    return Drawn(torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds, wall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,9 @@ class Paired:
 
 
 def paired_speedup(vanilla: Engine, method: Engine, requests: Sequence[Request], repetitions: int) -> Paired:
-    """Vanilla and the method in turn on the same captions in one process, after one unmeasured image each."""
+    """Vanilla and the method in turn on the same captions in one process, after one unmeasured image each, by the
+    clock of timing sessions.
+    """
     warm = requests[: max(1, min(len(requests), method.batch_size))]
     draw(vanilla, warm), draw(method, warm)
     slow, fast, drawn = [], [], None

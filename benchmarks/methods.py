@@ -5,9 +5,9 @@ quality.
     python -m benchmarks.methods --images 0 --merge    # the timings alone, added to earlier results
     python -m benchmarks.methods --only eagle1 lantern --images 256
 
-Speed is paired: vanilla and the method in turn on the same captions in one process; the speed-up is the median of the
-repetitions' ratios, with their range. Quality is measured on more, other captions, at batch 64. Results go to stdout
-as a table and to benchmarks/results/methods.json.
+Speed is paired: vanilla and the method in turn on the same captions in one process, by the clock of timing sessions (on
+a CPU, that of the thread); the speed-up is the median of the repetitions' ratios, with their range. Quality is measured
+on more, other captions, at batch 64. Results go to stdout as a table and to benchmarks/results/methods.json.
 """
 
 from __future__ import annotations

@@ -106,9 +106,7 @@ def share_outside(models: Models, config: DecodingConfig, images: int, repetitio
         with forwards.watching(networks(models, config)):
             drawn = draw(engine, requests)
         rounds = sum(s.passes for s in drawn.statistics)
-        rows.append(
-            (1 - forwards.seconds / drawn.seconds, 1e3 * drawn.seconds / rounds, drawn.seconds - forwards.seconds)
-        )
+        rows.append((1 - forwards.seconds / drawn.wall, 1e3 * drawn.wall / rounds, drawn.wall - forwards.seconds))
     rows.sort()
     share, per_round, outside = rows[len(rows) // 2]
     return share, per_round, 1e6 * outside / rounds
@@ -140,7 +138,7 @@ def vanilla_against_bare_loop(models: Models, repetitions: int) -> tuple[float, 
     """Median, least and largest ratio of vanilla's seconds per image to the bare loop's, run in turn."""
     engine, requests = engine_for(models, DecodingConfig(), batch=1), held_out_requests(models, 1)
     draw(engine, requests), bare_loop(engine, models)
-    ratios = [draw(engine, requests).seconds / bare_loop(engine, models) for _ in range(repetitions)]
+    ratios = [draw(engine, requests).wall / bare_loop(engine, models) for _ in range(repetitions)]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
