@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import Sampling
+from workers.models.linear import PackedLinear
 
 
 def apply_cfg(x: Tensor, cfg: float) -> Tensor:
@@ -29,7 +30,7 @@ def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
 
     A linear head is applied to guided features: equal up to rounding, for half of the work.
     """
-    if cfg == 1.0 or type(head) is not nn.Linear:  # a subclass may compute anything
+    if cfg == 1.0 or type(head) not in (nn.Linear, PackedLinear):  # others may compute anything
         return apply_cfg(head(features), cfg)
     return head(apply_cfg(features, cfg).to(features.dtype)).float()  # type: ignore[no-any-return]
 

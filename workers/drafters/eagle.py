@@ -36,6 +36,7 @@ from workers.models.checkpoint_files import (
     safetensors_metadata,
 )
 from workers.models.layouts import EAGLE_3, find_layout
+from workers.models.linear import PackedLinear
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer, TransformerConfig
@@ -53,7 +54,7 @@ class EagleLayer(nn.Module):
 
     def __init__(self, config: TransformerConfig, *, bias: bool = True, codes: int = 0) -> None:
         super().__init__()
-        self.fc = nn.Linear(2 * config.dim, config.dim, bias=bias)
+        self.fc = PackedLinear(2 * config.dim, config.dim, bias=bias)
         self.decoder = Transformer(config)
         self.embed = nn.Embedding(codes, config.dim) if codes else None
 

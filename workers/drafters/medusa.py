@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from workers.decoding.drafter import Drafter
 from workers.decoding.sampling import stream_rows
 from workers.decoding.state import Batch
+from workers.models.linear import PackedLinear
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
 
@@ -22,11 +23,11 @@ class MedusaHeads(nn.Module):
     def __init__(self, dim: int, vocab_size: int, heads: int, *, shared_head: bool) -> None:
         super().__init__()
         self.dim, self.vocab_size = dim, vocab_size
-        self.residuals = nn.ModuleList(nn.Linear(dim, dim) for _ in range(heads))
+        self.residuals = nn.ModuleList(PackedLinear(dim, dim) for _ in range(heads))
         for parameter in self.residuals.parameters():
             nn.init.zeros_(parameter)  # starts as the target's head
         self.heads = (
-            None if shared_head else nn.ModuleList(nn.Linear(dim, vocab_size, bias=False) for _ in range(heads))
+            None if shared_head else nn.ModuleList(PackedLinear(dim, vocab_size, bias=False) for _ in range(heads))
         )
 
     def hidden(self, features: Tensor, head: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
+from workers.models.linear import PackedLinear
 
 SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; later drafts use the last position
 
@@ -117,8 +118,8 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.channels = config.n_heads, config.kv_heads, config.channels
-        self.wqkv = nn.Linear(config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False)
-        self.wo = nn.Linear(self.heads * self.channels, config.dim, bias=False)
+        self.wqkv = PackedLinear(config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False)
+        self.wo = PackedLinear(self.heads * self.channels, config.dim, bias=False)
         self.q_norm = HeadNorm(self.heads, self.channels) if config.qk_norm else None
         self.k_norm = HeadNorm(self.kv_heads, self.channels) if config.qk_norm else None
 
@@ -160,8 +161,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.w13 = nn.Linear(config.dim, 2 * config.ffn_dim, bias=False)
-        self.w2 = nn.Linear(config.ffn_dim, config.dim, bias=False)
+        self.w13 = PackedLinear(config.dim, 2 * config.ffn_dim, bias=False)
+        self.w2 = PackedLinear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.w13(x).chunk(2, dim=-1)
@@ -222,7 +223,7 @@ class Transformer(Body):
         self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
-        self.head = nn.Linear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
+        self.head = PackedLinear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
         self.last_position = self.rotations.shape[0] - 1
 

@@ -16,6 +16,7 @@ from workers.decoding.sampling import (
     to_probs,
     top_log_probs,
 )
+from workers.models.linear import PackedLinear
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
@@ -48,19 +49,20 @@ class _CappedHead(nn.Linear):
         return super().forward(x).tanh()
 
 
-@pytest.mark.parametrize("kind", ["linear", "capped", "mlp"])
+@pytest.mark.parametrize("kind", ["linear", "packed", "capped", "mlp"])
 def test_guidance_is_that_of_logits_whatever_the_head(kind: str) -> None:
     """A linear head computes one row per caption; one that is not linear computes both streams."""
     torch.manual_seed(0)
     rows: list[int] = []
-    last = _CappedHead(8, 20) if kind == "capped" else nn.Linear(8, 20)  # guidance leaves its bias as it is
+    layers = {"capped": _CappedHead, "packed": PackedLinear}
+    last = layers.get(kind, nn.Linear)(8, 20)  # guidance leaves its bias as it is
     head = nn.Sequential(nn.Linear(8, 8), nn.GELU(), last) if kind == "mlp" else last
     last.register_forward_hook(lambda _, inputs, __: rows.append(len(inputs[0])))
     features = torch.randn(6, 5, 8)
     expected = apply_cfg(head(features), 3.0)
     torch.testing.assert_close(guided_logits(head, features, 3.0), expected)
     assert torch.equal(guided_logits(head, features, 1.0), head(features))
-    assert rows == [6, 3 if kind == "linear" else 6, 6, 6]
+    assert rows == [6, 3 if kind in ("linear", "packed") else 6, 6, 6]
 
 
 def test_guided_features_of_half_precision_err_little_more_than_guided_logits() -> None:

@@ -1,0 +1,149 @@
+"""Packed weights give the products of the layer's own, and follow them."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from workers.models import linear
+from workers.models.linear import PackedLinear
+from workers.models.transformer import Transformer, TransformerConfig
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def layer(outputs: int = 96, inputs: int = 40, *, bias: bool = False, seed: int = 0) -> PackedLinear:
+    """A layer whose weight has values of float16, as the project's own files do."""
+    torch.manual_seed(seed)
+    made = PackedLinear(inputs, outputs, bias=bias)
+    made.weight.data.copy_(made.weight.data.half())
+    return made
+
+
+def plain(module: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, module.weight, module.bias)
+
+
+def has_packed_copy(module: PackedLinear) -> bool:
+    with torch.no_grad():
+        module(torch.zeros(1, module.in_features))
+    return module._packed is not None
+
+
+needs_kernel = pytest.mark.skipif(not has_packed_copy(layer()), reason="no FBGEMM on this processor")
+
+
+@needs_kernel
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_packed_product_is_the_plain_one_up_to_rounding(bias: bool) -> None:
+    module = layer(bias=bias)
+    inputs = [torch.randn(shape) for shape in ((40,), (1, 40), (2, 1, 40), (3, 70, 40))]
+    for x in (*inputs, torch.randn(6, 5, 80)[::2, :, ::2]):
+        with torch.no_grad():
+            torch.testing.assert_close(module(x), plain(module, x))
+    assert module._packed is not None
+
+
+@needs_kernel
+def test_a_row_has_the_same_product_in_every_batch() -> None:
+    module, x = layer(300, 170), torch.randn(64, 170)
+    with torch.inference_mode():
+        products = module(x)
+        for start, rows in ((0, 1), (7, 2), (20, 13), (1, 63)):
+            assert torch.equal(module(x[start : start + rows]), products[start : start + rows])
+
+
+@needs_kernel
+def test_changed_weights_are_packed_again() -> None:
+    module, x = layer(), torch.randn(2, 40)
+    other = layer(seed=1)
+
+    def check() -> None:
+        with torch.inference_mode():
+            torch.testing.assert_close(module(x), plain(module, x))
+
+    check()
+    with torch.no_grad():
+        module.weight.mul_(2)
+    check()
+    module.load_state_dict(other.state_dict())
+    check()
+    module.weight = nn.Parameter(layer(seed=2).weight.detach())
+    check()
+    assert module._packed is not None
+    with torch.no_grad():
+        module.weight.add_(1e-6)
+    check()
+    assert module._packed is None
+
+
+def test_weights_that_float16_cannot_hold_are_not_packed() -> None:
+    for value in (1 / 3, 1e6, 1e-9, float("nan")):
+        module = layer()
+        module.weight.data[3, 3] = value
+        assert not has_packed_copy(module)
+
+
+def test_large_matrices_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "MAX_PACKED", 96 * 40 - 1)
+    assert not has_packed_copy(layer())
+
+
+def test_gradients_and_other_types_take_the_plain_product() -> None:
+    module, x = layer(), torch.randn(2, 40, requires_grad=True)
+    has_packed_copy(module)
+    out = module(x)
+    assert torch.equal(out, plain(module, x))
+    out.sum().backward()
+    assert x.grad is not None
+    assert module.weight.grad is not None
+    with torch.inference_mode():
+        half = module.to(torch.bfloat16)
+        assert half(x.bfloat16()).dtype == torch.bfloat16
+        assert module.to("meta")(x.to("meta")).is_meta
+
+
+def test_copies_and_files_hold_no_packed_weights() -> None:
+    module = layer()
+    has_packed_copy(module)
+    assert list(module.state_dict()) == ["weight"]
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    for other in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+        assert other._packed is None
+        assert torch.equal(other.weight, module.weight)
+        with torch.inference_mode():
+            torch.testing.assert_close(other(torch.ones(1, 40)), plain(module, torch.ones(1, 40)))
+
+
+def test_a_torch_without_the_kernel_takes_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear._has_kernel.cache_clear()
+    monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", raising=False)
+    try:
+        assert not has_packed_copy(layer())
+    finally:
+        linear._has_kernel.cache_clear()
+
+
+def test_weights_made_in_inference_mode_take_the_plain_product() -> None:
+    """They have no version that would tell of a change."""
+    with torch.inference_mode():
+        module = layer()
+    assert not has_packed_copy(module)
+
+
+def test_training_and_decoding_agree_on_a_transformer() -> None:
+    """With gradients, products are plain; without them, packed."""
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(dim=32, n_layers=2, n_heads=4, ffn_dim=48, vocab_size=50, rows=4, cols=4))
+    model.half().float()
+    x, positions = torch.randn(2, 9, 32), torch.arange(9)
+    trained = model(x, positions)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x, positions), trained)
