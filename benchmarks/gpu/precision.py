@@ -1,21 +1,26 @@
 """Images that differ between vanilla and speculative decoding at temperature 0, where none should but for rounding: the
 same token gets other logits in a pass over many tokens than in a pass over one.
+
+    python -m benchmarks.gpu.precision --images 8 --only eagle2 sjd      # on a CPU, one thread
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
+import torch
 from torch import Tensor
 
 from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.gpu.record import Case, Row, Setup
-from search_spaces.presets import CATALOGUE
+from search_spaces.presets import CATALOGUE, PRESETS
 from search_spaces.trial import DecodingConfig
 from workers.loading.models import Models
 from workers.loading.models_yaml import folder_entry, load_entry
+from workers.runtime.process import use_threads
 
 DTYPES = ("float32", "bfloat16", "float16")
 IMAGES, BATCH = 32, 8
@@ -39,11 +44,32 @@ def greedy(load: Callable[[], Models], config: DecodingConfig, images: int) -> T
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    images = 1 if setup.is_tiny else IMAGES
+    exact = [name for name, found in CATALOGUE.items() if found.config.acceptance.is_exact(temperature=0.0)]
+    names = ["eagle2"] if setup.is_tiny else [name for name in exact if name != "vanilla"]
     for dtype in ("bfloat16",) if setup.is_tiny else DTYPES:
-        load = cache(partial(load_entry, replace(folder_entry(), dtype=dtype), setup.device))
-        vanilla = cache(partial(greedy, load, DecodingConfig(), images))
-        for name, found in CATALOGUE.items():
-            is_exact = found.config.acceptance.is_exact(temperature=0.0) and name != "vanilla"
-            if is_exact and (not setup.is_tiny or name == "eagle2"):
-                yield f"{name}, {dtype}", partial(differing, load, vanilla, found.config, images)
+        yield from cases_of(dtype, names, setup.device, 1 if setup.is_tiny else IMAGES)
+
+
+def cases_of(dtype: str, names: Sequence[str], device: torch.device, images: int) -> Iterator[Case]:
+    """The presets of these names against vanilla, which is decoded once."""
+    load = cache(partial(load_entry, replace(folder_entry(), dtype=dtype), device))
+    vanilla = cache(partial(greedy, load, DecodingConfig(), images))
+    for name in names:
+        yield f"{name}, {dtype}", partial(differing, load, vanilla, PRESETS[name], images)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=["eagle2", "sjd"], metavar="PRESET")
+    parser.add_argument("--images", type=int, default=IMAGES)
+    args = parser.parse_args()
+    use_threads(1)
+    for dtype in DTYPES:
+        for name, measure in cases_of(dtype, args.only, torch.device("cpu"), args.images):
+            found = measure()
+            first = f", at token {found['first_index']:.0f} on average" if found["differing"] else ""
+            print(f"{name}: {found['differing']} of {args.images} images differ{first}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

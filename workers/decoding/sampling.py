@@ -28,11 +28,24 @@ def apply_cfg(x: Tensor, cfg: float) -> Tensor:
 def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
     """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head.
 
-    A linear head is applied to guided features: equal up to rounding, for half of the work.
+    A linear head, or the last layer of a sequential one, is applied to guided features: equal up to rounding, for half
+    of the work. Its products are accumulated and kept in fp32: logits of 16 bits would often be equal, which widens
+    top-k and decides an argmax.
     """
-    if cfg == 1.0 or type(head) not in (nn.Linear, PackedLinear):  # others may compute anything
+    if type(head) is nn.Sequential:
+        features, head = head[:-1](features), head[-1]
+    if not (type(head) is nn.Linear or type(head) is PackedLinear):  # another subclass may compute anything
         return apply_cfg(head(features), cfg)
-    return head(apply_cfg(features, cfg).to(features.dtype)).float()  # type: ignore[no-any-return]
+    guided = features if cfg == 1.0 else apply_cfg(features, cfg).to(features.dtype)
+    return head(guided) if guided.dtype == torch.float32 else _linear_in_fp32(guided, head.weight, head.bias)
+
+
+def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`nn.functional.linear` in fp32, of x [..., D] and parameters of 16 bits."""
+    if x.device.type == "cpu":  # has no such product: a copy of the weight, 4 bytes an entry, for each call
+        return nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(*x.shape[:-1], len(weight))
+    return out if bias is None else out + bias
 
 
 def stream_count(cfg: float) -> int:
@@ -93,9 +106,11 @@ def _filtered(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, T
         return logits, None
     if logits.device.type == "cpu":
         kth, tokens = kth_largest(logits, sampling.top_k), logits.topk(count, dim=-1).indices if count else None
-    else:  # one sort for both
+    elif count:  # one sort for both
         largest, order = logits.topk(max(count, sampling.top_k), dim=-1)
         kth, tokens = largest[..., sampling.top_k - 1, None], order[..., :count]
+    else:
+        kth, tokens = logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True), None
     return logits.masked_fill(logits < kth, -torch.inf), tokens
 
 

@@ -51,7 +51,7 @@ class _CappedHead(nn.Linear):
 
 @pytest.mark.parametrize("kind", ["linear", "packed", "capped", "mlp"])
 def test_guidance_is_that_of_logits_whatever_the_head(kind: str) -> None:
-    """A linear head computes one row per caption; one that is not linear computes both streams."""
+    """A linear last layer computes one row per caption; one that is not linear computes both streams."""
     torch.manual_seed(0)
     rows: list[int] = []
     layers = {"capped": _CappedHead, "packed": PackedLinear}
@@ -62,11 +62,28 @@ def test_guidance_is_that_of_logits_whatever_the_head(kind: str) -> None:
     expected = apply_cfg(head(features), 3.0)
     torch.testing.assert_close(guided_logits(head, features, 3.0), expected)
     assert torch.equal(guided_logits(head, features, 1.0), head(features))
-    assert rows == [6, 3 if kind in ("linear", "packed") else 6, 6, 6]
+    assert rows == [6, 6 if kind == "capped" else 3, 6, 6]
+
+
+@pytest.mark.parametrize("cfg", [1.0, 7.5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_head_of_16_bits_gives_logits_of_float32(dtype: torch.dtype, cfg: float) -> None:
+    """Its products are exact in fp32 but for their sum, and no logit is rounded to 16 bits; so on an accelerator."""
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 500)).to(dtype)
+    features = torch.randn(6, 3, 8).to(dtype)
+    hidden = head[0](features)
+    guided = hidden if cfg == 1 else apply_cfg(hidden, cfg).to(dtype)
+    weight, bias = (parameter.double() for parameter in head[1].parameters())
+    logits = guided_logits(head, features, cfg)
+    torch.testing.assert_close(logits.double(), guided.double() @ weight.T + bias, atol=1e-6, rtol=1e-6)
+    assert (logits != logits.to(dtype)).float().mean() > 0.9
+    elsewhere = guided_logits(head.to("meta"), features.to("meta"), cfg)
+    assert (elsewhere.shape, elsewhere.dtype) == (logits.shape, torch.float32)
 
 
 def test_guided_features_of_half_precision_err_little_more_than_guided_logits() -> None:
-    """Features and logits are rounded to bfloat16 once more in one order than in the other."""
+    """Features are rounded to bfloat16 once more, logits in the other order."""
     torch.manual_seed(0)
     exact, features = nn.Linear(256, 500, bias=False).double(), torch.randn(8, 256).bfloat16()
     head = nn.Linear(256, 500, bias=False).bfloat16()

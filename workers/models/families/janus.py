@@ -77,7 +77,8 @@ class Janus(Family):
             code_embeddings = model.generation_aligner(model.generation_embeddings.weight)
         words, codec = decoder.get_input_embeddings(), JanusCodec(model.vqmodel)
         assert isinstance(words, nn.Embedding)
-        body = HFDecoder(config, decoder, code_embeddings, model.generation_head)
+        head = nn.Sequential(*model.generation_head.children())  # two linear layers: its logits are accumulated in fp32
+        body = HFDecoder(config, decoder, code_embeddings, head)
         conditioner = JanusPrompts(words, self.prompt_tokens, tokenizer)
         target = Target(f"janus-{config.dim}x{config.n_layers}", body, conditioner, codec, SAMPLING)
         return target.to(device).eval().requires_grad_(False)
