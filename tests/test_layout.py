@@ -39,7 +39,7 @@ MAX_PACKAGE_LINES = {
     "workers.drafters": 370,
     "workers.loading": 789,
     "workers.metrics": 3377,
-    "workers.models": 3550,
+    "workers.models": 3582,
     "workers.replay": 1330,
     "workers.runtime": 1075,
     "workers.scenes": 373,

@@ -19,6 +19,11 @@ from torch import Tensor, nn
 MAX_PACKED = 2**22  # weights of a matrix; a large model's memory does not grow by half
 
 
+def is_eager_on_cpu(x: Tensor) -> bool:
+    """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has no gradients."""
+    return x.is_cpu and x.dtype is torch.float32 and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+
+
 class PackedLinear(nn.Linear):
     """A linear layer with a packed copy of its weight for passes without gradients in float32 on a CPU.
 
@@ -27,22 +32,28 @@ class PackedLinear(nn.Linear):
     """
 
     _packed: Tensor | None = None
-    _packed_from: tuple[Tensor, int] | None = None  # the weight, and its version
+    _packed_from: tuple[Tensor | None, int] = (None, 0)  # the weight, and its version
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight
-        if torch.is_grad_enabled() or not x.is_cpu or torch.compiler.is_compiling() or weight.is_inference():
-            return F.linear(x, weight, self.bias)
-        source = self._packed_from
-        if source is None or source[0] is not weight or source[1] != weight._version:
+        if is_eager_on_cpu(x):
+            source, version = self._packed_from
+            if source is not weight or weight._version != version:
+                self._pack(weight)
+            if self._packed is not None and x.dim() > 1:
+                return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, self.bias)
+        return F.linear(x, weight, self.bias)
+
+    def _pack(self, weight: Tensor) -> None:
+        """Make the copy. A weight that was made in inference mode gets none: it has no version, which shows changes."""
+        if weight.is_inference():
+            self._packed_from, self._packed = (None, 0), None
+        else:
             self._packed_from, self._packed = (weight, weight._version), pack(weight)
-        if self._packed is None or x.dtype is not torch.float32 or x.dim() < 2:
-            return F.linear(x, weight, self.bias)
-        return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, self.bias)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied or pickled: packed weights have no bytes of their own."""
-        return {**self.__dict__, "_packed": None, "_packed_from": None}
+        return {**self.__dict__, "_packed": None, "_packed_from": (None, 0)}
 
 
 def pack(weight: Tensor) -> Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal, Self, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
-from workers.models.linear import PackedLinear
+from workers.models.linear import PackedLinear, is_eager_on_cpu
 
 SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; later drafts use the last position
 
@@ -142,6 +143,26 @@ class Attention(nn.Module):
         return mixed
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, which is eight operations on a CPU, in four.
+
+    x w / sqrt(|x|^2 / D + eps) is sqrt(D) x w / hypot(|x|, sqrt(D eps)).
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.eps is None or not is_eager_on_cpu(x):
+            return super().forward(x)
+        size = x.shape[-1]
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(_number((size * self.eps) ** 0.5))
+        return torch.addcdiv(_number(0.0), x * self.weight, length, value=size**0.5)
+
+
+@cache
+def _number(value: float) -> Tensor:
+    """A tensor of one number, for operators that take no plain number."""
+    return torch.tensor(value, dtype=torch.float32, device="cpu")
+
+
 class HeadNorm(nn.Module):
     """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm). Its eps is always
     1e-5, independent of `norm_eps`.
@@ -175,8 +196,8 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.attention_norm = nn.RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
-        self.ffn_norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.attention_norm = RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
+        self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
 
 class Body(nn.Module, ABC):
@@ -222,7 +243,7 @@ class Transformer(Body):
         self.config = config
         self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
-        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
+        self.norm = RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
         self.head = PackedLinear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
         self.last_position = self.rotations.shape[0] - 1

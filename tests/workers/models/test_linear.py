@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from workers.models import linear
 from workers.models.linear import PackedLinear
-from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.transformer import RMSNorm, Transformer, TransformerConfig
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -133,8 +133,10 @@ def test_a_torch_without_the_kernel_takes_the_plain_product(monkeypatch: pytest.
 
 def test_weights_made_in_inference_mode_take_the_plain_product() -> None:
     """They have no version that would tell of a change."""
+    module = layer()
+    has_packed_copy(module)
     with torch.inference_mode():
-        module = layer()
+        module.weight = layer(seed=1).weight
     assert not has_packed_copy(module)
 
 
@@ -147,3 +149,16 @@ def test_training_and_decoding_agree_on_a_transformer() -> None:
     trained = model(x, positions)
     with torch.inference_mode():
         torch.testing.assert_close(model(x, positions), trained)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1.0, 1e4])
+def test_the_norm_of_a_cpu_pass_is_torchs_up_to_rounding(scale: float) -> None:
+    torch.manual_seed(0)
+    norm, x = RMSNorm(160, 1e-5), scale * torch.randn(2, 5, 160)
+    nn.init.uniform_(norm.weight)
+    expected = norm(x)
+    assert expected.requires_grad
+    with torch.inference_mode():
+        torch.testing.assert_close(norm(x), expected)
+        half = norm.to(torch.bfloat16)(x.bfloat16())
+    assert half.dtype == torch.bfloat16
