@@ -38,7 +38,7 @@ MAX_PACKAGE_LINES = {
     "workers.decoding": 3390,
     "workers.drafters": 370,
     "workers.loading": 789,
-    "workers.metrics": 3377,
+    "workers.metrics": 3390,
     "workers.models": 3582,
     "workers.replay": 1330,
     "workers.runtime": 1075,

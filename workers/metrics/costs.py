@@ -68,13 +68,13 @@ class Session:
         return [row for row, other in enumerate(self.shapes) if other == shape]
 
     def log_seconds(self, shape: Hashable, passes: Floats) -> Floats:
-        """[K] mean log seconds of a shape at numbers of passes [K]; where that is infinite, of one pass without the
-        prefill.
+        """[K, U] log seconds of a shape, the mean of its settings, at numbers of passes [K]; where that is infinite, of
+        one pass without the prefill.
         """
         rows, counts = self.rows(shape), passes[:, None, None]
         prefill = np.where(np.isinf(counts), 0.0, self.prefill[rows])
         seconds = prefill + np.where(np.isinf(counts), 1.0, counts) * self.per_pass[rows]
-        mean: Floats = np.log(seconds).mean(axis=(1, 2))
+        mean: Floats = np.log(seconds).mean(axis=1)
         return mean
 
     def timed_passes(self, shape: Hashable) -> float:
@@ -132,12 +132,16 @@ class Prices:
         return self._estimate(np.exp(-logs), noises, n, sign=-1.0)
 
     def latency(self, shape: Hashable, passes: Floats, n: int, batch: int) -> Estimate:
-        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as in `speedup`."""
-        level, noise = self._level
-        logs, noises = np.zeros(len(passes)), list[Noise]()
+        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as in `speedup`.
+
+        What vanilla's noise in a session adds to its seconds, the speed-up takes off again.
+        """
+        level, noises = self._level
+        logs = np.zeros(len(passes))
         if shape != self.vanilla:
-            logs, noises = self._against_vanilla(shape, passes)
-        return self._estimate(np.exp(level + logs) / batch, [*noises, noise], n, sign=1.0)
+            logs, own = self._against_vanilla(shape, passes)
+            noises = [*noises, *own]
+        return self._estimate(np.exp(level + logs) / batch, noises, n, sign=1.0)
 
     def step_cost(self, shape: Hashable) -> Estimate:
         """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n` counts timed units."""
@@ -149,9 +153,12 @@ class Prices:
 
     @staticmethod
     def _estimate(values: Floats, noises: Sequence[Noise], n: int, sign: float) -> Estimate:
-        """The estimate of a value whose logarithm has these noises."""
-        scaled = [noise._replace(effect=sign * values[0] * noise.effect) for noise in noises]
-        return Estimate.from_replicates(values, n, scaled)
+        """The estimate of a value whose logarithm has these noises; several effects of one source are added."""
+        effects = defaultdict[tuple[Hashable, Hashable, int], float](float)
+        for group, source, effect, dof in noises:
+            effects[group, source, dof] += sign * values[0] * effect
+        summed = [Noise(group, source, effect, dof) for (group, source, dof), effect in effects.items()]
+        return Estimate.from_replicates(values, n, summed)
 
     def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
         """[K] log seconds of a shape's batches minus vanilla's, and the noises of that."""
@@ -178,8 +185,9 @@ class Prices:
     def _difference(self, session: Session, shape: Hashable, passes: Floats) -> Floats:
         """[K] log seconds of a shape's batches minus vanilla's in a session."""
         counts = np.where(np.isinf(passes), np.inf, session.timed_passes(self.vanilla))
-        difference: Floats = session.log_seconds(shape, passes) - session.log_seconds(self.vanilla, counts)
-        return difference
+        difference = session.log_seconds(shape, passes) - session.log_seconds(self.vanilla, counts)
+        mean: Floats = difference.mean(axis=1)
+        return mean
 
     def _noise_of_difference(self, session: Session, shape: Hashable) -> float:
         """Variance of a shape's mean log seconds minus vanilla's, given the state of a session."""
@@ -203,16 +211,21 @@ class Prices:
         return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in linked)
 
     @cached_property
-    def _level(self) -> tuple[float, Noise]:
-        """Vanilla's mean log seconds of a batch, and the noise of that: of sessions if there are several."""
+    def _level(self) -> tuple[float, list[Noise]]:
+        """Vanilla's mean log seconds of a batch, and the noises of that: its own in each session, and what else makes
+        sessions differ, or the units of a single one.
+        """
         sessions = self.sessions_of(self.vanilla)
         counts = [np.array([session.timed_passes(self.vanilla)]) for session in sessions]
-        logs = np.array([s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)])
-        if len(logs) == 1:
-            spread = math.sqrt(sessions[0].noise / sessions[0].units)
-            return float(logs[0]), Noise(self._own("level"), "vanilla", spread, sessions[0].noise_dof)
-        spread = float(logs.std(ddof=1)) / math.sqrt(len(logs))
-        return float(logs.mean()), Noise(self._own("level"), "vanilla", spread, len(logs) - 1)
+        units = [s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)]
+        logs = units[0] if len(units) == 1 else np.array([part.mean() for part in units])
+        noises = [
+            Noise(f"noise {s.name}", self.vanilla, math.sqrt(s.noise / s.units) / len(sessions), s.noise_dof)
+            for s in sessions
+        ]
+        variance = float(logs.var(ddof=1)) / len(logs) - math.fsum(noise.effect**2 for noise in noises)
+        rest = Noise(self._own("level"), "vanilla", math.sqrt(max(0.0, variance)), len(logs) - 1)
+        return float(logs.mean()), [*noises, rest]
 
 
 def expected_max(values: Floats, size: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import specfrontier
 from tests.fakes.metric_inputs import write_session
 from tests.fakes.timed_sweeps import write_timed_sweep
+from workers.metrics.estimate import Estimate
 
 DEVICES = ("processor A", "processor B")
 SIZES = (4, 1, 8)
@@ -75,10 +78,19 @@ def test_latency_times_speed_up_is_vanillas_latency_in_every_table(seed: int, tm
     assert tables > 4
 
 
+def relative_effects(entry: Estimate) -> defaultdict[tuple[Hashable, Hashable], float]:
+    """What each source of noise changes in the logarithm of a value."""
+    effects = {(noise.group, noise.source): noise.effect / entry.value for noise in entry.noises}
+    return defaultdict(float, effects)
+
+
 def test_replicates_and_errors_of_latency_follow_from_those_of_the_speed_up(tmp_path: Path) -> None:
-    """Each jackknife value of one is vanilla's latency over that of the other."""
+    """Each jackknife value of one is vanilla's latency over that of the other, and what a source of noise changes in
+    the logarithm of vanilla's latency is what it changes in both together.
+    """
     sweep = timed(tmp_path, 0)
     vanilla = sweep.records[0].metrics["latency"]
+    level = relative_effects(vanilla)
     for record in sweep.records[1:]:
         if "speedup" in record.metrics:
             speed, latency = record.metrics["speedup"], record.metrics["latency"]
@@ -86,4 +98,7 @@ def test_replicates_and_errors_of_latency_follow_from_those_of_the_speed_up(tmp_
             assert list(latency.replicates) == pytest.approx(expected, rel=1e-9)
             assert latency.known_error
             assert speed.known_error
-            assert latency.known_error / latency.value > 0.99 * speed.known_error / speed.value
+            own, ratio = relative_effects(latency), relative_effects(speed)
+            assert {source: own[source] + ratio[source] for source in own} == pytest.approx(
+                {source: level[source] for source in own}, abs=1e-12
+            )
