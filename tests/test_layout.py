@@ -35,7 +35,7 @@ MAX_PACKAGE_LINES = {
     "specfrontier": 380,
     "workers": 393,
     "workers.data": 1891,
-    "workers.decoding": 3390,
+    "workers.decoding": 3493,
     "workers.drafters": 370,
     "workers.loading": 789,
     "workers.metrics": 3390,

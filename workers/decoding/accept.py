@@ -20,7 +20,7 @@ from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
-from workers.decoding.sampling import sample_with_exponentials, to_probs
+from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, gather_rows
 
@@ -237,8 +237,7 @@ class Acceptor:
         """
         if self.sampling.temperature == 0:
             return probs.argmax(-1)
-        noise = rng.exponential_noise(Purpose.TARGET, positions[:, None], probs.shape[1])
-        return sample_with_exponentials(probs, noise[:, 0])
+        return rng.sample(Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
 
     def _accept_greedy(self, tree: DraftTree, logits: Tensor, remaining: Tensor) -> AcceptResult:
         """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in place of the target's

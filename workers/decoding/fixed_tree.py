@@ -12,6 +12,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.rng import Purpose
+from workers.decoding.sampling import largest_index
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
 from workers.models.target import Target
@@ -51,15 +52,7 @@ class FixedTree(TreeDrafting):
             else:
                 logits = self.drafter.expand(batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank)
             level_probs = self.probs(logits)
-            if index == 0 and self._sampled:
-                # all parents of a level share its noise: verification reaches only one of them, and which one depends
-                # only on the random numbers of earlier positions
-                positions = batch.token_positions[:, : self.max_levels]
-                noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, level_probs.shape[2])
-            scores = level_probs[:, :1] if level_probs.stride(1) == 0 else level_probs  # Medusa: one for all parents
-            scores = scores / noise.narrow(1, index, 1) if self._sampled else scores
-            order = scores.topk(level.width, dim=-1).indices if level.width > 1 else scores.argmax(-1, keepdim=True)
-            order = order.expand(-1, level.parents, -1)
+            order = self._children(batch, index, level_probs).expand(-1, level.parents, -1)
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
         tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
@@ -75,6 +68,24 @@ class FixedTree(TreeDrafting):
             probs_index=self._probs_index if self._sampled else None,
             nonfinite=probs[..., 0].isnan().any(1),  # a softmax is NaN everywhere or nowhere
         )
+
+    def _children(self, batch: Batch, index: int, probs: Tensor) -> Tensor:
+        """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B, F, V]; F = 1 if all
+        probs are the same (Medusa).
+
+        All parents of a level share its noise: verification reaches only one of them, and which one depends only on the
+        random numbers of earlier positions.
+        """
+        width = self._plan[index].width
+        if probs.stride(1) == 0:
+            probs = probs[:, :1]
+        if not self._sampled:
+            return probs.topk(width, dim=-1).indices if width > 1 else largest_index(probs)[..., None]
+        position = batch.token_positions[:, index : index + 1]
+        if width == probs.shape[1] == 1:
+            return batch.rng.sample(Purpose.DRAFT, probs, position)[..., None]
+        scores = probs / batch.rng.exponential_noise(Purpose.DRAFT, position, probs.shape[2])
+        return scores.topk(width, dim=-1).indices if width > 1 else largest_index(scores)[..., None]
 
 
 def _select(x: Tensor, index: Tensor | None) -> Tensor:

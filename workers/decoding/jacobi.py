@@ -17,104 +17,100 @@ from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
-from workers.decoding.sampling import sample_with_exponentials, to_probs
+from workers.decoding.rng import Purpose
+from workers.decoding.sampling import largest_index, sample_by_inversion
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, fixed_shape
+from workers.decoding.tree import DraftTree, fixed_shape, gather_rows
 from workers.models.target import Prompt, Target
-
-_EMPTY = -1  # in place of a token: the position has no probs yet
 
 
 class JacobiWindow(Drafting):
     """A chain of N drafts; the published window size counts the root too, so N is one less.
 
-    A position without probs is initialised at random, with its left neighbour's token, or with the left neighbour's
-    most likely token. Its proposal is then a point mass, which is correct for any choice that does not depend on the
-    target's next probs. With `redraw = "fresh"` (as published) every resampling of a position uses new random numbers;
-    "coupled" reuses the position's numbers, so that probs that hardly changed give the same token again.
+    The window's last positions may be new: no pass has given probs there. They are filled at random, with the token to
+    their left, or with that position's most likely token. Their proposal is then a point mass, which is correct for any
+    choice that does not depend on the target's next probs. With `redraw = "fresh"` (as published) every resampling of a
+    position uses a new random number; "coupled" reuses the position's numbers, so that probs that hardly changed give
+    the same token again.
     """
 
     tokens: Tensor  # [B, N]
-    probs: Tensor  # [B, N, V]
+    probs: Tensor  # [B, N, V] what the tokens were sampled from; V = 0 at temperature 0
+    known: Tensor  # [B] positions that are not new
     capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         assert isinstance(config.drafter, Jacobi)
         self._params, self._vocab_size, device = config.drafter, target.vocab_size, target.device
+        self._sampled = self.sampling.temperature > 0
         length = self.max_levels = self.max_nodes = config.policy.bounds.depth
         self._shape = fixed_shape(range(-1, length - 1), range(1, length + 1), device)
-        self._slots = torch.arange(length + 1, device=device)
+        self._nodes = torch.arange(length, device=device)
         # row i of the probs belongs to node i, the child of slot i
-        self._probs_index = self._slots.clamp(max=length - 1)[None]
-        self._codes = torch.arange(self._vocab_size, device=device)
+        self._probs_index = torch.arange(length + 1, device=device).clamp(max=length - 1)[None]
         self._levels = torch.full((1,), length, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, length, dtype=torch.bool, device=device)
 
     def prepare(self, batch: Batch) -> None:
-        self.tokens = torch.zeros(batch.size, self.max_levels, dtype=torch.int64, device=batch.keys.device)
-        self.probs = torch.zeros(batch.size, self.max_levels, self._vocab_size, device=batch.keys.device)
-        batch.buffers.add(self, "tokens", "probs")
+        size, codes = batch.size, self._vocab_size if self._sampled else 0
+        self.tokens = torch.zeros(size, self.max_levels, dtype=torch.int64, device=batch.keys.device)
+        self.probs = torch.zeros(size, self.max_levels, codes, device=batch.keys.device)
+        self.known = torch.zeros_like(batch.emitted)
+        batch.buffers.add(self, "tokens", "probs", "known")
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
-        # an empty window: the first pass initialises every position
-        tokens, probs = self.tokens.clone(), self.probs.clone()
-        tokens[indices], probs[indices] = _EMPTY, 0.0
-        self.tokens, self.probs = tokens, probs
+        self.known = self.known.index_fill(0, indices, 0)
 
     def draft(self, batch: Batch) -> DraftTree:
-        empty = self.tokens < 0
-        tokens = torch.where(empty, self._initial_tokens(batch), self.tokens)
-        point_masses = torch.zeros_like(self.probs).scatter_(2, tokens[..., None], 1.0)
-        probs = torch.where(empty[..., None], point_masses, self.probs)
-        sampled = self.sampling.temperature > 0
+        new = self._nodes >= self.known[:, None]
+        tokens = torch.where(new, self._new_tokens(batch), self.tokens)
+        if self._sampled:
+            index = tokens[..., None]
+            self.probs.masked_fill_(new[..., None], 0)
+            self.probs.scatter_(2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1))
         return DraftTree(
             tokens=tokens,
             exists=self._all_exist.expand(batch.size, -1),
             shape=self._shape,
             levels=self._levels.expand(batch.size),
-            probs=probs if sampled else None,
-            probs_index=self._probs_index if sampled else None,
+            probs=self.probs if self._sampled else None,
+            probs_index=self._probs_index if self._sampled else None,
         )
 
-    def _initial_tokens(self, batch: Batch) -> Tensor:
-        """Tokens [B, N] for positions without probs."""
+    def _new_tokens(self, batch: Batch) -> Tensor:
+        """Tokens [B, N|1] for new positions."""
         if self._params.initialisation == "random":
-            ahead = self._slots[: self.max_levels]
-            bits = rng.bits(
-                batch.keys[:, None], batch.emitted[:, None] + ahead, rng.Purpose.WINDOW, ahead + self._vocab_size
-            )
+            slots = self._nodes + self._vocab_size
+            bits = rng.bits(batch.keys[:, None], batch.token_positions[:, : self.max_levels], Purpose.WINDOW, slots)
             return (bits >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
-        # the nearest token to the left: the window's own last one, or the root
-        left = torch.cat([batch.root[:, None], self.tokens], dim=1)
-        if self._params.initialisation == "sample_left":
-            most_likely = torch.cat([batch.root[:, None], self.probs.argmax(-1)], dim=1)
-            left = torch.where(left < 0, left, most_likely)
-        nearest = torch.where(left >= 0, self._slots, 0).cummax(1).values
-        return left.gather(1, nearest)[:, : self.max_levels]
+        last = (self.known - 1).clamp(min=0)  # position that is not new
+        token = gather_rows(self.tokens[..., None], last)[:, 0]
+        if self._params.initialisation == "sample_left" and self._sampled:
+            token = largest_index(gather_rows(self.probs, last))
+        return torch.where(self.known > 0, token, batch.root)[:, None]
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         """Slide the window: the new node i is at the old slot num_accepted + i + 2. Slot s gave the probs of the token
         after it.
         """
-        source = result.num_accepted[:, None] + 1 + self._slots[: self.max_levels]  # old slots before the new nodes
-        inside = source <= self.max_levels
-        index = source.clamp(max=self.max_levels)[..., None].expand(-1, -1, logits.shape[2])
-        if result.probs is None:
-            probs = to_probs(logits.gather(1, index), self.sampling)
-        else:
-            probs = result.probs.gather(1, index)
-        tokens = probs.argmax(-1) if self.sampling.temperature == 0 else self._resample(batch, result, probs)
-        self.tokens = torch.where(inside, tokens, _EMPTY)
-        self.probs = probs.masked_fill(~inside[..., None], 0.0)
-
-    def _resample(self, batch: Batch, result: AcceptResult, probs: Tensor) -> Tensor:
-        ahead = self._slots[1 : self.max_levels + 1]
-        position = batch.emitted[:, None] + result.num_emitted[:, None] + ahead - 1
-        slots = self._codes
-        if self._params.redraw == "fresh":
-            slots = slots + (ahead[:, None] + 1) * self._vocab_size
-        noise = rng.exponential(batch.keys[:, None, None], position[..., None], rng.Purpose.WINDOW, slots)
-        return sample_with_exponentials(probs, noise)
+        length = self.max_levels
+        sources = (result.num_emitted[:, None] + self._nodes).clamp(max=length)  # old slots before the new nodes
+        self.known = length - result.num_accepted
+        if not self._sampled:
+            self.tokens = largest_index(logits).gather(1, sources)
+            return
+        assert result.probs is not None, "the window is a chain"
+        rows = (
+            sources + torch.arange(0, batch.size * (length + 1), length + 1, device=sources.device)[:, None]
+        ).flatten()
+        torch.index_select(result.probs.flatten(0, 1), 0, rows, out=self.probs.flatten(0, 1))
+        positions = batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None]
+        if self._params.redraw == "coupled":
+            self.tokens = batch.rng.sample(Purpose.WINDOW, self.probs, positions)
+        else:  # a position is nearer to the root in every pass, so its number is a new one
+            slots = self._nodes + (self._vocab_size + length)
+            uniforms = rng.uniform_double(batch.keys[:, None], positions, Purpose.WINDOW, slots)
+            self.tokens = sample_by_inversion(self.probs, uniforms)

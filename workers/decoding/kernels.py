@@ -1,6 +1,7 @@
 """What one Triton kernel does on an accelerator: random bits, and acceptance along a draft tree.
 
-Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits` and `Acceptor._accept`.
+On a CPU NumPy makes the bits. Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits`
+and `Acceptor._accept`.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
 
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
+_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_Unsigned = np.ndarray[Any, np.dtype[np.uint64]]
+_CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ def implementation(device_type: str) -> str:
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
     """See `rng.bits`. The arguments broadcast to at most three dimensions."""
+    if keys.device.type == "cpu":
+        return _bits_by_numpy(keys, positions, purpose, slots)
     import triton  # type: ignore[import-untyped]
 
     from workers.decoding import rng_kernel
@@ -86,6 +94,26 @@ def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) ->
             PURPOSE=purpose, BLOCK=rng_kernel.BLOCK,
         )  # fmt: skip
     return result.view(broadcast)
+
+
+def _bits_by_numpy(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
+    """`rng.bits` in half the time of torch, whose shifts are signed and whose copies leave the cache."""
+    key, place, slot = (part.numpy().view(np.uint64) for part in (keys, positions, slots))
+    mixed = np.asarray(_mix(np.asarray(key + place * _GOLDEN + np.uint64(purpose))) + slot * _MIX_1)
+    return torch.from_numpy(_mix(mixed).view(np.int64))
+
+
+def _mix(z: _Unsigned) -> _Unsigned:
+    """SplitMix64's finaliser, in place."""
+    flat = z.reshape(-1)
+    for start in range(0, len(flat), _CHUNK):
+        part = flat[start : start + _CHUNK]
+        part ^= (copy := part >> np.uint64(30))
+        part *= _MIX_1
+        part ^= np.right_shift(part, np.uint64(27), out=copy)
+        part *= _MIX_2
+        part ^= np.right_shift(part, np.uint64(31), out=copy)
+    return z
 
 
 @random_bits.register_fake

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from workers.decoding.kernels import is_available, random_bits
+from workers.decoding.sampling import sample_with_exponentials
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -65,7 +66,7 @@ def image_keys(
 
 def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
     """64 random bits (int64) for each image key, token position and slot. The arguments broadcast."""
-    if is_available(keys.device.type):
+    if keys.device.type == "cpu" or is_available(keys.device.type):
         drawn: Tensor = random_bits(keys, positions, int(purpose), slots)
         return drawn
     hashed = _mix(keys + positions * _GOLDEN + purpose)
@@ -77,6 +78,11 @@ def uniform(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) ->
     accepts.
     """
     return (bits(keys, positions, purpose, slots) >> 40).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
+
+
+def uniform_double(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
+    """Uniform fp64 numbers in [0, 1), multiples of 2^-53."""
+    return (bits(keys, positions, purpose, slots) >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
 
 
 def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
@@ -95,6 +101,10 @@ def _arange(stop: int, device: torch.device) -> Tensor:
     return torch.arange(stop, device=device)
 
 
+def _chunk_entries(device: torch.device) -> int:
+    return _CPU_CHUNK_ENTRIES if device.type == "cpu" else _GPU_CHUNK_ENTRIES
+
+
 class CounterRNG:
     """The random numbers of B images, by token position.
 
@@ -111,6 +121,17 @@ class CounterRNG:
     def exponential_noise(self, purpose: Purpose, positions: Tensor, vocab_size: int) -> Tensor:
         """Standard exponential numbers [B, n, vocab_size] for positions [B, n]."""
         return self._numbers(exponential, purpose, positions, vocab_size)
+
+    def sample(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B, n] for positions [B, n], each from its probs [B, n, V], by `sample_with_exponentials`."""
+        size, _, vocab_size = probs.shape
+        at_once = max(1, _GPU_CHUNK_ENTRIES // (size * vocab_size))  # positions
+        parts = zip(torch.split(probs, at_once, 1), torch.split(positions, at_once, 1), strict=True)
+        tokens = [
+            sample_with_exponentials(part, self.exponential_noise(purpose, places, vocab_size))
+            for part, places in parts
+        ]
+        return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
 
     def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] for the acceptance tests at positions [B, n]."""
@@ -150,7 +171,6 @@ class CounterRNG:
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
-        entries = _CPU_CHUNK_ENTRIES if keys.device.type == "cpu" else _GPU_CHUNK_ENTRIES
-        slot_range, chunk = _arange(slots, keys.device), max(1, entries // slots)
+        slot_range, chunk = _arange(slots, keys.device), max(1, _chunk_entries(keys.device) // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

@@ -19,6 +19,7 @@ from tests.oracles.drafter_rounds import open_batch
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.jacobi import JacobiWindow
+from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.models.target import Prompt
 
@@ -48,7 +49,8 @@ def commit(window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, l
     """A round that accepts so many drafts of each row's window, then emits `last`."""
     tree = window.draft(batch)
     tokens = torch.cat([tree.tokens, last[:, None]], 1).scatter(1, accepted[:, None], last[:, None])
-    result = AcceptResult(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool))
+    probs = to_probs(logits, window.sampling)
+    result = AcceptResult(None, tokens, accepted, last, torch.zeros(SIZE, dtype=torch.bool), probs)
     window.commit(batch, tree, result, logits, logits)
     batch.commit(tokens, result.num_emitted, last)
 

@@ -12,6 +12,7 @@ from workers.decoding.sampling import (
     apply_cfg,
     guided_logits,
     kth_largest,
+    sample_by_inversion,
     sample_with_exponentials,
     to_probs,
     top_log_probs,
@@ -125,3 +126,23 @@ def test_no_rows_give_none(top_k: int, top_p: float, temperature: float) -> None
 
     for expected, found in zip(results(some), results(some[:0]), strict=True):
         assert (found.shape, found.dtype) == ((0, *expected.shape[1:]), expected.dtype)
+
+
+@pytest.mark.parametrize("codes", [1, 7, 24, 384, 16384])
+def test_inversion_finds_the_token_under_a_share_of_the_mass(codes: int) -> None:
+    """Against double sums of all tokens; a share within their rounding of an end may fall on either side of it."""
+    generator = torch.Generator().manual_seed(codes)
+    probs = torch.rand(300, codes, generator=generator) * (torch.rand(300, codes, generator=generator) < 0.3)
+    probs[:, -1] += 1e-3
+    probs[::2, codes // 2 + 1 :] = 0  # ends before the last block does
+    probs[::2, codes // 2] += 0.1
+    shares = torch.rand(300, dtype=torch.float64, generator=generator)
+    shares[:40], shares[40:80] = 0, 1 - 2.0**-53
+    tokens = sample_by_inversion(probs, shares)
+    assert bool((probs.gather(1, tokens[:, None]) > 0).all())
+    ends = probs.double().cumsum(1)
+    ends /= ends[:, -1:].clone()
+    expected = (ends <= shares[:, None]).sum(1)
+    near = (ends - shares[:, None]).abs().amin(1) < 1e-6
+    assert bool((near | (tokens == expected)).all())
+    assert float(near[80:].float().mean()) < 0.1
