@@ -111,7 +111,9 @@ def _launch(store: Path, *options: str) -> tuple[int, str, Any]:
         return result.code, result.err, result.out if options else None
     records = [(r.number, r.state, r.config, r.metrics, r.shards) for r in read_trials(Storage(store))]
     pareto = specfrontier("pareto", str(store), "--all", "--json")
-    return result.code + pareto.code, result.err, (records, pareto.out)
+    shown = json.loads(pareto.out) if pareto.code == 0 else {}
+    said = [result.err, pareto.err, *shown.pop("warnings", ())]
+    return result.code + pareto.code, "\n".join(said), (records, shown)
 
 
 def _check(store: Path) -> tuple[int, str, Any]:

@@ -93,7 +93,7 @@ def drop_damaged_lines(storage: Storage, name: str) -> int:
 def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """The lines of a JSON lines file and their objects, None for a damaged one; nothing if there is no such file.
 
-    An incomplete last line is skipped: its writer was killed, or is still writing. So are empty lines.
+    The last line is damaged if it is incomplete: its writer was killed, or is still writing. Empty lines are skipped.
     """
     if not storage.exists(name):
         return
@@ -103,5 +103,5 @@ def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] |
             try:
                 yield line, load_checked(line)
             except ValueError:
-                if line.strip() and line.endswith(b"\n"):
+                if line.strip():
                     yield line, None

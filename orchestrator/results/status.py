@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.launches import EventLog, Launch, describe_event, find_launch, read_events
+from orchestrator.results.launches import RUNNING, EventLog, Launch, describe_event, find_launch, read_events
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import EVENTS, Identity, command, planned_trials
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, State, TrialRecord
 from workers.data.storage import Storage
 from workers.metrics.timings import Device
@@ -160,13 +161,16 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
     """Read the status. sweep: None before its first results. now: the time from which `idle_s` counts."""
     now = now or datetime.now(UTC)
     log, records = read_events(storage), () if sweep is None else sweep.records
+    launch = find_launch(storage, log, now)
+    if launch.state == RUNNING and log.ends_damaged:  # it may be writing that line
+        log.damaged -= 1
     finished = {record.number for record in records}
     times = [datetime.fromisoformat(stamp) for stamp in [*(r.finished for r in records if r.finished), *log.last]]
     logs = log_folder(storage)
     return SweepStatus(
         name=PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name,
         place=storage.display_name,
-        launch=find_launch(storage, log, now),
+        launch=launch,
         planned=planned_trials(storage),
         finished=len(records),
         failed=_causes(records, FAILED),
@@ -189,7 +193,8 @@ def _notes(sweep: Sweep) -> list[str]:
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
     """Sentences on what the events lack of these records."""
     missing = [str(record.number) for record in records if record.number not in log.finished]
-    problems = [f"{log.damaged} damaged lines are left out"] if log.damaged else []
+    damaged = f"{counted(log.damaged, 'damaged line')} {'is' if log.damaged == 1 else 'are'} left out"
+    problems = [damaged] if log.damaged else []
     problems += [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []
     return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]
 

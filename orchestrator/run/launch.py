@@ -27,6 +27,7 @@ from orchestrator.results.store import (
     write_sweep_text,
 )
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build
 from orchestrator.run.cluster import alive_nodes, connected
@@ -141,7 +142,7 @@ def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
     """The trials' records. Damaged lines of the events are removed, with a note."""
     records = read_trials(storage)
     if lines := drop_damaged_lines(storage, EVENTS):
-        _emit_note(emit, f"{EVENTS}: {lines} damaged lines removed; the trials' own files are complete")
+        _emit_note(emit, f"{EVENTS}: {counted(lines, 'damaged line')} removed; the trials' own files are complete")
     return records
 
 

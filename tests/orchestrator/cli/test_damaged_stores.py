@@ -94,8 +94,9 @@ def test_status_says_that_the_events_were_cut(store: Path) -> None:
     events = store / "events.jsonl"
     lines = events.read_bytes().splitlines(keepends=True)
     events.write_bytes(b"".join(lines[:-3]) + lines[-3][:20])
-    (warning,) = specfrontier("status", str(store), "--json").json["warnings"]
-    assert warning.startswith("events.jsonl: the end of trial 2, 3 is missing")
+    torn, missing = specfrontier("status", str(store), "--json").json["warnings"]
+    assert torn.startswith("events.jsonl: 1 damaged line is left out")
+    assert missing.startswith("events.jsonl: the end of trial 2, 3 is missing")
 
 
 def test_a_missing_table_is_named_once(store: Path) -> None:

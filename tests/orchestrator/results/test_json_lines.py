@@ -10,13 +10,13 @@ from workers.data.storage import Storage
 NAME = "events.jsonl"
 
 
-def test_a_torn_last_line_is_no_damage_until_it_is_continued(tmp_path: Path) -> None:
+def test_a_torn_last_line_costs_itself_alone(tmp_path: Path) -> None:
     path, storage = tmp_path / NAME, Storage(tmp_path)
     assert read_lines(storage, NAME) == ([], 0)
     for number in range(3):
         append_line(path, {"trial": number}, sync=False)
     path.write_bytes(path.read_bytes()[:-7])
-    assert read_lines(storage, NAME) == ([{"trial": 0}, {"trial": 1}], 0)
+    assert read_lines(storage, NAME) == ([{"trial": 0}, {"trial": 1}], 1)
     append_line(path, {"trial": 3})
     assert read_lines(storage, NAME) == ([{"trial": 0}, {"trial": 1}, {"trial": 3}], 1)
 

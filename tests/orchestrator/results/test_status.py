@@ -74,8 +74,9 @@ def test_events_without_a_whole_line_lack_all_trials(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     assert sweep_status(Storage(tmp_path), Sweep.open(tmp_path)).warnings == ()
     (tmp_path / EVENTS).write_text('{"at": "2026-01-02T03:00:00+00:00", "event": "launch"')
-    (warning,) = status_of(tmp_path).warnings
-    assert warning.startswith("events.jsonl: the end of trial 0, 1 is missing")
+    torn, missing = status_of(tmp_path).warnings
+    assert torn.startswith("events.jsonl: 1 damaged line is left out")
+    assert missing.startswith("events.jsonl: the end of trial 0, 1 is missing")
 
 
 def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
@@ -157,12 +158,17 @@ def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
         alive = find_launch(Storage(folder), now=START + timedelta(seconds=42))
         assert (alive.state, alive.phase, alive.elapsed_s) == (RUNNING, "starting Ray on this machine", 42)
         assert f"process {driver.pid} on " in alive.text
+        with (folder / EVENTS).open("a") as file:
+            file.write('{"at": "2026-01-02T03:')
+        assert sweep_status(Storage(folder)).warnings == (), "it may be writing that line"
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     dead = find_launch(Storage(folder))
     assert dead.state == KILLED
     assert f"process {driver.pid} on " in dead.text
     assert "killed" in specfrontier("status", str(folder)).out
+    (warning,) = sweep_status(Storage(folder)).warnings
+    assert warning.startswith("events.jsonl: 1 damaged line is left out")
 
 
 def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> None:
