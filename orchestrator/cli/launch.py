@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.results.locks import Lock
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
+    from orchestrator.run.tasks import Outcome
     from orchestrator.views.follower import Ending, View, Views
     from orchestrator.views.mlflow import MlflowView
     from search_spaces.sweep import SweepConfig
@@ -338,7 +339,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
             views.abandon()
         elif is_sweep:
             _finish(views, ending)
-    typer.echo(_summary(storage, mlflow, outcome.stopped_by), err=as_json)
+    typer.echo(_summary(storage, mlflow, outcome), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
         raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
@@ -385,7 +386,7 @@ def _resume_command() -> str:
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> str:
+def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> str:
     """The front and its choices, and where to find report, plot and MLflow runs."""
     from orchestrator.results.choices import default_choices, example_limit
     from orchestrator.results.front import front_of
@@ -397,8 +398,11 @@ def _summary(storage: Storage, mlflow: MlflowView | None, stopped_by: str) -> st
     sweep = Sweep.open(storage.uri)
     found = front_of([sweep])
     notes = sweep_notes(sweep)
+    if outcome.untimed:
+        again = command(storage, "time")
+        notes.append(f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this machine")
     front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
-    reason = _EXHAUSTED.get(stopped_by, f"the budget of {stopped_by} is spent")
+    reason = _EXHAUSTED.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)

@@ -134,8 +134,7 @@ def _launch(
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             outcome = driver.run(records, options.revived)
             finished = Sweep(storage, identity, tuple(outcome.records))
-            time_front(finished, plan.session, trials.sessions.made, build, emit)
-            return outcome
+            return replace(outcome, untimed=time_front(finished, plan.session, trials.sessions.made, build, emit))
 
 
 def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:

@@ -79,12 +79,14 @@ class SweepError(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, or the `space` or `pool` that is
-    exhausted. lost: trials that failed because of a machine, a network or a file; --resume runs them again.
+    exhausted. lost: trials that failed because of a machine, a network or a file; --resume runs them again. untimed:
+    why the front was not timed once more at the end; "" if it was, or nothing is timed.
     """
 
     records: Sequence[TrialRecord]
     stopped_by: str
     lost: Collection[int] = ()
+    untimed: str = ""
 
 
 class Workers(Protocol):

@@ -192,19 +192,20 @@ def _sizes_of_front(settings: Sequence[object]) -> list[int]:
     return [1 + len(group) for group in session_groups(settings)]
 
 
-def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink) -> None:
+def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink) -> str:
     """Time the front and the choices of a sweep whose trials have finished, at least once, and again as long as images
     are left for it (see the module).
 
     Which settings a session has depends on the records and on the sessions before it alone, so a sweep that is resumed
-    has the same ones. sessions: those of the trials. A session that fails leaves the speeds as they are, with a note.
+    has the same ones. sessions: those of the trials. A session that fails leaves the speeds as they are, with a note;
+    returns why it did (see `Outcome.untimed`).
 
     Raises:
         ClusterLost: another cluster can go on.
     """
     sessions = [session for session in sessions if session.name in build.files]
     if not sessions:
-        return
+        return ""
     names, number = [session.name for session in sessions], 1 + max(session.payload["number"] for session in sessions)
     shapes = {record.shape for record in sweep.records if record.shape and record.config != sweep.identity.baseline}
     left = images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
@@ -213,7 +214,7 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
             configs = decisive_configs(sweep.priced(names))
             size = sum(_sizes_of_front(configs))
             if not configs or (left < size and len(names) > len(sessions)):
-                return
+                return ""
             again = [plan(group, number + place) for place, group in enumerate(session_groups(configs))]
             number += len(again)
             build.want(SWEEP, *(replace(session, about="timing the front once more") for session in again))
@@ -225,3 +226,4 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
         raise
     except (SweepError, PoolError, QueryError) as error:  # the last one: the objectives have no front
         emit({"event": "note", "note": f"the front was not timed once more: {error}"})
+        return str(error)

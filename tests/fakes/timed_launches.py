@@ -157,12 +157,15 @@ class TimedWorkers(Workers):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A sweep that has ended, the sessions that it wanted (names by number), and the notes of its end."""
+    """A sweep that has ended, the sessions that it wanted (names by number), the notes of its end, the limit that ended
+    it, and why its front was not timed once more.
+    """
 
     sweep: Sweep
     sessions: Mapping[int, str]
     notes: Sequence[str]
     limit: str
+    untimed: str
 
 
 def launch(folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Sequence[str] = NAMES) -> Timed:
@@ -179,12 +182,12 @@ def launch(folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Seq
     metrics = {name: {**METRICS[name], "needs": NEEDS[name]} for name in dict.fromkeys([*front, "speedup"])}
     facts = identity("shapes", baseline=baseline, metrics=metrics, objectives=goals, constraints=[])
     sweep = Sweep(storage, facts, tuple(outcome.records))
-    time_front(
+    untimed = time_front(
         sweep, trials.plan.session, trials.sessions.made, trials.build, lambda event: notes.append(str(event["note"]))
         if event["event"] == "note" else None,
     )  # fmt: skip
     found = {int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"}
-    return Timed(sweep.priced(), found, notes, outcome.stopped_by)
+    return Timed(sweep.priced(), found, notes, outcome.stopped_by, untimed)
 
 
 def results(timed: Timed) -> list[tuple[int, Mapping[str, Estimate]]]:

@@ -31,7 +31,7 @@ from orchestrator.doctor.plan import peak_bytes
 from orchestrator.results.locks import Lock
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.tasks import PoolError
+from orchestrator.run.tasks import Outcome, PoolError
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView
 from search_spaces.sweep import SweepConfig
@@ -371,7 +371,7 @@ def test_the_live_view_ends_before_the_report_is_written(
         emit({"event": "identity", "objectives": []})
         if error is not None:
             raise error
-        return mock.Mock(records=[], lost=[], stopped_by="trials")
+        return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
@@ -581,9 +581,17 @@ def test_the_peak_is_that_of_the_largest_batch() -> None:
     assert 0 < peak_bytes(small) < peak_bytes(large)
 
 
+def test_the_summary_says_why_the_front_was_not_timed_once_more(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "demo", 6, failed=())
+    lines = _summary(Storage(tmp_path / "demo"), None, Outcome([], "trials", untimed="timings/a: out of memory"))
+    said = " ".join(lines.split())
+    assert "the front was not timed once more: timings/a: out of memory; `specfrontier time" in said
+    assert "not timed" not in _summary(Storage(tmp_path / "demo"), None, Outcome([], "trials"))
+
+
 def test_the_summary_has_a_command_that_chooses_a_setting(tmp_path: Path) -> None:
     write_sweep(tmp_path / "demo", 6, failed=())
-    lines = _summary(Storage(tmp_path / "demo"), None, "trials").splitlines()
+    lines = _summary(Storage(tmp_path / "demo"), None, Outcome([], "trials")).splitlines()
     (line,) = (line for line in lines if line.startswith("choose "))
     words = shlex.split(line.removeprefix("choose"))
     words[words.index("--config") + 1] = str(tmp_path / "fast.yaml")

@@ -130,7 +130,7 @@ def test_a_launch_records_how_it_ended(
         assert during["elapsed_s"] >= 0
         if end is not None:
             raise end
-        return mock.Mock(records=[], lost=[], stopped_by="trials")
+        return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
 
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
     monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *_: "")

@@ -201,8 +201,8 @@ def test_a_last_session_that_fails_leaves_the_sweep_complete(tmp_path: Path) -> 
         return task.kind == "timing" and task.payload["number"] == last
 
     failed = launch(tmp_path / "failed", TimedWorkers(fault=is_last, permanent=False))
-    assert len(failed.notes) == 1
-    assert failed.notes[0].startswith("the front was not timed once more: timings/timing-")
+    assert failed.notes == [f"the front was not timed once more: {failed.untimed}"]
+    assert failed.untimed.startswith("timings/timing-")
     assert {record.state for record in failed.sweep.records} == {"complete"}
     assert failed.sweep.prices.sessions == last
 
@@ -219,7 +219,7 @@ def test_without_workers_the_last_session_is_left_out(tmp_path: Path) -> None:
         return end
 
     left_out = launch(tmp_path / "none", TimedWorkers(ends_with(PoolError("no worker is left"))))
-    assert left_out.notes == ["the front was not timed once more: no worker is left"]
+    assert left_out.untimed == "no worker is left"
     with pytest.raises(ClusterLost):
         launch(tmp_path / "lost", TimedWorkers(ends_with(ClusterLost("gone"))))
 
