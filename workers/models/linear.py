@@ -20,8 +20,12 @@ MAX_PACKED = 2**22  # weights of a matrix; a large model's memory does not grow 
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has no gradients."""
-    return x.is_cpu and x.dtype is torch.float32 and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+    """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has no gradients, and no
+    mixed precision.
+    """
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return x.is_cpu and x.dtype is torch.float32
 
 
 class PackedLinear(nn.Linear):

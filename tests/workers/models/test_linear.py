@@ -162,3 +162,11 @@ def test_the_norm_of_a_cpu_pass_is_torchs_up_to_rounding(scale: float) -> None:
         torch.testing.assert_close(norm(x), expected)
         half = norm.to(torch.bfloat16)(x.bfloat16())
     assert half.dtype == torch.bfloat16
+
+
+@needs_kernel
+def test_mixed_precision_multiplies_in_bfloat16() -> None:
+    module, x = layer(), torch.randn(5, 40)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert module(x).dtype is torch.bfloat16
+    assert module._packed is None
