@@ -4,6 +4,9 @@ quality.
     python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
     python -m benchmarks.methods --images 0 --merge    # the timings alone, added to earlier results
     python -m benchmarks.methods --only eagle1 lantern --images 256
+    python -m recipes eagle eagle3 --recipe-of eagle3 --out runs/equal     # drafters of equal training
+    python -m benchmarks.methods --only eagle3_chain eagle1 eagle3 --drafters eagle eagle3 --weights runs/equal \
+        --batches 1 8 --images 0 --out runs/equal/methods.json             # on equal trees
 
 Speed is paired: vanilla and the method in turn on the same captions in one process, by the clock of timing sessions (on
 a CPU, that of the thread); the speed-up is the median of the repetitions' ratios, with their range. Quality is measured
@@ -15,7 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +29,30 @@ from benchmarks.common import Paired, chosen, draw, engine_for, held_out_request
 from benchmarks.quality import Judge, Quality, real_scenes
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
+from workers.decoding.build import load_drafter
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
 PHASES = ("target", "drafter", "acceptance", "commit")
 Keep = Callable[[str, dict[str, Any]], None]
+
+
+def with_drafters(models: Models, folder: Path) -> Models:
+    """The models with the drafters that are in a folder."""
+    found = {kind: folder / f"{kind}.safetensors" for kind in models.drafters}
+    loaded = {kind: load_drafter(models.target, kind, path) for kind, path in found.items() if path.exists()}
+    for kind, drafter in loaded.items():
+        print(f"{kind}: {sum(p.numel() for p in drafter.parameters())} parameters")
+    return replace(models, drafters={**models.drafters, **loaded})
+
+
+def cross(presets: dict[str, DecodingConfig], drafters: Sequence[str]) -> dict[str, DecodingConfig]:
+    """Each preset with each drafter."""
+    return {
+        f"{name}, {kind}": DecodingConfig.from_mapping({**config.to_mapping(), "drafter": kind})
+        for name, config in presets.items()
+        for kind in drafters
+    }
 
 
 def measure_speed(models: Models, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
@@ -115,6 +138,8 @@ def measure_quality(models: Models, presets: dict[str, DecodingConfig], images: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="presets; default all")
+    parser.add_argument("--drafters", nargs="+", help="draft the presets' trees with each of these")
+    parser.add_argument("--weights", type=Path, help="folder of drafters that replace the built-in ones")
     parser.add_argument("--images", type=int, default=384, help="captions for quality; 0 measures speed alone")
     parser.add_argument("--timed", type=int, default=3, help="captions timed at batch 1 in each repetition")
     parser.add_argument("--repetitions", type=int, default=5)
@@ -123,6 +148,10 @@ def main() -> None:
     parser.add_argument("--merge", action="store_true", help="keep FILE's other methods and measurements")
     args = parser.parse_args()
     models, presets = load_folder(), chosen(args.only)
+    if args.weights:
+        models = with_drafters(models, args.weights)
+    if args.drafters:
+        presets = cross(presets, args.drafters)
     merge = args.merge and args.out.exists()
     rows: dict[str, dict[str, Any]] = json.loads(args.out.read_text())["rows"] if merge else {}
     machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
@@ -143,7 +172,7 @@ def main() -> None:
             keep(name, {f"batch_{batch}": speed_row(paired)})
     if args.images:
         measure_quality(models, presets, args.images, keep)
-    print(table({name: rows[name] for name in (*PRESETS, "real scenes") if name in rows}))
+    print(table({name: rows[name] for name in (*PRESETS, *presets, "real scenes") if name in rows}))
 
 
 if __name__ == "__main__":

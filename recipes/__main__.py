@@ -1,6 +1,6 @@
 """Trains components of a model as the shipped ones were trained, each into one weight file in a folder.
 
-    python -m recipes tokenizer target eagle medusa independent --out runs/scenes
+    python -m recipes tokenizer target eagle eagle3 medusa independent --out runs/scenes
     python -m recipes all --data photos --out runs/photos
 
 Components need each other: a target needs its tokenizer, a drafter its target. They are trained in that order. Without
@@ -35,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder for weights and checkpoints")
     parser.add_argument("--data", type=Path, help="your captioned or class-labelled images; default: procedural scenes")
     parser.add_argument("--steps", type=int, help="default: the recipe's")
+    parser.add_argument("--recipe-of", choices=COMPONENTS, metavar="COMPONENT",
+                        help="train by this component's recipe, to compare drafters at equal cost")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: a GPU if torch can use one")
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's")
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for component in ordered_components(options.components, with_data=options.data is not None):
         path = train_component(
             component, options.out, options.data, seed=options.seed, device=options.device, steps=options.steps,
-            resume=options.resume,
+            recipe_of=options.recipe_of, resume=options.resume,
         )  # fmt: skip
         print(f"{component}: {path}")
 

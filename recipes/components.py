@@ -66,6 +66,7 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
         MuonConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25),
     ),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
+    "eagle3": (replace(_DRAFTER, steps=500, batch=8, matrix_lr=4e-3),),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, rate=3e-3),),
     "features": (
@@ -92,6 +93,7 @@ class _Job:
     steps: int | None
     resume: bool
     log: Callable[[str], None]
+    recipe_of: str | None = None
 
     def component_file(self, component: str) -> Path:
         """The file of a component that this one needs."""
@@ -106,10 +108,11 @@ class _Job:
     def phases(self) -> tuple[TrainConfig, ...]:
         """The phases of the recipe; with `steps`, only the first one, with that many steps."""
         # compiling takes about a minute, which is more than it saves in a short run
+        recipe = _RECIPES[self.recipe_of or self.component]
         compiled = _can_compile(self.device) and (self.steps is None or self.steps >= 200)
         if self.steps is None:
-            return tuple(replace(config, seed=self.seed, compile=compiled) for config in _RECIPES[self.component])
-        first = _RECIPES[self.component][0]
+            return tuple(replace(config, seed=self.seed, compile=compiled) for config in recipe)
+        first = recipe[0]
         warmup = min(first.warmup, max(1, self.steps // 10)) if isinstance(first, MuonConfig) else first.warmup
         return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
@@ -122,6 +125,7 @@ def train_component(
     seed: int = 0,
     device: str | None = None,
     steps: int | None = None,
+    recipe_of: str | None = None,
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
@@ -131,6 +135,7 @@ def train_component(
         data: the user's images; None: procedural scenes.
         device: None: a GPU if torch can use one.
         steps: None: the recipe's.
+        recipe_of: the component whose recipe is used; None: its own.
         resume: continue from the checkpoint in `out` if there is one.
 
     Raises:
@@ -141,7 +146,10 @@ def train_component(
     if steps is not None and steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    job = _Job(component=component, out=out, data=data, seed=seed, device=device, steps=steps, resume=resume, log=log)
+    job = _Job(
+        component=component, out=out, data=data, seed=seed, device=device, steps=steps,
+        recipe_of=recipe_of, resume=resume, log=log,
+    )  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     if not resume:
         for stale in out.glob(f"{component}*.checkpoint.pt"):
@@ -150,7 +158,7 @@ def train_component(
         return _scene_net(job)
     if component == "tokenizer":
         return _tokenizer(job)
-    return _drafter(job) if component in ("eagle", "medusa") else _ar_model(job)
+    return _drafter(job) if component in ("eagle", "eagle3", "medusa") else _ar_model(job)
 
 
 def _can_compile(device: str) -> bool:

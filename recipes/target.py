@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from recipes.evaluate import evaluate_target
-from recipes.forward import features
 from workers.models.families.scenes import ARModel, build_ar_model
 from workers.models.own_files import read_module, save
 from workers.training.drafters import ar_loss
 from workers.training.examples import Examples
+from workers.training.forward import features
 from workers.training.loop import Figures, TrainConfig, train
 
 

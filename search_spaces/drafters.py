@@ -53,6 +53,15 @@ class Eagle(DrafterChoice):
 
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
+class Eagle3(DrafterChoice):
+    """One decoder layer on hidden states from three depths of the target, with a head of its own (EAGLE-3)."""
+
+    kind: ClassVar[str] = "eagle3"
+    implementation: ClassVar[str] = "workers.drafters.eagle3:Eagle3Drafter"
+
+
+@DRAFTERS.register
+@dataclass(frozen=True, slots=True)
 class Medusa(DrafterChoice):
     """Heads on the target's last feature, one per level (Medusa)."""
 

@@ -24,26 +24,26 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 591,
-    "orchestrator.cli": 3316,
+    "orchestrator.cli": 3326,
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1279,
     "orchestrator.results": 4629,
     "orchestrator.run": 4338,
     "orchestrator.views": 1956,
-    "search_spaces": 4007,
+    "search_spaces": 4016,
     "specfrontier": 380,
     "workers": 393,
     "workers.data": 1891,
-    "workers.decoding": 3493,
-    "workers.drafters": 370,
+    "workers.decoding": 3513,
+    "workers.drafters": 717,
     "workers.loading": 789,
     "workers.metrics": 3390,
-    "workers.models": 3582,
+    "workers.models": 3614,
     "workers.replay": 1330,
     "workers.runtime": 1075,
     "workers.scenes": 373,
-    "workers.training": 1060,
+    "workers.training": 1290,
 }
 
 

@@ -39,7 +39,6 @@ _RAY_VARIABLES = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # checkpoints are frequent enough
 }
-_RATES = {"eagle": 1e-4, "medusa": 1e-3, "independent": 1e-3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +56,13 @@ class Recipe:
     steps: int | None = o.option("Default: 20 passes over the images.", "N", min=1)
     batch: int = o.option("Examples per step, over all workers.", "N", default=16, min=1)
     rate: float | None = o.option(
-        "Peak learning rate. Default: 0.0001 for eagle, else 0.001.", "X", min=0.0, callback=o.finite
+        "Peak learning rate. Default: 0.0001 for eagle, 0.00005 for eagle3, else 0.001.",
+        "X",
+        min=0.0,
+        callback=o.finite,
+    )
+    draft_vocab: int | None = o.option(
+        "eagle3: how many codes it drafts, the most frequent ones. Default: all.", "N", min=1
     )
     save_every: int = o.option("Steps between checkpoints.", "N", default=1000, min=1)
     seed: int = o.option(
@@ -84,9 +89,12 @@ class Recipe:
             index, problem = unreadable[0]
             more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
             raise ValueError(f"{found[index].location or self.captions}: {problem}{more}")
-        recipe = DrafterRecipe(
-            steps=self.steps, batch=self.batch, rate=_RATES[kind] if self.rate is None else self.rate,
-            save_every=self.save_every, seed=self.seed,
+        given = {
+            "rate": self.rate, "draft_vocab": self.draft_vocab if kind == "eagle3" else None, "steps": self.steps
+        }  # fmt: skip
+        recipe = DrafterRecipe.of(
+            kind, batch=self.batch, save_every=self.save_every, seed=self.seed,
+            **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
         job = DrafterJob(entry=entry, captions=tuple(found), out=Path(self.out), recipe=recipe, kind=kind)
         job.check(target)
@@ -117,6 +125,8 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
     """
     if unknown := [kind for kind in drafters if kind not in DRAFTERS]:
         raise CommandError(f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE)
+    if wanted.draft_vocab is not None and "eagle3" not in drafters:
+        raise CommandError("--draft-vocab is for eagle3, which is not among the drafters", WRONG_USAGE)
     if run.device is not None and (run.workers > 1 or run.address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
     from orchestrator.run.tasks import PoolError

@@ -50,3 +50,27 @@ def write(folder: Path, state: State, *, pickled: bool = False, **config: object
     else:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def published_eagle3(block: str = "midlayer", *, drafted: list[int] | None = None, codes: int = CODES) -> State:
+    """An EAGLE-3 drafter's tensors under the published names. drafted: the target's tokens that it drafts; None: all,
+    and no embedding of its own.
+    """
+    torch.manual_seed(6)
+    attention = {f"self_attn.{p}_proj.weight": rand(D, 2 * D) for p in "qkv"} | {"self_attn.o_proj.weight": rand(D, D)}
+    mlp = {
+        f"mlp.{p}_proj.weight": rand(*size) for p, size in (("gate", (FFN, D)), ("up", (FFN, D)), ("down", (D, FFN)))
+    }
+    norms = {
+        f"{name}.weight": 1 + 0.3 * torch.randn(D)
+        for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+    }
+    layer = {f"{block}.{name}": value for name, value in {**attention, **mlp, **norms}.items()}
+    rows = codes if drafted is None else len(drafted)
+    state = {"fc.weight": rand(D, 3 * D), **layer, "norm.weight": 1 + 0.3 * torch.randn(D)}
+    state["lm_head.weight"] = rand(rows, D)
+    if drafted is not None:
+        state["embed_tokens.weight"] = torch.randn(codes, D)
+        state["d2t"] = torch.tensor(drafted) - torch.arange(rows)
+        state["t2d"] = torch.isin(torch.arange(codes), torch.tensor(drafted))
+    return state

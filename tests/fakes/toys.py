@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.drafter import Drafter
 from workers.drafters.eagle import EagleDrafter, EagleLayer
+from workers.drafters.eagle3 import Eagle3Drafter, Eagle3Layer, default_taps
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
 from workers.models.target import Prompt, Target
@@ -84,6 +85,8 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Dra
         if kind == "eagle":
             layer = replace(config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
             return EagleDrafter(target, EagleLayer(layer)).eval().requires_grad_(False)
+        if kind == "eagle3":
+            return Eagle3Drafter(target, toy_eagle3(config)).eval().requires_grad_(False)
         if kind == "medusa":
             made = MedusaHeads(config.dim, config.vocab_size, heads, shared_head=False)
             for parameter in made.residuals.parameters():
@@ -98,6 +101,21 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Dra
                 .requires_grad_(False)
             )
     return None
+
+
+def toy_eagle3(config: TransformerConfig) -> Eagle3Layer:
+    """A random layer for targets of a config. It drafts two of three codes."""
+    ids = torch.arange(config.vocab_size)
+    ids = ids[ids % 3 != 1]
+    layer = Eagle3Layer(
+        replace(config, n_layers=1, vocab_size=0, qk_norm=False, final_norm=False),
+        taps=default_taps(config.n_layers), vocab_size=config.vocab_size, draft_vocab=len(ids),
+    )  # fmt: skip
+    layer.ids = ids
+    for norm in (layer.norm, layer.decoder.hidden_norm, layer.decoder.block.attention_norm):
+        nn.init.normal_(norm.weight, 1.0, 0.3)  # type: ignore[arg-type]
+    nn.init.normal_(layer.head.weight, std=0.5)
+    return layer
 
 
 def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:

@@ -28,7 +28,8 @@ TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level 
 @dataclass
 class DrafterInputs:
     """What a drafter received. By transformer row (captions, then their unconditional streams): the prompt's own
-    features [P, D], and the target's feature before every token; by caption, the tokens so far.
+    features [P, D] (of a drafter with taps, their hidden states instead), and the
+    target's feature before every token; by caption, the tokens so far.
     """
 
     target: Target
@@ -52,7 +53,8 @@ Expected = Callable[[DrafterInputs, int, tuple[int, ...]], Tensor]
 def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
     """Every round's logits, at the root and at all nodes of three levels, are the expected ones to 1e-5."""
     generator = torch.Generator().manual_seed(seed)
-    size, width, codes = len(CAPTIONS), target.transformer.config.dim, target.vocab_size
+    size, codes = len(CAPTIONS), target.vocab_size
+    width = target.transformer.config.dim * max(1, len(drafter.taps))
     batch = open_batch(target, streams)
     prompt = target.encode(CAPTIONS, guided=streams == 2)
     features = torch.randn(streams * size, target.prompt_len, width, generator=generator)
@@ -112,5 +114,6 @@ def compare(logits: Tensor, inputs: DrafterInputs, paths: list[list[tuple[int, .
             guided = expected(inputs, caption, path)
             if len(inputs.before) > len(CAPTIONS):
                 unconditional = expected(inputs, caption + len(CAPTIONS), path)
-                guided = unconditional + CFG * (guided - unconditional)
+                is_drafted = guided > -torch.inf
+                guided = torch.where(is_drafted, unconditional + CFG * (guided - unconditional), guided)
             torch.testing.assert_close(node.double(), guided, atol=2e-5, rtol=1e-5)

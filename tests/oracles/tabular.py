@@ -37,13 +37,21 @@ def random_logits(codes: int, length: int, seed: int, streams: int = 1, images: 
 
 
 class TabularDrafter(Drafter):
-    """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root, like Medusa's heads."""
+    """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root, like Medusa's heads.
+    drafted: only the first so many codes, like an EAGLE-3 layer; None: all.
+    """
 
     kind = "independent"
 
-    def __init__(self, logits: Tensor, *, blind: bool) -> None:
+    def __init__(self, logits: Tensor, *, blind: bool, drafted: int | None = None) -> None:
         super().__init__()
-        self.logits, self.blind = logits, blind
+        self.logits, self.blind, self.drafted = logits, blind, drafted
+
+    def guided(self, logits: Tensor, batch: Batch) -> Tensor:
+        logits = apply_cfg(logits, batch.cfg)
+        if self.drafted is not None:
+            logits[..., self.drafted :] = -torch.inf
+        return logits
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         self.image = torch.arange(batch.size)
@@ -56,12 +64,12 @@ class TabularDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         self.at = self.root = committed(batch, self.logits)[:, None]
-        return apply_cfg(look_up(self.logits, self.image, self.root)[:, 0], batch.cfg)
+        return self.guided(look_up(self.logits, self.image, self.root)[:, 0], batch)
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         above = self.at if parents is None else self.at.gather(1, parents.expand(batch.size, -1))
         self.at = below(above.expand(tokens.shape), torch.zeros_like(tokens) if self.blind else tokens, self.logits)
-        return apply_cfg(look_up(self.logits, self.image, self.at), batch.cfg)
+        return self.guided(look_up(self.logits, self.image, self.at), batch)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         pass
@@ -101,13 +109,16 @@ class TabularEngine:
         image_len: int,
         *,
         blind: bool = False,
+        drafted: int | None = None,
         lookup: NeighbourTables | None = None,
     ) -> None:
         assert config.sampling is not None
         self.target, self.image_len, self.sampling = target, image_len, config.sampling
         grid = Grid(2, image_len // 2) if image_len % 2 == 0 else Grid(1, image_len)
         model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=grid)
-        drafter = None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind)
+        drafter = (
+            None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind, drafted=drafted)
+        )
         self.drafting = build_drafting(config, cast(Target, model), drafter)
         self.acceptor = Acceptor(
             config.acceptance,

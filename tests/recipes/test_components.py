@@ -66,3 +66,16 @@ def test_every_short_run_has_a_rate(component: str, steps: int, tmp_path: Path) 
     )
     (config,) = job.phases()
     assert all(0 < config.learning_rate(step) <= 1 for step in range(steps))
+
+
+def test_drafters_can_be_trained_by_one_recipe(tmp_path: Path) -> None:
+    jobs = [
+        recipes._Job(
+            component=component, out=tmp_path, data=None, seed=0, device="cpu", steps=None, resume=False, log=print,
+            recipe_of=recipe_of,
+        )
+        for component, recipe_of in (("eagle", "eagle3"), ("eagle3", None), ("eagle", None))
+    ]  # fmt: skip
+    same, own, other = (job.phases() for job in jobs)
+    assert same == own
+    assert len(other) == 2

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from recipes.distillation import GuidedDistillation, guided_loss, soft_loss, unroll, unrolled
+from recipes.distillation import GuidedDistillation, guided_loss, soft_loss, unrolled
 from recipes.optimisers import MuonConfig
 from tests.fakes.toys import BASE, toy_target
 from tests.workers.training.test_drafters import random_examples
 from workers.drafters.eagle import EagleLayer
 from workers.training.drafters import (
     Drafter,
-    Slots,
     combine,
     encode_pairs,
     evaluate_drafter,
@@ -25,6 +24,7 @@ from workers.training.drafters import (
     new_medusa,
 )
 from workers.training.job import train_drafter
+from workers.training.unroll import Slots, unroll
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

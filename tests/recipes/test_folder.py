@@ -183,12 +183,12 @@ def test_every_component_trains_on_a_users_folder(
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)
-    for component in ("tokenizer", "target", "eagle", "medusa", "independent"):
+    for component in ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent"):
         path = train_component(component, out, data, steps=2, device="cpu", log=quiet)
         assert path == out / f"{component}.safetensors"
         assert path.exists()
     models = load_folder(out)
-    assert set(models.drafters) == {"eagle", "medusa", "independent"}
+    assert set(models.drafters) == {"eagle", "eagle3", "medusa", "independent"}
     assert models.target.encode([caption], guided=True).embeds.shape[0] == 2
     with pytest.raises(ValueError, match="'purple"):
         models.target.encode(["purple"], guided=False)

@@ -29,9 +29,23 @@ def test_options_reach_the_recipe(
         return out / f"{component}.safetensors"
 
     monkeypatch.setattr(recipes.components, "train_component", fake_train_component)
-    words = ("--out", str(tmp_path), "--data", "photos", "--seed", "3", "--steps", "7", "--device", "cpu", "--resume")
+    words = (
+        "--out",
+        str(tmp_path),
+        "--data",
+        "photos",
+        "--seed",
+        "3",
+        "--steps",
+        "7",
+        "--device",
+        "cpu",
+        "--resume",
+        "--recipe-of",
+        "medusa",
+    )
     main(["eagle", "target", *words])
-    options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True}
+    options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True, "recipe_of": "medusa"}
     assert calls == [(component, tmp_path, Path("photos"), options) for component in ("target", "eagle")]
     assert f"eagle: {tmp_path / 'eagle.safetensors'}" in capsys.readouterr().out
 

@@ -259,11 +259,11 @@ BROKEN = [
     ("[]", "f:1: space: must not be empty; list the branches, or leave the key out"),
     ("- drafter: none\n- drafter: none", "f:3: space[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: eagel",
-     "f:2: space.drafter: must be one of none, eagle, medusa, independent, jacobi, or a plugin's (--plugin MODULE), "
-     "got 'eagel'; did you mean 'eagle'?"),
+     "f:2: space.drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, or a plugin's "
+     "(--plugin MODULE), got 'eagel'; did you mean 'eagle'?"),
     ("drafter: [eagle, eagle]", "f:2: space.drafter[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: {kind: {values: [eagle, jacoby]}}",
-     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, medusa, independent, jacobi, "
+     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, eagle3, medusa, independent, jacobi, "
      "or a plugin's (--plugin MODULE), got 'jacoby'; "
      "did you mean 'jacobi'?"),
     ("drafter: eagle\ntree: {policy: chain, lenght: {low: 2, high: 3}}",
@@ -316,8 +316,8 @@ BROKEN = [
     ("drafter: eagle", "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, "
      "adjacency"),
     ("drafter: [none, eagle]\ntree: {policy: chain, length: 2}",
-     "f:2: space.drafter[0]: the 'chain' tree needs a drafter; choose one of eagle, medusa, independent, jacobi "
-     "(in the branch none)"),
+     "f:2: space.drafter[0]: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, "
+     "jacobi (in the branch none)"),
     ("drafter: jacobi\ntree:\n  - {policy: chain, length: 3}\n  - {policy: dynamic, depth: 2, width: 2, nodes: 3}",
      "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use 'chain', not 'dynamic' (in the branch dynamic)"),
     (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0, high: 0.5, log: true}}",

@@ -336,7 +336,7 @@ def medusa_heads() -> int:
 
 @pytest.fixture(scope="module")
 def limits() -> dict[str, Any]:
-    drafters = {"eagle": None, "medusa": medusa_heads(), "independent": None}
+    drafters = {"eagle": None, "eagle3": None, "medusa": medusa_heads(), "independent": None}
     return {"codebook_size": 1024, "image_tokens": 144, "drafters": drafters}
 
 

@@ -29,6 +29,9 @@ sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}
 EAGLE2 = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}}
 
 
+LEVELS = {"eagle": None, "eagle3": None, "medusa": 4, "independent": None}
+
+
 def test_reading_the_example() -> None:
     assert DecodingConfig.from_mapping(yaml.safe_load(EXAMPLE)) == DecodingConfig(
         Eagle(), Dynamic(5, 8, 32), AcceptanceRule(Additive(k=100, delta=0.1)), Sampling(cfg=3.0)
@@ -127,15 +130,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafte": "eagle"},
      "drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
     ({"drafter": "eagel"},
-     "drafter: must be one of none, eagle, medusa, independent, jacobi, or a plugin's (--plugin MODULE), got 'eagel'; "
-     "did you mean 'eagle'?"),
+     "drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, or a plugin's (--plugin MODULE), "
+     "got 'eagel'; did you mean 'eagle'?"),
     ({"drafter": 3}, "drafter: must be a mapping of keys to values, got 3"),
     ({"drafter": {"kind": "eagle", "initialisation": "random"}, "tree": {"policy": "chain", "length": 2}},
      "drafter.initialisation: not a key of kind 'eagle' but of 'jacobi'; known keys: kind"),
     ({"drafter": "eagle"},
      "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, adjacency"),
     ({"tree": {"policy": "chain", "length": 2}},
-     "drafter: the 'chain' tree needs a drafter; choose one of eagle, medusa, independent, jacobi"),
+     "drafter: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, jacobi"),
     ({"acceptance": "lantern"}, "acceptance: has no effect without a drafter; remove it, or choose a drafter"),
     ({"drafter": "jacobi", "tree": "adjacency"},
      "tree.policy: drafter 'jacobi' keeps a window: use 'chain', not 'adjacency'"),
@@ -206,7 +209,7 @@ def test_what_a_model_cannot_serve_is_refused(config: DecodingConfig, limits: di
     with pytest.raises(ConfigError) as caught:
         config.check_model(**limits)
     assert str(caught.value) == message
-    config.check_model(1024, image_tokens=256, drafters={"eagle": None, "medusa": 4, "independent": None})
+    config.check_model(1024, image_tokens=256, drafters=LEVELS)
 
 
 def test_rules_that_are_exact_need_no_table() -> None:
@@ -288,7 +291,7 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
-        adt_tokenflock adt_lantern sjd gsd peanut"""
+        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain sjd gsd peanut"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
 
@@ -301,7 +304,7 @@ def test_presets_are_documented_and_serve_the_built_in_size(name: str) -> None:
     assert entry.source
     assert entry.config.sampling is None
     assert preset(name) == entry.config
-    entry.config.check_model(1024, image_tokens=256, drafters={"eagle": None, "medusa": 4, "independent": None})
+    entry.config.check_model(1024, image_tokens=256, drafters=LEVELS)
 
 
 def test_the_strict_reader_takes_the_catalogue_as_well() -> None:

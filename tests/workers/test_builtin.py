@@ -115,7 +115,7 @@ def greedy(models: Models) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt", "sjd"])
+@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"])
 def test_temperature_zero_draws_vanillas_tokens(greedy: Tensor, models: Models, name: str) -> None:
     fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 2), 2)
     assert torch.equal(greedy, tokens_of(fast))

@@ -32,6 +32,7 @@ class Drafter(nn.Module, ABC):
 
     kind: ClassVar[str]  # its name in configs
     max_levels: int | None = None  # None: any depth
+    taps: tuple[int, ...] = ()  # layers of the target whose inputs, un-normed, it reads in place of the features
     capturable: ClassVar[bool] = False
     prepared_for: weakref.ref[Batch] | None = None  # its last batch
 
@@ -70,8 +71,9 @@ class Drafter(nn.Module, ABC):
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
-        """New captions at batch indices [n]: the target's prompt, the captions' texts, the target's prompt features
-        [n * streams, P, D], the first tokens [n].
+        """New captions at batch indices [n]: the target's prompt, the captions' texts, the target's features
+        [n * streams, P, D] of the prompt, the first tokens [n]. A drafter with `taps` gets those layers' inputs,
+        side by side, as the features: [n * streams, P, taps * D].
         """
 
     @abstractmethod
@@ -135,6 +137,10 @@ class CachedDrafter(Drafter):
         """Positions of the prompt's inputs [base]."""
         return order
 
+    def logits(self, batch: Batch, outputs: Tensor) -> Tensor:
+        """Guided logits [B, ..., V] of decoder outputs [R, ..., D']."""
+        return batch.guided_logits(self.head, outputs)
+
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         columns = aligned(self.base + batch.image_len + levels + expanded + 1)
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
@@ -189,7 +195,7 @@ class CachedDrafter(Drafter):
         columns = self._positions[:, :1] + self._node_columns
         self._outputs, self._mask = outputs, self.attention_mask.chain(columns[:, :1])[:, 0]
         self._columns, self._drafted, self._level = columns[:, 1:], 0, 0
-        return batch.guided_logits(self.head, outputs[:, 0])
+        return self.logits(batch, outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         nodes = tokens.shape[1]
@@ -206,7 +212,7 @@ class CachedDrafter(Drafter):
             mask=self._mask[:, None, :, :span],
             cache=self.cache.at(columns, span),
         )
-        return batch.guided_logits(self.head, self._outputs)
+        return self.logits(batch, self._outputs)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         self._tokens, self._features, self._counts, self._cached = tokens, features, counts, batch.emitted

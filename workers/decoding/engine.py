@@ -74,6 +74,7 @@ class Engine:
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
         self.drafting = build_drafting(self.config, target, drafter)
+        self.taps = drafter.taps if drafter else ()
         tables = tables or build_tables(self.config, target)
         self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, self.drafting.max_levels, self.device)
         self.image_len = target.grid.tokens
@@ -189,8 +190,8 @@ class Engine:
         return report
 
     def _verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """The target's features [R, N+1, D] and guided logits [B, N+1, V] at the root and every drafted node, in one
-        pass.
+        """What the drafter reads of the target [R, N+1, D or taps * D], and the target's guided logits [B, N+1, V], at
+        the root and every drafted node, in one pass.
         """
         shape, slots = tree.shape, tree.shape.nodes + 1
         x = self.target.embed(batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1)))
@@ -207,10 +208,19 @@ class Engine:
             mask = batch.attention_mask.tree(columns, tree_mask)
             slots = columns.shape[1]
         span = batch.image_column + batch.max_emitted + slots - 1
-        features = self.target.transformer(x, positions, mask=mask[..., :span], cache=batch.cache.at(columns, span))
+        cache = batch.cache.at(columns, span)
+        features = self.target.transformer(x, positions, mask=mask[..., :span], cache=cache, taps=self.taps)
         if row_ends:
             features = row_ends.next_token_features(features)
-        return features, batch.guided_logits(self.target.head, features)
+        features, read = self._split(features)
+        return read, batch.guided_logits(self.target.head, features)
+
+    def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's features, and what the drafter reads: the inputs of the layers that it taps, else the
+        features.
+        """
+        width = self.target.transformer.config.dim
+        return (outputs[..., :width], outputs[..., width:]) if self.taps else (outputs, outputs)
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
         """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens.
@@ -269,12 +279,14 @@ class Engine:
         order = torch.arange(self.target.prompt_len, device=self.device)
         indices = torch.tensor(rows, device=self.device)
         cache = batch.cache.prompts(batch.rows(indices), len(order))
-        features = self.target.transformer(prompt.embeds, order, mask=causal_padding_mask(prompt.valid), cache=cache)
+        mask = causal_padding_mask(prompt.valid)
+        outputs = self.target.transformer(prompt.embeds, order, mask=mask, cache=cache, taps=self.taps)
+        features, read = self._split(outputs)
         probs = to_probs(batch.guided_logits(self.target.head, features[:, -1]), self.sampling)
         keys = image_keys(self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device)
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
         batch.admit(indices, keys, first_tokens, prompt.valid, probs.isnan().any(1))
-        self.drafting.admit(indices, prompt, captions, features, first_tokens)
+        self.drafting.admit(indices, prompt, captions, read, first_tokens)
         batch.buffers.copy_back()
         timer.lap("prefill")
         recorder.open(rows, requests)

@@ -19,6 +19,7 @@ Shape legend: R rows of the transformer, S slots of a pass, E row ends in the pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -126,9 +127,10 @@ class RowEndPass:
 
 
 @torch.no_grad()
-def teacher_forced(target: Target, prompt: Prompt, tokens: Tensor) -> Tensor:
-    """Features [R, P + n, D] of prompts and the first n tokens [R, n] of their images in one pass: those that predict
-    the next token, as step-by-step decoding computes them.
+def teacher_forced(target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = ()) -> Tensor:
+    """Features, and the inputs of the layers `taps` behind them (see `Body.forward`), of prompts and the first n tokens
+    [R, n] of their images in one pass, [R, P + n, (1 + len(taps)) D]: those that predict the next token, as
+    step-by-step decoding computes them.
     """
     x, valid = torch.cat([prompt.embeds, target.embed(tokens)], dim=1), prompt.valid
     positions = order = torch.arange(x.shape[1], device=x.device)
@@ -141,7 +143,7 @@ def teacher_forced(target: Target, prompt: Prompt, tokens: Tensor) -> Tensor:
         image = torch.cat([cells + cells // ends.cols, last + last // ends.cols + 1])
         order = torch.cat([order[: ends.first_column], ends.first_column + image])
     valid = torch.nn.functional.pad(valid, (0, len(order) - valid.shape[1]), value=True)
-    out: Tensor = target.transformer(x, positions, mask=causal_padding_mask(valid, order))
+    out: Tensor = target.transformer(x, positions, mask=causal_padding_mask(valid, order), taps=taps)
     if target.row_end is None:
         return out
     slots = torch.arange(ends.first_column + len(cells), device=x.device)

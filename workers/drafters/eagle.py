@@ -39,7 +39,7 @@ from workers.models.layouts import EAGLE_3, find_layout
 from workers.models.linear import PackedLinear
 from workers.models.own_files import read_module
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.transformer import Layer, Transformer, TransformerConfig
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _CONFIG = "config.json"
@@ -52,6 +52,8 @@ class EagleLayer(nn.Module):
     Published drafters have their own token embedding with `codes` rows; 0: the target's embedding is used.
     """
 
+    taps: tuple[int, ...] = ()  # see `Drafter.taps`
+
     def __init__(self, config: TransformerConfig, *, bias: bool = True, codes: int = 0) -> None:
         super().__init__()
         self.fc = PackedLinear(2 * config.dim, config.dim, bias=bias)
@@ -62,6 +64,12 @@ class EagleLayer(nn.Module):
         """Layer inputs [R, S, D] of token embeddings [R, S, D] and the features [R, S, D] that precede them."""
         out: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return out
+
+    def attention_inputs(self, embeddings: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The normalised inputs of attention, and what its output is added to [R, S, D]."""
+        x, block = self.fuse(embeddings, features), self.decoder.layers[0]
+        assert isinstance(block, Layer)
+        return block.attention_norm(x), x
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Predicted features [R, S, D]; `positions` [S] or [R, S] are the tokens' positions in the target's rotation
@@ -151,9 +159,14 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         )
     if fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3:  # of three hidden states
         raise WeightsError(f"{path}: {EAGLE_3.kind}: {EAGLE_3.fix}")
-    config = _layer_config(path, tensors, target.transformer.config)
+    config = replace(
+        layer_config(path, tensors, target.transformer.config, read_config(path), "layers.0"),
+        qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
+        input_norm="layers.0.input_layernorm.weight" in tensors,
+    )
     codes = tensors["embed_tokens.weight"].shape[0] if "embed_tokens.weight" in tensors else target.vocab_size
-    if codes not in (target.vocab_size, _CHAMELEON_VOCAB_SIZE if config.rope == "line" else target.vocab_size):
+    own_codes = image_codes(codes, target)
+    if own_codes is None:
         raise ValueError(
             f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was made for another target"
         )
@@ -166,18 +179,38 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
     ]
     load_weights(layer, tensors, mappings, where=path)
     if layer.embed is not None and codes != target.vocab_size:  # keep the image codes of the whole vocabulary
-        codes_range = slice(_CHAMELEON_FIRST_CODE, _CHAMELEON_FIRST_CODE + target.vocab_size)
-        layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[codes_range].clone())  # type: ignore[no-untyped-call]
-    if layer.embed is not None and _equal(layer.embed.weight, target.embed.weight):
+        layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[own_codes].clone())  # type: ignore[no-untyped-call]
+    if layer.embed is not None and is_same_table(layer.embed.weight, target.embed.weight):
         layer.embed = None  # a frozen copy of the target's own, as training leaves it
     grid = config.rope == "grid"
     return EagleDrafter(target, layer, filler=0 if grid else None, masked=not grid)
 
 
-def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig) -> TransformerConfig:
-    """The layer's config: sizes from the tensors, the rest from config.json if it says so, else as the target's."""
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json of a published drafter; empty if it has none."""
     file = (path if path.is_dir() else path.parent) / _CONFIG
-    config: Mapping[str, Any] = read_json_object(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
+
+
+def image_codes(tokens: int, target: Target) -> slice | None:
+    """The target's codes among as many tokens of a published drafter; None: it is of another target."""
+    is_whole = target.transformer.config.rope == "line" and tokens == _CHAMELEON_VOCAB_SIZE
+    if tokens != target.vocab_size and not is_whole:
+        return None
+    first = 0 if tokens == target.vocab_size else _CHAMELEON_FIRST_CODE
+    return slice(first, first + target.vocab_size)
+
+
+def layer_config(
+    path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig, config: Mapping[str, Any], layer: str
+) -> TransformerConfig:
+    """The layer's config: sizes from the tensors, the rest from `config` (of config.json) if it says so, else as the
+    target's. layer: begins the names of its tensors.
+
+    Raises:
+        ValueError: it was made for another target.
+        WeightsError: config and tensors disagree.
+    """
     dim = tensors["fc.weight"].shape[0]
     if dim != target.dim:
         raise ValueError(
@@ -189,8 +222,8 @@ def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: Transformer
             f"{path}: {_CONFIG} says hidden_size {hidden_size}, fc.weight has {dim} rows; use the files of one drafter"
         )
     heads = int(config.get("num_attention_heads", target.n_heads))
-    channels = target.channels if heads == target.n_heads else dim // heads
-    gate, keys = (tensors.get(f"layers.0.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k"))
+    channels = int(config.get("head_dim") or (target.channels if heads == target.n_heads else dim // heads))
+    gate, keys = (tensors.get(f"{layer}.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k"))
     return replace(
         target,
         n_layers=1,
@@ -201,12 +234,10 @@ def _layer_config(path: Path, tensors: Mapping[str, Tensor], target: Transformer
         ffn_dim=target.ffn_dim if gate is None else gate.shape[0],
         norm_eps=float(config.get("rms_norm_eps", target.norm_eps)),
         rope_base=float(config.get("rope_theta", config.get("rope_base", target.rope_base))),
-        qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
-        input_norm="layers.0.input_layernorm.weight" in tensors,
         final_norm=False,
     )
 
 
-def _equal(own: Tensor, other: Tensor) -> bool:
+def is_same_table(own: Tensor, other: Tensor) -> bool:
     """Whether two tables hold the same numbers; False for tables that only have shapes."""
     return not own.is_meta and not other.is_meta and torch.equal(own, other.cpu().float())

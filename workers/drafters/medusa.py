@@ -20,6 +20,8 @@ from workers.models.target import Prompt, Target
 class MedusaHeads(nn.Module):
     """K heads, logits_m = W_m (f + SiLU(V_m f + b_m)). With `shared_head`, every W_m is the target's own head."""
 
+    taps: tuple[int, ...] = ()  # see `Drafter.taps`
+
     def __init__(self, dim: int, vocab_size: int, heads: int, *, shared_head: bool) -> None:
         super().__init__()
         self.dim, self.vocab_size = dim, vocab_size

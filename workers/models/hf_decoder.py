@@ -7,6 +7,7 @@ cache, so drafting, committing and refilling work as for any other target.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -65,7 +66,13 @@ class HFDecoder(Body):
         self.register_buffer("places", line_places(config), persistent=False)
 
     def forward(
-        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: CacheView | None = None,
+        taps: Sequence[int] = (),
     ) -> Tensor:
         if mask is None:  # the library's default mask assumes other positions
             seen = None if cache is None else cache.span
@@ -78,8 +85,10 @@ class HFDecoder(Body):
             position_ids=places.expand(len(x), -1),
             past_key_values=None if cache is None else _EngineCache(cache),
             use_cache=cache is not None,
+            output_hidden_states=bool(taps),
         )
-        return cast("Tensor", out.last_hidden_state)
+        features = cast("Tensor", out.last_hidden_state)
+        return torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1) if taps else features
 
 
 class _EngineCache(Cache):

@@ -22,8 +22,8 @@ class Layout(NamedTuple):
 
 EAGLE_3 = Layout(
     "an EAGLE-3 drafter",
-    (r"(model\.)?(midlayer\.|d2t$|t2d$|layers\.0\.hidden_norm\.)",),
-    "EAGLE-3 is not supported; give an EAGLE-1 or EAGLE-2 drafter",
+    (r"(model\.)?(midlayer\.|d2t$|t2d$|(decoder|layers\.0)\.hidden_norm\.)",),
+    "name it under drafters.eagle3",
 )
 
 _LAYOUTS = (

@@ -7,7 +7,7 @@ K key-value heads, C channels of a head.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal, Self, cast
@@ -220,9 +220,16 @@ class Body(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: CacheView | None = None,
+        taps: Sequence[int] = (),
     ) -> Tensor:
-        """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]).
+        """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]), and behind them the inputs
+        of the layers `taps` (0-based; un-normed): [R, S, (1 + len(taps)) D].
 
         Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a cache, their keys
         and values are stored in it, and queries attend to its first `span` columns (to the S inputs if that is None) by
@@ -256,16 +263,28 @@ class Transformer(Body):
         self.register_buffer("rotations", table, persistent=False)
         return self
 
-    def forward(
-        self, x: Tensor, positions: Tensor, *, mask: Tensor | None = None, cache: CacheView | None = None
-    ) -> Tensor:
+    def factors(self, positions: Tensor) -> Tensor:
+        """Rotation factors [R|1, S, C / 2] at `positions` [R, S] or [S]."""
         factors = self.rotations[positions.clamp(max=self.last_position)]
-        if factors.dim() == 2:
-            factors = factors.unsqueeze(0)
+        return factors if factors.dim() == 3 else factors.unsqueeze(0)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: CacheView | None = None,
+        taps: Sequence[int] = (),
+    ) -> Tensor:
+        factors = self.factors(positions)
+        tapped: dict[int, Tensor] = {}
         for index, layer in enumerate(cast("Iterable[Layer]", self.layers)):
+            if index in taps:
+                tapped[index] = x
             q, k, v = layer.attention.project(layer.attention_norm(x), factors)
             k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.update(index, k, v)
             x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
             x = x + layer.feed_forward(layer.ffn_norm(x))
         out: Tensor = self.norm(x)
-        return out
+        return torch.cat([out, *(tapped[index] for index in taps)], dim=-1) if taps else out

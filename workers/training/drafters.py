@@ -15,6 +15,9 @@ shifted by one for every family, the slot that drafts the image's second token i
 The loss of an AR model is cross-entropy. Some captions are replaced by the null prompt, which classifier-free guidance
 needs.
 
+An EAGLE-3 layer has no feature loss. It is unrolled over `UNROLLED` levels (the published training-time test), and
+compared with q over the codes that it drafts, in the slots where the likeliest token under q is one of them.
+
 Held-out metrics are teacher forced on real tokens. Their probabilities are at temperature 1 without top-k or top-p, in
 fp32, with classifier-free guidance at the given scales (1: none).
 
@@ -31,7 +34,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,14 +42,16 @@ from torch import Tensor, nn
 
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.eagle import EagleLayer
+from workers.drafters.eagle3 import Eagle3Layer, default_taps
 from workers.drafters.medusa import MedusaHeads
 from workers.models.families.conditioners import CodedConditioner, build_conditioner
 from workers.models.families.scenes import ARModel
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Prompt, Target
-from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.transformer import Layer, Transformer, TransformerConfig
 from workers.training.examples import Examples
 from workers.training.loop import Figures, LossFunction, ProcessGroup
+from workers.training.unroll import Slots, unroll
 
 Drafter = EagleLayer | MedusaHeads
 Level = tuple[Tensor, Tensor | None]  # logits, and predicted features
@@ -58,6 +63,8 @@ _DRAFTER = TransformerConfig(
     dim=128, n_layers=2, n_heads=4, head_dim=32, ffn_dim=352, vocab_size=1, rope="grid", prompt_rope="identity"
 )
 SCALES = (1.0, 3.0)
+UNROLLED = 7  # levels of an EAGLE-3 layer in training
+_NOT_DRAFTED = -1e4  # logit of the codes that a layer cannot draft; finite, so that guidance can combine it
 _INPUT_NORM = "attention_norm.weight"
 
 
@@ -76,32 +83,18 @@ class Distillation:
     caption_dropout: float = 0.1
 
 
-class Slots(NamedTuple):
-    """What the drafters read: embeddings [R, S, D], features [R, S, D] and mask [R, 1, S, S] (True: visible); and the
-    features [R, N - 1, D] that the last N - 1 slots should predict.
-    """
-
-    embeddings: Tensor
-    features: Tensor
-    mask: Tensor
-    labels: Tensor
-
-    @property
-    def positions(self) -> Tensor:
-        """[S] positions of the slots' tokens."""
-        return torch.arange(1, self.features.shape[1] + 1, device=self.features.device)
-
-
 @torch.no_grad()
-def slots(target: Target, prompt: Prompt, tokens: Tensor) -> Slots:
-    """The slots of images [R, N] under their prompts, in fp32."""
-    features = teacher_forced(target, prompt, tokens[:, :-1]).float()
+def slots(target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = ()) -> Slots:
+    """The slots of images [R, N] under their prompts, in fp32; with `taps`, their features are those layers' inputs."""
+    outputs, dim = teacher_forced(target, prompt, tokens[:, :-1], taps).float(), target.transformer.config.dim
+    features = outputs[..., dim:] if taps else outputs
     following, filler = prompt.embeds[:, 1:], prompt_filler(target)
     if filler is not None:
         following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))
     embeddings = torch.cat([following, target.embed(tokens[:, :-1])], dim=1).float()
     valid = F.pad(prompt.valid[:, :-1], (0, tokens.shape[1] - 1), value=True)
-    return Slots(embeddings, features[:, :-1], causal_padding_mask(valid), features[:, prompt.valid.shape[1] :])
+    labels = outputs[:, prompt.valid.shape[1] :, :dim]
+    return Slots(embeddings, features[:, :-1], causal_padding_mask(valid), labels)
 
 
 def prompt_filler(target: Target) -> int | None:
@@ -127,12 +120,32 @@ def draft_levels(target: Target, drafter: Drafter, inputs: Slots) -> list[Level]
     """
     count = inputs.labels.shape[1]
     if isinstance(drafter, EagleLayer):
-        embeddings, features, mask, _ = inputs
-        predictions = drafter(embeddings, features, inputs.positions, mask)[:, -count:]
-        return [(head_logits(target, predictions), predictions)]
+        return unrolled_levels(target, drafter, inputs, UNROLLED if isinstance(drafter, Eagle3Layer) else 1)
     features = inputs.features[:, -count:].to(target.dtype)
     heads = range(len(drafter.residuals))
     return [(drafter(features[:, : count - j], j, target.head).float(), None) for j in heads]
+
+
+def unrolled_levels(target: Target, layer: EagleLayer, inputs: Slots, levels: int) -> list[Level]:
+    """As `draft_levels`, with this many levels of an EAGLE layer."""
+    count = inputs.labels.shape[1]
+    if isinstance(layer, Eagle3Layer):
+        inputs = inputs._replace(features=layer.fc(inputs.features))
+    outputs = [out[:, out.shape[1] - count + j :] for j, out in enumerate(unroll(layer, inputs, levels))]
+    if isinstance(layer, Eagle3Layer):
+        return [(layer.spread(layer.head(layer.norm(out)).float(), _NOT_DRAFTED), None) for out in outputs]
+    return [(head_logits(target, out), out) for out in outputs]
+
+
+def drafted_probs(drafter: Drafter, probs: Tensor) -> Tensor:
+    """The target's probs [..., V] over the codes that an EAGLE-3 layer drafts, normalised; zeros where the likeliest
+    code is another one.
+    """
+    if not isinstance(drafter, Eagle3Layer) or drafter.drafts_all:
+        return probs
+    kept = torch.zeros_like(probs).index_copy_(-1, drafter.ids, probs[..., drafter.ids])
+    has_likeliest = kept.amax(-1, keepdim=True) == probs.amax(-1, keepdim=True)
+    return kept / kept.sum(-1, keepdim=True) * has_likeliest
 
 
 def drafter_loss(target: Target, drafter: Drafter, data: Examples, config: Distillation) -> LossFunction:
@@ -144,13 +157,13 @@ def drafter_loss(target: Target, drafter: Drafter, data: Examples, config: Disti
         prompt = target.encode(captions, guided=True)
         dropped = torch.rand(size, generator=generator) < config.caption_dropout
         rows = (torch.arange(len(captions)) + len(captions) * dropped[share]).to(tokens.device)
-        inputs = slots(target, Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens)
+        inputs = slots(target, Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens, drafter.taps)
         seeds = torch.randint(1 << 62, (size,), generator=generator)[share]
         if config.noise:
             noise = torch.stack([feature_noise(inputs.features[0], int(seed), config.noise) for seed in seeds])
             inputs = inputs._replace(features=inputs.features + noise)
         with torch.no_grad():
-            probs = head_logits(target, inputs.labels).softmax(-1)
+            probs = drafted_probs(drafter, head_logits(target, inputs.labels).softmax(-1))
         total = torch.zeros((), device=tokens.device)
         for j, (logits, predicted) in enumerate(draft_levels(target, drafter, inputs)):
             term = config.cross_entropy * -(probs[:, j:] * logits.log_softmax(-1)).sum(-1).mean()
@@ -183,6 +196,38 @@ def new_eagle(target: Target, seed: int) -> EagleLayer:
     return layer.to(target.device)
 
 
+def new_eagle3(target: Target, seed: int, ids: Tensor | None = None) -> Eagle3Layer:
+    """An untrained EAGLE-3 layer of the target's shape that drafts the codes `ids` (rising; None: all). If the target's
+    layers are this project's, it is initialised from the last one and the target's head, and its state is the highest
+    tap.
+    """
+    torch.manual_seed(seed)
+    body, dim = target.transformer.config, target.transformer.config.dim
+    config = replace(body, n_layers=1, vocab_size=0, qk_norm=False, input_norm=True, final_norm=False)
+    ids = torch.arange(target.vocab_size) if ids is None else ids.cpu()
+    layer = Eagle3Layer(config, taps=default_taps(body.n_layers), vocab_size=target.vocab_size, draft_vocab=len(ids))
+    layer.ids = ids
+    if isinstance(target.transformer, Transformer) and target.transformer.head is not None:
+        layer.to(target.device)
+        block, last = layer.decoder.block, target.transformer.layers[-1]
+        assert isinstance(last, Layer)
+        state = {key: value for key, value in last.state_dict().items() if "attention." not in key}
+        block.load_state_dict(state, strict=False)
+        with torch.no_grad():
+            layer.fc.weight.zero_()[:, -dim:].fill_diagonal_(1)
+            block.attention.wo.weight.copy_(last.attention.wo.weight)
+            block.attention.wqkv.weight[:, dim:] = last.attention.wqkv.weight
+            layer.decoder.hidden_norm.load_state_dict(last.attention_norm.state_dict())
+            layer.norm.load_state_dict(target.transformer.norm.state_dict())
+            layer.head.weight.copy_(target.transformer.head.weight[layer.ids])
+    return layer.to(target.device)
+
+
+def frequent_codes(tokens: Tensor, vocab_size: int, count: int) -> Tensor:
+    """The `count` most frequent codes [count] of images' tokens, rising."""
+    return tokens.flatten().long().bincount(minlength=vocab_size).topk(count).indices.sort().values
+
+
 def new_medusa(target: Target, heads: int, *, shared_head: bool = False) -> MedusaHeads:
     """Medusa heads that start as the target's own head."""
     config = target.transformer.config
@@ -195,15 +240,18 @@ def new_medusa(target: Target, heads: int, *, shared_head: bool = False) -> Medu
 def header(target: Target, drafter: Drafter) -> dict[str, Any]:
     """The config stored in the drafter file's header."""
     if isinstance(drafter, EagleLayer):
-        return {"transformer": asdict(drafter.decoder.config), "filler": prompt_filler(target)}
+        own: dict[str, Any] = {"transformer": asdict(drafter.decoder.config), "filler": prompt_filler(target)}
+        if isinstance(drafter, Eagle3Layer):
+            own |= {"taps": drafter.taps, "vocab_size": drafter.vocab_size, "draft_vocab": len(drafter.ids)}
+        return own
     own_heads = drafter.heads is not None
     sizes = {"dim": drafter.dim, "vocab_size": drafter.vocab_size, "heads": len(drafter.residuals)}
     return {**sizes, "shared_head": not own_heads}
 
 
-def encode_pairs(target: Target, captions: Sequence[str], tokens: Tensor) -> Slots:
-    """The slots of images [B, N] under their captions, then under the null prompt: R = 2B."""
-    return slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1))
+def encode_pairs(target: Target, captions: Sequence[str], tokens: Tensor, taps: Sequence[int] = ()) -> Slots:
+    """The slots of images [B, N] under their captions, then under the null prompt: R = 2B. taps: see `slots`."""
+    return slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1), taps)
 
 
 @torch.no_grad()
@@ -228,7 +276,7 @@ def evaluate_drafter(
         if isinstance(drafter, Target):
             pairs = [(target_logits(drafter, captions, tokens), target_logits(target, captions, tokens))]
         else:
-            inputs = encode_pairs(target, captions, tokens)
+            inputs = encode_pairs(target, captions, tokens, drafter.taps)
             teacher = head_logits(target, inputs.labels)
             pairs = [(logits, teacher[:, j:]) for j, (logits, _) in enumerate(levels_of(target, drafter, inputs))]
         for (level, (student, true)), scale in product(enumerate(pairs, start=1), scales):
@@ -274,7 +322,7 @@ def independent_conditioner(target: Target) -> CodedConditioner:
     """
     if not isinstance(target.conditioner, CodedConditioner):
         problem = "an independent drafter reads captions by classes or words, as targets of the family scenes do"
-        raise ValueError(f"{target.name}: {problem}; train eagle or medusa")
+        raise ValueError(f"{target.name}: {problem}; train eagle, eagle3 or medusa")
     return target.conditioner
 
 

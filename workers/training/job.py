@@ -9,14 +9,16 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.data.storage import Storage
 from workers.drafters.eagle import EagleLayer
+from workers.drafters.eagle3 import Eagle3Layer
 from workers.drafters.medusa import MedusaHeads
 from workers.loading.models_yaml import Entry, load_entry
 from workers.models.families.scenes import ARModel
@@ -28,9 +30,11 @@ from workers.training.drafters import (
     ar_loss,
     drafter_loss,
     evaluate_drafter,
+    frequent_codes,
     header,
     independent_conditioner,
     new_eagle,
+    new_eagle3,
     new_independent,
     new_medusa,
 )
@@ -39,6 +43,11 @@ from workers.training.loop import Figures, LossFunction, ProcessGroup, TrainConf
 
 IMAGES = "images"  # folder with the tokens of the generated images
 MEDUSA_HEADS = 5
+_PUBLISHED: Mapping[str, Mapping[str, float]] = {
+    "eagle3": {"cross_entropy": 1.0, "noise": 0.0, "rate": 5e-5, "warmup": 12_000},
+    "medusa": {"rate": 1e-3},
+    "independent": {"rate": 1e-3},
+}
 _BEST = "top-3"  # the held-out metric that decides which weights are kept
 _MAX_HELD_OUT = 512  # examples; each needs two passes of the target at every save
 
@@ -47,11 +56,11 @@ AnyDrafter = Drafter | ARModel
 
 def kind_of(drafter: AnyDrafter) -> str:
     """The drafter's kind, which begins the names of its files."""
-    return {EagleLayer: "eagle", MedusaHeads: "medusa"}.get(type(drafter), "independent")
+    return {EagleLayer: "eagle", Eagle3Layer: "eagle3", MedusaHeads: "medusa"}.get(type(drafter), "independent")
 
 
-def new_drafter(kind: str, target: Target, seed: int) -> AnyDrafter:
-    """An untrained drafter for a target.
+def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None) -> AnyDrafter:
+    """An untrained drafter for a target. ids: the codes that an EAGLE-3 layer drafts; None: all.
 
     Raises:
         ValueError: the target cannot have an independent drafter.
@@ -59,6 +68,8 @@ def new_drafter(kind: str, target: Target, seed: int) -> AnyDrafter:
     match kind:
         case "eagle":
             return new_eagle(target, seed)
+        case "eagle3":
+            return new_eagle3(target, seed, ids)
         case "medusa":
             return new_medusa(target, MEDUSA_HEADS)
     return new_independent(target, seed)
@@ -66,7 +77,9 @@ def new_drafter(kind: str, target: Target, seed: int) -> AnyDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterRecipe(Distillation):
-    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak learning rate."""
+    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak learning rate.
+    draft_vocab: the codes that an EAGLE-3 layer drafts, the most frequent ones of the training images; None: all.
+    """
 
     batch: int = 16
     epochs: int = 20
@@ -74,9 +87,15 @@ class DrafterRecipe(Distillation):
     rate: float = 1e-4
     warmup: int = 2000
     clip_value: float = 0.5
+    draft_vocab: int | None = None
     held_out: float = 0.05
     save_every: int = 1000
     seed: int = 0
+
+    @classmethod
+    def of(cls, kind: str, **settings: Any) -> Self:
+        """The published settings of a kind of drafter, and others."""
+        return cls(**{**_PUBLISHED.get(kind, {}), **settings})
 
     def split(self, examples: int) -> int:
         """The number of held-out examples; they are the last ones.
@@ -149,7 +168,7 @@ def train_drafter(
 class DrafterJob:
     """A drafter for an entry's target, trained on images that the target generates from `captions`.
 
-    kind: eagle, medusa or independent. out: a folder for weights, checkpoint, journal and generated images; all
+    kind: one of `workers.training.DRAFTERS`. out: a folder for weights, checkpoint, journal and generated images; all
     processes of a group see it. launch: a name of this start of a group, by which processes that Ray has restarted find
     the training that they resume.
     """
@@ -169,9 +188,11 @@ class DrafterJob:
         """Check that the target, which may be on the meta device, and the captions suffice.
 
         Raises:
-            ValueError: the target cannot have such a drafter; too few captions.
+            ValueError: the target cannot have such a drafter, or has fewer codes; too few captions.
         """
         self.recipe.split(len(self.captions))
+        if not 1 <= (self.recipe.draft_vocab or 1) <= target.vocab_size:
+            raise ValueError(f"--draft-vocab {self.recipe.draft_vocab}: the target has {target.vocab_size} codes")
         if self.kind == "independent":
             independent_conditioner(target)
 
@@ -265,7 +286,8 @@ def train_by_recipe(
     config, weights = recipe.schedule(len(train_data)), out / f"{kind}.safetensors"
     target.requires_grad_(False)
     target.set_encoder_batch(config.batch)
-    drafter = new_drafter(kind, target, recipe.seed)
+    count = recipe.draft_vocab or target.vocab_size
+    drafter = new_drafter(kind, target, recipe.seed, frequent_codes(data.tokens, target.vocab_size, count))
     if isinstance(drafter, ARModel):
         loss = ar_loss(drafter, train_data)
     else:

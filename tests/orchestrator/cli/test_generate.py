@@ -35,7 +35,7 @@ def toy_models(head_weight: float | None = None) -> Models:
     target = toy_target()
     if head_weight is not None:
         dict(target.head.named_parameters())["weight"].data[3] = head_weight
-    drafters = {kind: toy_drafter(kind, target) for kind in ("eagle", "medusa", "independent")}
+    drafters = {kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")}
     return Models(
         target, {kind: drafter for kind, drafter in drafters.items() if drafter is not None}, {"toy": "0" * 64}
     )

@@ -81,17 +81,33 @@ def test_every_kind_has_its_rate_and_is_trained_once(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
     result = train(
-        "medusa", "eagle", "medusa", "independent", "--captions", "scenes", "--count", "4", "--out", str(tmp_path)
+        "medusa",
+        "eagle",
+        "medusa",
+        "independent",
+        "eagle3",
+        "--captions",
+        "scenes",
+        "--count",
+        "4",
+        "--draft-vocab",
+        "512",
+        "--out",
+        str(tmp_path),
     )
     assert result.code == 0, result.err
-    assert [(job.kind, job.recipe.rate) for job in jobs] == [("medusa", 1e-3), ("eagle", 1e-4), ("independent", 1e-3)]
+    expected = [("medusa", 1e-3, None), ("eagle", 1e-4, None), ("independent", 1e-3, None), ("eagle3", 5e-5, 512)]
+    assert [(job.kind, job.recipe.rate, job.recipe.draft_vocab) for job in jobs] == expected
+    words = ("--captions", "scenes", "--count", "4", "--out", str(tmp_path), "--draft-vocab")
+    assert "--draft-vocab is for eagle3, which is not among" in error_of("train", "eagle", *words, "512", code=2)
+    assert "--draft-vocab 1025: the target has 1024 codes" in error_of("train", "eagle3", *words, "1025", code=2)
 
 
 def test_an_independent_drafter_needs_a_target_that_reads_classes_or_words(tmp_path: Path) -> None:
     manifest, captions = write_models(tmp_path / "made"), tmp_path / "c.txt"
     captions.write_text("0\n7\n")
     words = ("--captions", str(captions), "--models", f"{manifest}#classes")
-    assert "train eagle or medusa" in error_of("train", "independent", *words, code=2)
+    assert "train eagle, eagle3 or medusa" in error_of("train", "independent", *words, code=2)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +147,7 @@ def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("target", "--captions", "c.txt"), "unknown drafter 'target'; use eagle, medusa, independent"),
+        (("target", "--captions", "c.txt"), "unknown drafter 'target'; use eagle, eagle3, medusa, independent"),
         (("--captions", "c.txt"), "Missing argument"),
         (("eagle",), "Missing option '--captions'"),
         (("eagle", "--captions", "scenes", "--steps", "0"), "--steps"),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.drafters import DrafterChoice, Eagle, Independent, Jacobi, Medusa, NoDrafter
+from search_spaces.drafters import DrafterChoice, Eagle, Eagle3, Independent, Jacobi, Medusa, NoDrafter
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
 from search_spaces.rules.grouped import Grouped
@@ -57,6 +57,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "chain of top tokens": (Eagle(), Chain(4, children="top"), EXACT),
     "static": (Eagle(), Static(name="eagle1_26"), LANTERN_PP),
     "static of top tokens": (Medusa(), Static(name="eagle1_26", children="top"), LANTERN),
+    "taps, chain": (Eagle3(), Chain(4), LANTERN),
+    "taps, dynamic": (Eagle3(), Dynamic(depth=4, width=4, nodes=12), EXACT),
     "dynamic": (Eagle(), Dynamic(depth=4, width=4, nodes=12), LANTERN),
     "adjacency, horizontal": (Eagle(), adjacency("horizontal"), EXACT),
     "adjacency, vertical": (Eagle(), adjacency("vertical"), LANTERN),

@@ -34,6 +34,9 @@ LOSSLESS = [
     "eagle1",
     "eagle1_58",
     "eagle2",
+    "eagle3",
+    "eagle3_static",
+    "eagle3_chain",
     "adt",
     "adt_vertical",
     "adt_random",
@@ -194,7 +197,7 @@ def test_a_target_with_nan_weights_is_an_error() -> None:
         list(Engine(target, fitted(PRESETS["vanilla"], Sampling(temperature=0.0))).run(REQUESTS))
 
 
-@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "adt"])
+@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_drafter_with_nan_weights_is_an_error(name: str, temperature: float) -> None:
     target = toy_target()
@@ -206,7 +209,7 @@ def test_a_drafter_with_nan_weights_is_an_error(name: str, temperature: float) -
         list(engine.run(REQUESTS))
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "independent"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "independent"])
 def test_drafts_may_extend_far_past_the_image(kind: str) -> None:
     """Deeper than the rotation table has spare positions, from the image's start to its last tokens: the loose rule
     accepts nearly all drafts, so that a round begins there."""

@@ -225,7 +225,7 @@ def test_the_projects_own_file_and_folder() -> None:
         assert (drafter.filler, drafter.masked, drafter.layer.embed) == (0, True, None)
     with pytest.raises(WeightsError, match="does not describe an EAGLE layer"):
         load_eagle(BUILTIN / "medusa.safetensors", target)
-    with pytest.raises(ValueError, match=r"jacobi drafter has no weights.*eagle, medusa, independent"):
+    with pytest.raises(ValueError, match=r"jacobi drafter has no weights.*eagle, eagle3, medusa, independent"):
         load_drafter(target, "jacobi", BUILTIN / "eagle.safetensors")
 
 

@@ -68,7 +68,7 @@ def on_meta(models: Models) -> Models:
 
 def toys(**changes: Any) -> Models:
     target = toy_target(config=replace(BASE, **changes))
-    made = {kind: toy_drafter(kind, target) for kind in ("eagle", "medusa", "independent")}
+    made = {kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")}
     return Models(target, {kind: drafter for kind, drafter in made.items() if drafter is not None}, {})
 
 

@@ -18,13 +18,14 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
 from tests.fakes.watched import Replay, draw
 from workers.drafters.eagle import EagleDrafter
+from workers.drafters.eagle3 import Eagle3Drafter
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.janus import Janus
 from workers.models.hf_decoder import decoder_config
 from workers.models.target import Target
-from workers.training.drafters import new_eagle
+from workers.training.drafters import new_eagle, new_eagle3
 
 CAPTIONS = ["a red ball", "a cat", "a blue cat, a ball"]
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 5.0}
@@ -87,13 +88,31 @@ def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[st
         assert max(result.statistics.mean_accepted_length for result in results.values()) > 1.5
 
 
-def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tensor]) -> None:
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tensor], kind: str) -> None:
     """As `specfrontier train eagle` starts one: it knows the sizes from the config, and has no layer to start from."""
-    drafter = EagleDrafter(target, new_eagle(target, seed=0)).eval().requires_grad_(False)
-    setting = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 6}}
+    if kind == "eagle":
+        drafter = EagleDrafter(target, new_eagle(target, seed=0))
+    else:
+        drafter = Eagle3Drafter(target, new_eagle3(target, seed=0), filler=None)
+    drafter.eval().requires_grad_(False)
+    setting = {"drafter": kind, "tree": {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 6}}
     results, _ = draw(target, {**setting, "sampling": GREEDY}, drafter, CAPTIONS, batch=2)
     for caption, result in results.items():
         assert torch.equal(result.tokens, generated[caption])
+
+
+def test_taps_are_the_inputs_of_the_librarys_layers(target: Target) -> None:
+    inputs: list[Tensor] = []
+    layers: Any = target.transformer.decoder.layers  # type: ignore[union-attr]
+    hooks = [layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0])) for layer in layers]
+    x, order = target.encode(CAPTIONS[:2], guided=False).embeds, torch.arange(target.prompt_len)
+    plain = target.transformer(x, order)
+    inputs.clear()
+    tapped = target.transformer(x, order, taps=(1, 0))
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(tapped, torch.cat([plain, inputs[1], inputs[0]], dim=-1))
 
 
 def test_a_pass_without_a_mask_over_cached_prompts_sees_them_all(target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable
@@ -46,9 +47,15 @@ DRAFTERS: dict[str, tuple[dict[str, Tensor], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "independent"])
 @pytest.mark.parametrize("ending", [".pt", ".safetensors", "/"])
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name, kind in itertools.product(DRAFTERS, ("eagle", "eagle3", "medusa", "independent"))
+        if kind != "eagle3" or name not in ("EAGLE-3", "EAGLE-3, wrapped")
+    ],
+)
 def test_drafters_of_other_kinds_are_named(name: str, ending: str, kind: str, tmp_path: Path) -> None:
     state, expected = DRAFTERS[name]
     path = tmp_path / f"drafter{ending}"
@@ -71,6 +78,8 @@ def test_drafters_of_other_kinds_are_named(name: str, ending: str, kind: str, tm
         ("medusa", "eagle", "EAGLE drafter"),
         ("eagle", "medusa", "Medusa heads"),
         ("independent", "eagle", "EAGLE drafter"),
+        ("eagle3", "eagle", "EAGLE drafter"),
+        ("eagle", "eagle3", r"EAGLE-3 drafter: name it under drafters\.eagle3"),
         ("eagle", "independent", "AR model"),
         ("medusa", "tokenizer", "VQ tokenizer"),
     ],

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from recipes.evaluate import evaluate_target
-from recipes.forward import features
 from recipes.optimisers import MuonConfig, orthogonalise
 from recipes.target import load_model, train_target
 from workers.models.families.conditioners import WordConditioner
@@ -22,6 +21,7 @@ from workers.scenes.captions import caption
 from workers.scenes.images import sample_attributes
 from workers.training.drafters import ar_loss, build_model, evaluate_drafter
 from workers.training.examples import Examples
+from workers.training.forward import features
 from workers.training.loop import batch_indices
 
 SMALL = TransformerConfig(
