@@ -221,7 +221,8 @@ def _trial_metrics(
     references: Mapping[str, ReferenceFeatures],
     classifier: Classifier | None,
 ) -> dict[str, Any]:
-    """The named metrics of a task, their history (see `MeasureTask`), and why others are skipped.
+    """The named metrics of a task, their history (see `MeasureTask`), why others are skipped, and the device of the
+    speeds among them ("": none).
 
     references: the real images by the column of their features.
 
@@ -254,6 +255,7 @@ def _trial_metrics(
         "history": [*history, (full.images.count, metrics)],
         "skipped": skipped,
         "passes": passes,
+        "device": str(timings.device_of(task.config.shape) or ""),
     }
 
 

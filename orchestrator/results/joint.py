@@ -153,14 +153,14 @@ class JointErrors:
 
 
 def _noise_of_shape(record: TrialRecord, metric: Metric) -> list[Noise]:
-    """The noise of a value whose sources are not known: that of its shape's costs, which make all of its trials slower
-    together. A slower step is worse, whichever way the metric counts.
+    """The noise of a value whose sources are not known: that of its shape's costs on a device, which make all of its
+    trials slower together. A slower step is worse, whichever way the metric counts.
     """
     entry = record.metrics[metric.name]
     if not (record.shape and entry.noise):
         return []
     effect = -entry.noise if metric.direction == "maximize" else entry.noise
-    costs = record.shape, split_batch(metric.name)[1]
+    costs = record.shape, record.device, split_batch(metric.name)[1]
     return [Noise(costs, costs, effect, entry.noise_dof)]
 
 

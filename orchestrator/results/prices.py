@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity, read_table, trial_file
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.results.trials import FAILED, STOPPED, History, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint, split_batch
 from search_spaces.params import ConfigError
 from workers.data.shards import TIMINGS
@@ -123,8 +123,8 @@ def price_on(
     machine: Machine, records: Iterable[TrialRecord], prices: PriceList, identity: Identity, storage: Storage
 ) -> tuple[TrialRecord, ...]:
     """The records with the metrics of speed on one device at one batch size, and with the violations of the sweep's
-    constraints that follow. Trials whose shapes were not timed there have none. Numbers of passes that no record has
-    are those of the images in its shards.
+    constraints that follow. Trials whose shapes were not timed there have none, nor a history of these metrics. Numbers
+    of passes that no record has are those of the images in its shards.
 
     Raises:
         ValueError: a shard is missing or damaged.
@@ -135,11 +135,20 @@ def price_on(
         metrics = {name: value for name, value in record.metrics.items() if not is_priced(name)}
         if record.metrics:
             metrics = _speeds(names, record, prices, machine, storage) | metrics
-        found.append(replace(record, metrics=metrics))
+        has_speeds = any(is_priced(name) for name in metrics)
+        timed_on = {record.images: str(machine.device)} if has_speeds else {}
+        history = record.history if has_speeds else _without_speeds(record.history)
+        found.append(replace(record, metrics=metrics, timed_on=timed_on, history=history))
     limits = [Constraint.parse(text) for text in identity.constraints]
     if not any(is_priced(limit.metric) for limit in limits):
         return tuple(found)
     return tuple(replace(record, constraints=violations(record, limits, found)) for record in found)
+
+
+def _without_speeds(history: History) -> History:
+    return tuple(
+        (images, {name: entry for name, entry in metrics.items() if not is_priced(name)}) for images, metrics in history
+    )
 
 
 def _speeds(
@@ -187,8 +196,8 @@ def violations(
 ) -> dict[str, float]:
     """By how much a trial violates each constraint, in the metric's unit, at most 0 if it is met; empty if it failed.
 
-    One on a speed that was not measured is not met. A stopped trial is compared with vanilla (`records[0]`) on as many
-    images; vanilla's speed does not depend on their number.
+    One on a speed that was not measured, or on vanilla's speed on another device, is not met. A stopped trial is
+    compared with vanilla (`records[0]`) on as many images; vanilla's speed does not depend on their number.
     """
     if record.state == FAILED:
         return {}
@@ -197,8 +206,11 @@ def violations(
     reference = vanilla.metrics if images == vanilla.images else dict(vanilla.history)[images]
     found = {}
     for constraint in constraints:
-        limit = (vanilla.metrics if is_priced(constraint.metric) else reference).get(constraint.metric)
-        value = record.metrics.get(constraint.metric)
-        excess = constraint.violation(value.value, limit.value if limit else math.nan) if value else math.inf
-        found[constraint.text] = excess
+        is_speed, value = is_priced(constraint.metric), record.metrics.get(constraint.metric)
+        limit = (vanilla.metrics if is_speed else reference).get(constraint.metric)
+        is_elsewhere = is_speed and not may_compare_speeds(record.device, vanilla.device)
+        if value is None or (is_elsewhere and constraint.relative_to_vanilla):
+            found[constraint.text] = math.inf
+        else:
+            found[constraint.text] = constraint.violation(value.value, limit.value if limit else math.nan)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from search_spaces.constraints import split_batch
 from search_spaces.params import ConfigError, at
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 State = Literal["complete", "stopped", "failed"]
+History: TypeAlias = tuple[tuple[int, Mapping[str, Estimate]], ...]  # metrics by their numbers of images
 COMPLETE: Final = "complete"
 STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
 FAILED: Final = "failed"
@@ -44,9 +45,10 @@ class TrialRecord:
     constraints: excess over each, feasible at 0 or less. history: metrics at each number of images at which the trial
     was measured, rising; the last are `metrics`. shape: key of what the costs of its steps depend on, if it was timed;
     trials with the same one share these costs and their noise. passes: of batches of images by size, of all captions
-    first, then without each block of them; the metrics of speed are these at the costs known when it ended.
-    duplicate_of: the earlier trial with this config, whose images it shares. stop: kept if the trial was revived.
-    seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    first, then without each block of them; the metrics of speed are these at the costs known when it ended. timed_on:
+    the device of these costs, by the number of images at which it was measured. duplicate_of: the earlier trial with
+    this config, whose images it shares. stop: kept if the trial was revived. seconds: worker time spent on it. started,
+    finished: ISO 8601, UTC.
     """
 
     number: int
@@ -56,10 +58,11 @@ class TrialRecord:
     params: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
-    history: tuple[tuple[int, Mapping[str, Estimate]], ...] = ()
+    history: History = ()
     shards: tuple[str, ...] = ()
     shape: str = ""
     passes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    timed_on: Mapping[int, str] = field(default_factory=dict)
     images: int = 0
     seconds: float = 0.0
     cause: str | None = None
@@ -72,6 +75,11 @@ class TrialRecord:
     def digest(self) -> str:
         """Names the config, and with it the trial's image grid and heat map; "" without one."""
         return "" if self.config is None else self.config.digest()
+
+    @property
+    def device(self) -> str:
+        """The device of its metrics of speed; "" if it has none, or if its record does not say."""
+        return self.timed_on.get(self.images, "")
 
     @property
     def feasible(self) -> bool:
@@ -122,6 +130,7 @@ class TrialRecord:
             fields["metrics"] = parse_metrics(fields["metrics"])
             fields["history"] = parse_history(fields["history"])
             fields["passes"] = parse_passes(fields.get("passes", {}))
+            fields["timed_on"] = {int(images): device for images, device in fields.get("timed_on", {}).items()}
             fields["shards"] = tuple(map(intern, fields["shards"]))  # the driver knows these names too
             fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
             with at("config"):
@@ -147,12 +156,17 @@ def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float,
     return {int(batch): tuple(passes) for batch, passes in given.items()}
 
 
-def parse_history(given: Sequence[Any]) -> tuple[tuple[int, Mapping[str, Estimate]], ...]:
+def parse_history(given: Sequence[Any]) -> History:
     """A trial's history from plain data. Skips plain numbers, which sweeps of earlier versions have there."""
     return tuple(
         (int(images), parse_metrics({name: fields for name, fields in metrics.items() if isinstance(fields, Mapping)}))
         for images, metrics in given
     )
+
+
+def may_compare_speeds(one: str, other: str) -> bool:
+    """Whether speeds on two devices may be compared: they are the same, or one is not known ("")."""
+    return one == other or not (one and other)
 
 
 COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, Sampling | None], Any]]]] = {

@@ -44,8 +44,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.prices import violations
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord
+from orchestrator.results.prices import is_priced, violations
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Metric
@@ -228,10 +228,11 @@ class EarlyStopping:
     objectives: Sequence[Metric]
     finished: list[TrialRecord] = field(default_factory=list)
 
-    def decide(self, number: int, images: int, metrics: Metrics, shape: str) -> EarlyStop | None:
-        """Whether trial `number`, measured on `images` images, stops.
+    def decide(self, number: int, images: int, metrics: Metrics, shape: str, device: str) -> EarlyStop | None:
+        """Whether trial `number`, measured on `images` images, stops. device: of its speeds (see `TrialRecord.device`).
 
-        The configs of `enqueue` never stop, and a rival must meet the sweep's constraints.
+        The configs of `enqueue` never stop, and a rival must meet the sweep's constraints. If a speed is an objective,
+        rivals are those that were timed on the same device.
         """
         first, racing = len(self.sweep.enqueue), self.sweep.racing
         scores = self._scores(metrics, shape)
@@ -241,7 +242,7 @@ class EarlyStopping:
         eligible = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
         for record in self.finished[:eligible]:
-            rival = self._rival(record, images)
+            rival = self._rival(record, images, device)
             if rival is not None and rival.blocks.shape == scores.blocks.shape:
                 rivals[record.number] = rival
         stop = race.decide(number - first, scores, rivals, eligible)
@@ -283,10 +284,14 @@ class EarlyStopping:
         stopped = replace(record, state=STOPPED, images=stop.images, cause=self.reason(stop))
         return replace(stopped, history=history, metrics=history[-1][1])
 
-    def _rival(self, record: TrialRecord, images: int) -> Scores | None:
-        """The scores of a rival on `images` images; None if it has none there, or violates a constraint."""
+    def _rival(self, record: TrialRecord, images: int, device: str) -> Scores | None:
+        """The scores of a rival on `images` images; None if it has none there, violates a constraint, or has a speed on
+        another device as an objective.
+        """
         metrics = dict(record.history).get(images)
         if record.state == FAILED or record.duplicate_of is not None or _violates(record) or metrics is None:
+            return None
+        if not _may_compare(self.objectives, record.timed_on.get(images, ""), device):
             return None
         return self._scores(metrics, record.shape)
 
@@ -384,7 +389,7 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
     """For each stopped trial, the share of joint draws from all errors in which no complete trial dominates it.
 
     Its values are those expected on all captions (`at_full_size`). Duplicates, and trials that violate a constraint,
-    are left out on both sides.
+    are left out on both sides; so are complete trials whose speeds, if these are objectives, are of another device.
     """
     kept = [record for record in records if record.duplicate_of is None and not _violates(record)]
     complete = [record for record in kept if record.state == COMPLETE]
@@ -398,7 +403,8 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
     found = {}
     for row, record in enumerate(stopped, start=len(complete)):
         own = draws[:, row : row + 1]
-        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2)
+        comparable = [_may_compare(objectives, rival.device, record.device) for rival in complete]
+        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2) & np.array(comparable)
         found[record.number] = float(1 - np.any(dominated, axis=1).mean())
     return found
 
@@ -406,6 +412,11 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
 def _generated(records: Sequence[TrialRecord]) -> int:
     """Images of all trials."""
     return sum(record.images for record in records if record.duplicate_of is None)
+
+
+def _may_compare(objectives: Sequence[Metric], one: str, other: str) -> bool:
+    """Whether the objectives of trials whose speeds are of these devices can be compared."""
+    return may_compare_speeds(one, other) or not any(is_priced(metric.name) for metric in objectives)
 
 
 def _violates(record: TrialRecord) -> bool:

@@ -35,7 +35,19 @@ from workers.metrics.estimate import Estimate
 
 BASELINE = 0  # number of vanilla's trial
 _POLL_TIMEOUT_S = 0.5
-_RESULTS = ("state", "metrics", "constraints", "history", "shards", "images", "cause", "stop", "shape", "passes")
+_RESULTS = (
+    "state",
+    "metrics",
+    "constraints",
+    "history",
+    "shards",
+    "images",
+    "cause",
+    "stop",
+    "shape",
+    "passes",
+    "timed_on",
+)
 
 Steps = Generator[Task, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
 
@@ -163,7 +175,8 @@ class Trials:
         rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        history, started = (dict(stopped.history), stopped.started) if stopped else ({}, utc_now())
+        history, timed_on = (dict(stopped.history), dict(stopped.timed_on)) if stopped else ({}, dict[int, str]())
+        started = stopped.started if stopped else utc_now()
         earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
 
         def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
@@ -178,14 +191,15 @@ class Trials:
                 self._check_baseline(number, result.cause, result.lost)
                 return record(FAILED, result.cause)
             history |= read_history(result.output, rung.images)
-            metrics = history[rung.images]
+            metrics, device = history[rung.images], result.output.get("device", "")
+            timed_on |= {rung.images: device} if device else {}
             problem = self._missing(metrics, result.output)
             if number == BASELINE:
                 self._check_baseline(number, self.racing.problem(rung.images, metrics, problem))
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self.racing.decide(number, rung.images, metrics, config.shape.key)
+                    stop = self.racing.decide(number, rung.images, metrics, config.shape.key, device)
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state, problem = STOPPED, self.racing.reason(stop)
@@ -197,6 +211,7 @@ class Trials:
                 shards=names([*rung.files, *timings[-1:]]),
                 shape=config.shape.key if timings else "",
                 passes=parse_passes(result.output.get("passes", {})),
+                timed_on=timed_on,
                 images=rung.images,
                 stop=stop,
             )

@@ -5,7 +5,8 @@ repeated. A trial's run is created with all of its tags in one call, so a later 
 the last step.
 
 A trial's run first has the speeds that were told to the search. A sweep that is priced by all of its sessions replaces
-those that differ: MLflow shows the value of the last step and, there, of the last moment.
+those that differ: MLflow shows the value of the last step and, there, of the last moment. Speeds of a trial that only
+another device timed become NaN. The tag `specfrontier.timed_on` names the device of a run's speeds.
 
 An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of one space with other
 seeds, samplers or machines share it.
@@ -237,6 +238,7 @@ class MlflowView(View[Sweep]):
             objectives = [metric.name for metric in sweep.identity.objectives]
             metrics = runs.different(runs.metrics(record, moment, objectives), run.metrics)
             metrics += runs.by_batch(record, sweep.identity.timing_batch, moment, metrics, run.metrics)
+            metrics += runs.outdated(record, sweep.identity.metrics, run.metrics, moment)
         if metrics and run.complete:  # its config.yaml states the speed-up
             with tempfile.TemporaryDirectory() as artifacts:
                 self._log_artifacts(run.run_id, artifacts, sweep, record)

@@ -22,6 +22,7 @@ from orchestrator.results.compare import hypervolume
 from orchestrator.results.joint import directions, values_of
 from orchestrator.results.names import SettingNames
 from orchestrator.results.pareto import Floats, knee, nondominated
+from orchestrator.results.prices import is_priced
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, counted, without_credentials
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
 MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
 _MAX_NAME, MAX_TAG = 250, 5000
 ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"  # groups: standard errors; values by images, and by batch
+_PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")  # of a metric's names
 _MAX_OBJECTIVES = 3  # of a hypervolume
-SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED = (
+SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED, TIMED_ON = (
     f"specfrontier.{key}"
     for key in (
         "sweep_id", "trial", "pareto", "kind", "cause", "images", "label", "feasible", "violated_constraints",
+        "timed_on",
     )
 )  # fmt: skip
 PARENT = "mlflow.parentRunId"
@@ -176,6 +179,18 @@ def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Met
     return [metric for metric in last_values(metrics) if shown.get(metric.key) != metric.value]
 
 
+def outdated(record: TrialRecord, names: Iterable[str], shown: Mapping[str, float], moment: int) -> list[Metric]:
+    """NaN for each value of a speed that MLflow shows of a trial that has none: it was told of another device than the
+    sweep's, and MLflow keeps metrics for ever. names: the sweep's metrics.
+    """
+    from mlflow.entities import Metric
+
+    lacking = [name for name in names if is_priced(name) and name not in record.metrics]
+    keys = {legal_name(f"{prefix}{name}") for name in lacking for prefix in _PREFIXES}
+    stale = [key for key, value in shown.items() if key in keys and not math.isnan(value)]
+    return [Metric(key, math.nan, moment, record.images) for key in stale]
+
+
 def by_batch(
     record: TrialRecord, first: int, moment: int, changed: Sequence[Metric], shown: Collection[str]
 ) -> list[Metric]:
@@ -196,9 +211,14 @@ def by_batch(
 
 
 def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
-    """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run."""
+    """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run. `timed_on`: the device
+    of its speeds.
+    """
     violated = "; ".join(name for name, value in record.constraints.items() if value > 0)[:MAX_TAG]
-    return {PARENT: parent, PARETO: boolean(pareto), FEASIBLE: boolean(record.feasible), VIOLATED: violated}
+    return {
+        PARENT: parent, PARETO: boolean(pareto), FEASIBLE: boolean(record.feasible), VIOLATED: violated,
+        TIMED_ON: record.device,
+    }  # fmt: skip
 
 
 def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:

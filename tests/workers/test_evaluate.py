@@ -338,6 +338,7 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[Quali
     found = evaluator.make(MeasureTask(CONFIG, names(evaluator, shards), (answer["name"],), (), wanted))
     metrics = found["metrics"]
     assert found["passes"]["1"][0] == pytest.approx(metrics["target_passes"]["value"])
+    assert found["device"].endswith(", 1 thread")
     assert found["passes"]["2"][0] >= found["passes"]["1"][0]
     own = [row for row in rows if row["setting"] == CONFIG.digest() and row["batch"] == 1]
     logs = [

@@ -186,21 +186,28 @@ class PriceList:
         prices = self._prices.get(device, {}).get(batch)
         return 0 if prices is None else len(prices.sessions)
 
-    def of(self, shape: Hashable, batch: int | None = None, device: Device | None = None) -> tuple[Prices, int]:
-        """The prices of a shape on a device at a batch size, by default the first; and that size.
+    def device_of(self, shape: Hashable, batch: int | None = None) -> Device | None:
+        """The device whose costs of a shape a search is told: the sweep's own, or else the first one that timed it,
+        such as a GPU that has given up CUDA graphs. batch: as in `of`.
+        """
+        for device in sorted(self._prices, key=lambda device: device != self.own):
+            by_batch = self._prices[device]
+            if shape in by_batch.get(next(iter(by_batch)) if batch is None else batch, ()):
+                return device
+        return None
 
-        device: by default the sweep's own, or else the first one that timed the shape, such as a GPU that has given up
-        CUDA graphs: a search is told that speed.
+    def of(self, shape: Hashable, batch: int | None = None, device: Device | None = None) -> tuple[Prices, int]:
+        """The prices of a shape on a device, by default `device_of` it, at a batch size, by default the first; and that
+        size.
 
         Raises:
             MetricUnavailable: the shape was not timed there.
         """
-        own = [self.own] if self.own is not None else []
-        for place in [device] if device is not None else [*own, *self.devices]:
-            by_batch = self._prices.get(place, {})
-            size = next(iter(by_batch), None) if batch is None else batch
-            if size is not None and size in by_batch and shape in by_batch[size]:
-                return by_batch[size], size
+        found = self.device_of(shape, batch) if device is None else device
+        by_batch = {} if found is None else self._prices.get(found, {})
+        size = next(iter(by_batch), None) if batch is None else batch
+        if size is not None and size in by_batch and shape in by_batch[size]:
+            return by_batch[size], size
         on = f" on {device}" if device is not None else ""
         at = "" if batch is None else f" at batch {batch}"
         raise MetricUnavailable(f"its shape was not timed{on}{at}" if self.devices else "nothing was timed")

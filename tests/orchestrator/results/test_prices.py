@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 
 from orchestrator.results.front import front_of
-from orchestrator.results.prices import Machine
+from orchestrator.results.prices import Machine, violations
 from orchestrator.results.query import QueryError
 from orchestrator.results.status import timing_notes
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import STOPPED, EarlyStop, TrialRecord
+from search_spaces.constraints import Constraint
 from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.priced_sweeps import SLOWER, TOLD, TRIALS, time_on, write_untimed_sweep
@@ -113,6 +114,17 @@ def test_a_limit_on_time_is_that_of_vanilla_there(storage: Storage) -> None:
         base = records[0].metrics["latency"].value
         assert excess(records[1]) == pytest.approx(records[1].metrics["latency"].value - 0.8 * base)
         assert (excess(records[1]) <= 0) == (device == "zen")
+
+
+def test_a_limit_on_speed_is_not_met_by_a_speed_on_another_device(storage: Storage) -> None:
+    """Vanilla's there is not known."""
+    limits = [Constraint.parse(text) for text in ("latency <= 2 * vanilla", "fid <= 2 * vanilla", "latency <= 99")]
+    vanilla, told = read_trials(storage)[:2]
+    vanilla = replace(vanilla, timed_on={vanilla.images: "zen"})
+    for device, is_met in (("zen", True), ("arm", False), ("", True)):
+        record = replace(told, timed_on={told.images: device})
+        found = violations(record, limits, [vanilla])
+        assert [value <= 0 for value in found.values()] == [is_met, True, True]
 
 
 def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:

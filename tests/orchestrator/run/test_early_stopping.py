@@ -157,6 +157,50 @@ def test_dominated_trials_stop_and_the_likely_ones_go_on_in_the_end(tmp_path: Pa
     assert without_times(again.records) == without_times(dominated.records)
 
 
+class TwoDevices(CaptionWorkers):
+    """The costs of every second setting are known on another device alone."""
+
+    def answer(self, task: Task) -> Mapping[str, Any]:
+        output = super().answer(task)
+        return {**output, "device": device_of(task.payload["config"])} if task.kind == "measure" else output
+
+
+def device_of(config: Mapping[str, Any]) -> str:
+    setting = DecodingConfig.from_mapping(config)
+    return f"gpu {0 if setting.is_vanilla else int(setting.digest(), 16) % 2}"
+
+
+@pytest.mark.parametrize("workers", [CaptionWorkers, TwoDevices])
+def test_only_speeds_of_one_device_stop_a_trial(workers: type[CaptionWorkers], tmp_path: Path) -> None:
+    """Where nobody says what timed a trial, rivals stop it that another device would have timed."""
+    records = run(tmp_path, workers(tmp_path / "store"), racing__stop="dominated").records
+    same = set()
+    for record in records:
+        if record.stop is not None and record.config is not None:
+            rival = records[record.stop.rival].config
+            assert rival is not None
+            same.add(device_of(record.config.to_mapping()) == device_of(rival.to_mapping()))
+    assert same == ({True} if workers is TwoDevices else {True, False})
+    assert {record.device for record in records} == ({"gpu 0", "gpu 1"} if workers is TwoDevices else {""})
+
+
+def test_a_trial_that_another_device_timed_is_beaten_by_none(tmp_path: Path) -> None:
+    better = {"speedup": Estimate(3.0, 0.01, 9), "fid": Estimate(4.0, 0.01, 9)}
+    worse = {"speedup": Estimate(1.0, 0.01, 9), "fid": Estimate(9.0, 0.01, 9)}
+    first, rival = (
+        TrialRecord(number, "", "complete", None, metrics=better, images=9, timed_on={9: "gpu 0"}) for number in (0, 1)
+    )
+    share = {}
+    for device in ("gpu 0", "gpu 1", ""):
+        timed_on = {4: device} if device else {}
+        stopped = TrialRecord(
+            2, "", "stopped", None, metrics=worse, images=4, timed_on=timed_on, stop=EarlyStop(1, 4, 0.1)
+        )
+        share[device] = front_probabilities([first, rival, stopped], AXES)[2]
+    assert share == {"gpu 0": 0.0, "gpu 1": 1.0, "": 0.0}
+    assert front_probabilities([first, rival, replace(stopped, timed_on={4: "gpu 1"})], AXES[1:]) == {2: 0.0}
+
+
 def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
     folder, outcome, workers = undisturbed
     study = optuna.load_study(study_name="tested", storage=open_storage(str(folder / "store" / "study.log")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -142,6 +143,35 @@ def test_final_speeds_replace_those_that_were_logged(storage: Storage, calls: li
     assert [len(client.get_metric_history(parent.info.run_id, key)) for key in ("trials", "hypervolume")] == [5, 6]
     note = parent.data.tags["mlflow.note.content"]
     assert all(str(records[number].metrics["speedup"]) in note for number in front)
+
+
+def test_a_speed_of_another_device_is_not_shown_as_one_of_the_sweeps(storage: Storage, calls: list[str]) -> None:
+    """MLflow keeps what was told of a trial that only another device timed, but its value is none any more."""
+    vanilla, *others = read_trials(storage)
+    write_trial(storage, replace(others[1], timed_on={others[1].images: "gpu B"}))
+    sync(storage)
+    assert runs(storage)[2][2].data.tags["specfrontier.timed_on"] == "gpu B"
+    for name, part in (("A", [others[0], *others[2:]]), ("B", [others[1]])):
+        costs = {record.config: [0.03, 0.031, 0.03, 0.031] for record in (vanilla, *part) if record.config}
+        write_session(storage, costs, device=f"gpu {name}", name=f"timings/{name}.parquet")
+    sync(storage)
+    client, parent, trials = runs(storage)
+    tags = {number: run.data.tags.get("specfrontier.timed_on", "") for number, run in trials.items()}
+    assert tags == dict.fromkeys((0, 1, 3, 4), "gpu A, 1 thread") | {2: ""}
+    assert math.isnan(trials[2].data.metrics["speedup"])
+    assert math.isnan(trials[2].data.metrics["error/speedup"])
+    assert trials[2].data.metrics["fid"] == others[1].metrics["fid"].value
+    ids, history = [parent.info.experiment_id], client.get_metric_history(trials[2].info.run_id, "speedup")
+    assert history[0].value == SPEEDS[2]
+    best = client.search_runs(ids, "tags.`specfrontier.kind` = 'trial'", order_by=["metrics.speedup DESC"])
+    assert best[-1].info.run_id == trials[2].info.run_id
+    calls.clear()
+    sync(storage)
+    assert set(calls) == {parent.info.run_id}, "nothing again"
+    costs = {record.config: [0.03, 0.031, 0.03, 0.031] for record in (vanilla, others[1]) if record.config}
+    write_session(storage, costs, device="gpu A", name="timings/C.parquet", is_later=True)
+    sync(storage)
+    assert shown(storage) == expected(storage)
 
 
 def test_a_sync_that_is_repeated_logs_nothing_again(storage: Storage, calls: list[str]) -> None:

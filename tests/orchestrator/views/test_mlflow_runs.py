@@ -88,6 +88,7 @@ def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
     assert marks == {
         "mlflow.parentRunId": "abc", "specfrontier.pareto": "true", "specfrontier.feasible": "true",
         "specfrontier.violated_constraints": "",
+        "specfrontier.timed_on": "",
     }  # fmt: skip
     wanted = {
         "trial": "3", "lossless": "false", "digest": SETTING.digest(),
