@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 810,
     "orchestrator.report": 1279,
     "orchestrator.results": 4655,
-    "orchestrator.run": 4364,
+    "orchestrator.run": 4366,
     "orchestrator.views": 1978,
     "search_spaces": 4016,
     "specfrontier": 380,

@@ -7,7 +7,9 @@ the next.
 
 No more images are timed than if each shape had been timed once, alone with vanilla, and the front once more: sessions
 of several shapes leave images over (`images_left`). New shapes are timed beside an anchor, the first shape that was
-timed, as long as there are any, and what then remains is spent on the front.
+timed, as long as there are any, and what then remains is spent on the front. If `enqueue` has no shape but vanilla's,
+none are left: timing a shape twice would take more images, and the state of the machine is assumed until the last
+session (see `workers.metrics.costs`). With one shape, the second session has the anchor.
 
 Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that is resumed has the
 same ones.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.instant import Numbers, plausible
 from orchestrator.run.timing import decisive_configs, planned_sizes
+from search_spaces.drafters import Jacobi
 from search_spaces.sweep import SweepConfig
+from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig
 from tests.fakes.timed_launches import SPACE, TimedWorkers, launch
 from workers.data.shards import digest
@@ -31,6 +34,20 @@ def all_on_front(config: DecodingConfig) -> dict[str, float]:
     """The cheaper the passes of a shape (see `session_rows`), the worse its images."""
     cost = int(digest(config.shape.key), 16) % 100
     return {"speedup": 1.0, "fid": 1.0 if config.is_vanilla else 200.0 - cost}
+
+
+@pytest.mark.parametrize(
+    ("enqueued", "sessions"), [(0, [1, 2, 2, 2, 2, 2]), (1, [2, 3, 2, 2, 2]), (2, [3, 3, 3, 2])], ids=["0", "1", "2"]
+)
+def test_each_enqueued_shape_pays_for_an_anchor(enqueued: int, sessions: list[int], tmp_path: Path) -> None:
+    """Also a single one. With none no image is left over, so no setting can be timed twice before the last session."""
+    head, _ = SPACE.replace("PARALLEL", "1").split("  - {label: chain")
+    entries, path = "".join(f"  - {window}\n" for window in WINDOWS[:enqueued]), tmp_path / "shapes.yaml"
+    path.write_text(f"{head}{entries}space:\n{WIDE}")
+    sweep = SweepConfig.read(path)
+    vanilla = DecodingConfig(sampling=sweep.sampling)
+    windows = [replace(vanilla, drafter=Jacobi(), policy=Chain(length)) for length in range(5, 10)]
+    assert planned_sizes(sweep, [vanilla, *windows], front=1) == [*sessions, 2]
 
 
 SIZES = {"few": (0, 9, False), "later": (0, 14, True), "enqueued": (6, 9, False), "many": (10, 24, True)}
