@@ -26,6 +26,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
 from workers.decoding.sampling import guided_logits
 from workers.drafters.eagle import EagleDrafter
+from workers.drafters.eagle3 import Eagle3Drafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
 from workers.loading.models import Models
@@ -87,6 +88,8 @@ def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
     watched: list[nn.Module] = [target.transformer, target.embed, target.head]
     if isinstance(drafter, EagleDrafter):
         watched += [drafter.layer.decoder, drafter.layer.fc]
+        if isinstance(drafter, Eagle3Drafter):
+            watched += [drafter.layer.norm, drafter.layer.head]
     elif isinstance(drafter, IndependentDrafter):
         parts = [drafter.decoder, drafter.decoder.embed, drafter.decoder.head]
         watched += [part for part in parts if part is not None]

@@ -121,7 +121,7 @@ def test_a_windows_probs_are_computed_once_a_round(name: str, monkeypatch: pytes
 
 def test_the_overhead_benchmark_watches_modules_that_are_called() -> None:
     models, called = load_folder(), set[nn.Module]()
-    for name in ("eagle2", "speculative", "medusa"):
+    for name in ("eagle2", "eagle3", "speculative", "medusa"):
         watched = overhead.networks(models, PRESETS[name])
         for module in watched:
             module.register_forward_hook(lambda module, *_: called.add(module))
