@@ -21,7 +21,7 @@ import psutil
 from benchmarks.sweep_results import images, results
 from orchestrator.results.store import read_trials
 from orchestrator.results.trials import TrialRecord
-from tests.fakes.command_line import specfrontier
+from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
@@ -92,13 +92,15 @@ def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> No
 class SweepRun:
     """A sweep with a folder of its own, launched once or several times.
 
-    text: its YAML file. ray: the folder of its Ray processes, for launches in a process of their own.
+    text: its YAML file. ray: the folder of its Ray processes, for launches in a process of their own. models: writes
+    the weights that stand for `WEIGHTS` in the file.
     """
 
     folder: Path
     text: str
     ray: Path | None = None
     process: subprocess.Popen[bytes] | None = None
+    models: Callable[[Path], Path] = tiny_scenes
 
     @property
     def store(self) -> Path:
@@ -118,7 +120,7 @@ class SweepRun:
         space = self.folder / "space.yaml"
         text = self.text
         if "WEIGHTS" in text:
-            text = text.replace("WEIGHTS", str(tiny_scenes(self.folder / "weights")))
+            text = text.replace("WEIGHTS", str(self.models(self.folder / "weights")))
         space.write_text(text)
         return ["launch", str(space), "--out", str(self.folder / "sweeps"), *options]
 
@@ -128,12 +130,13 @@ class SweepRun:
         with (self.folder / "output").open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self.folder)
 
-    def run_locally(self, *options: str) -> None:
+    def run_locally(self, *options: str) -> CommandResult:
         """Launch to the end in this process, with its one worker and without Ray."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with chdir(self.folder), local_launches():
             result = specfrontier(*self.arguments(*options))
         assert result.code == 0, result.err
+        return result
 
     def wait(self, timeout_s: float = SWEEP_TIMEOUT_S) -> int:
         """The exit code of the process."""

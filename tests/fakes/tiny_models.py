@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from workers.drafters.eagle import EagleLayer
+from workers.models.families.scenes import BUILTIN
 from workers.models.own_files import save
 from workers.models.transformer import TransformerConfig
 from workers.models.vq import VQConfig, VQModel, save_vq
@@ -50,6 +52,14 @@ def tiny_scenes(folder: Path) -> Path:
     save(folder / "target.safetensors", model, {**model.settings(), "name": "tiny-scenes", "sampling": sampling})
     config = replace(SCENES_BODY, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
     save(folder / "eagle.safetensors", EagleLayer(config), {"transformer": asdict(config)})
+    return folder
+
+
+def tiny_scored(folder: Path) -> Path:
+    """The same with the built-in nets for metrics."""
+    tiny_scenes(folder)
+    for net in ("features", "clip"):
+        shutil.copy(BUILTIN / f"{net}.safetensors", folder)
     return folder
 
 

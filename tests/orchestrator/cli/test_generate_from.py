@@ -19,43 +19,36 @@ from orchestrator.results.config_file import MeasuredSpeed
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
-from tests.fakes.local_pool import local_launches
 from tests.fakes.metric_inputs import write_session
+from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.synthetic_sweeps import write_sweep
-from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.tiny_models import tiny_scored
 from workers.data.storage import Storage
-from workers.models.families.scenes import BUILTIN
 from workers.runtime.device import this_device
 
 CAPTIONS = ("a large red circle", "a small blue star")
 SPACE = """
 name: small
-models: {models}
-captions: {{count: 6}}
-reference: {{source: none}}
-quality: {{batch: 6, shard: 6}}
-timing: {{batch: 1, images: 2, repetitions: 1}}
-sampling: {{temperature: 0.9, top_k: 0, top_p: 1.0, cfg: 1.0}}
+models: WEIGHTS
+captions: {count: 6}
+reference: {source: none}
+quality: {batch: 6, shard: 6}
+timing: {batch: 1, images: 2, repetitions: 1}
+sampling: {temperature: 0.9, top_k: 0, top_p: 1.0, cfg: 1.0}
 metrics: [speedup, caption_accuracy]
 objectives: [speedup, caption_accuracy]
-enqueue: [vanilla, {{label: exact chain, drafter: eagle, tree: {{policy: chain, length: 3}}}}]
-budget: {{trials: 2}}
-space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
+enqueue: [vanilla, {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
+budget: {trials: 2}
+space: {drafter: eagle, tree: {policy: chain, length: 2}}
 """
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """A sweep of a small model with the built-in metrics, with a sampling that is not the target's default."""
-    folder = tmp_path_factory.mktemp("sweep")
-    models = tiny_scenes(folder / "models")
-    for net in ("features", "clip"):
-        shutil.copy(BUILTIN / f"{net}.safetensors", models)
-    (folder / "space.yaml").write_text(SPACE.format(models=models))
-    with local_launches():
-        ran = specfrontier("launch", str(folder / "space.yaml"), "--out", str(folder), "--no-mlflow")
-    assert ran.code == 0, ran.err
-    return Sweep.open(folder / "small")
+    run = SweepRun(tmp_path_factory.mktemp("sweep"), SPACE, models=tiny_scored)
+    run.run_locally("--no-mlflow")
+    return Sweep.open(run.store)
 
 
 def place(sweep: Sweep) -> str:

@@ -22,33 +22,32 @@ from orchestrator.results.locks import exclusive
 from orchestrator.results.store import DRIVER_LOCK, trial_file, write_identity
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
-from tests.fakes.local_pool import local_launches
-from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.real_sweeps import SweepRun
+from tests.fakes.tiny_models import tiny_scored
 from workers.data.captions import Caption
 from workers.data.records import read_shard
 from workers.data.shards import TIMINGS, TimingSession
 from workers.data.storage import Storage
 from workers.metrics.timings import EAGER, Device
-from workers.models.families.scenes import BUILTIN
 from workers.runtime.device import this_device
 from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import run_session
 
 SPACE = """
 name: timed
-models: {models}
-captions: {{count: 8}}
-reference: {{source: none}}
-quality: {{batch: 6, shard: 3, samples: 2}}
-timing: {{batch: 1, images: 2, repetitions: 1}}
+models: WEIGHTS
+captions: {count: 8}
+reference: {source: none}
+quality: {batch: 6, shard: 3, samples: 2}
+timing: {batch: 1, images: 2, repetitions: 1}
 metrics: [speedup, latency, mean_accepted_length, caption_accuracy]
 objectives: [mean_accepted_length, caption_accuracy]
 enqueue:
   - vanilla
-  - {{label: exact chain, drafter: eagle, tree: {{policy: chain, length: 3}}}}
-  - {{label: short chain, drafter: eagle, tree: {{policy: chain, length: 1}}}}
-budget: {{trials: 3}}
-space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
+  - {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}
+  - {label: short chain, drafter: eagle, tree: {policy: chain, length: 1}}
+budget: {trials: 3}
+space: {drafter: eagle, tree: {policy: chain, length: 2}}
 """
 QUICK = ("--minutes", "0", "--images", "2")
 
@@ -56,15 +55,9 @@ QUICK = ("--minutes", "0", "--images", "2")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of a tiny model, and the model."""
-    folder = tmp_path_factory.mktemp("sweep")
-    models = tiny_scenes(folder / "models")
-    for net in ("features", "clip"):
-        shutil.copy(BUILTIN / f"{net}.safetensors", models)
-    (folder / "space.yaml").write_text(SPACE.format(models=models))
-    with local_launches():
-        ran = specfrontier("launch", str(folder / "space.yaml"), "--out", str(folder), "--no-mlflow")
-    assert ran.code == 0, ran.err
-    return folder / "timed"
+    run = SweepRun(tmp_path_factory.mktemp("sweep"), SPACE, models=tiny_scored)
+    run.run_locally("--no-mlflow")
+    return run.store
 
 
 @pytest.fixture
@@ -220,7 +213,7 @@ def test_weights_that_were_moved_are_named_with_an_option(place: str, tmp_path: 
     moved = shutil.move(Sweep.open(place).models, tmp_path / "moved")
     try:
         said = error_of("time", place, code=WRONG_USAGE)
-        assert "models: no such file or folder" in said
+        assert "weights: no such file or folder" in said
         assert "--models names the weights where they are now" in said
         ran = specfrontier("time", place, "--models", str(moved), *QUICK)
         assert ran.code == 0, ran.err

@@ -10,25 +10,24 @@ import pytest
 
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import specfrontier
-from tests.fakes.local_pool import local_launches
-from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.real_sweeps import SweepRun
 from workers.data.records import read_shard
 
 pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
 
 TIMED = """\
 name: timed
-models: {models}
-captions: {{source: scenes, count: 70, seed: 1}}
-reference: {{source: none}}
-quality: {{batch: 35, shard: 70}}
-timing: {{batch: [1, 3], images: 4, repetitions: 2, precision: 0}}
+models: WEIGHTS
+captions: {source: scenes, count: 70, seed: 1}
+reference: {source: none}
+quality: {batch: 35, shard: 70}
+timing: {batch: [1, 3], images: 4, repetitions: 2, precision: 0}
 metrics: [speedup]
 objectives: [speedup, step_compression]
-search: {{sampler: grid}}
-enqueue: [vanilla, {{drafter: eagle, tree: {{policy: chain, length: 2}}}}]
-budget: {{trials: 5}}
-space: {{drafter: eagle, tree: {{policy: chain, length: {{low: 2, high: 4}}}}}}
+search: {sampler: grid}
+enqueue: [vanilla, {drafter: eagle, tree: {policy: chain, length: 2}}]
+budget: {trials: 5}
+space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 4}}}
 """
 
 LARGE = """\
@@ -52,11 +51,9 @@ def planned(folder: Path, text: str, *words: str) -> dict[str, Any]:
 
 def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
     """Of all batch sizes, rounded up to whole batches; of the last sessions, as many as the front has shapes."""
-    found = planned(tmp_path, TIMED.format(models=tiny_scenes(tmp_path / "models")))
-    with local_launches():
-        ran = specfrontier("launch", str(tmp_path / "space.yaml"), "--out", str(tmp_path), "--no-mlflow")
-    assert ran.code == 0, ran.err
-    sweep = Sweep.open(tmp_path / "timed")
+    run = SweepRun(tmp_path, TIMED)
+    run.run_locally("--no-mlflow")
+    found, sweep = planned(tmp_path, (tmp_path / "space.yaml").read_text()), Sweep.open(run.store)
     own = {name for record in sweep.records for name in record.shards if name.startswith("timings/")}
     images, sizes = Counter[bool](), Counter[bool]()
     for name in sweep.storage.names("timings"):

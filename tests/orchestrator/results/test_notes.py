@@ -18,7 +18,7 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from search_spaces.presets import PRESETS
 from tests.fakes.command_line import specfrontier
-from tests.fakes.local_pool import local_launches
+from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.synthetic_sweeps import SAMPLING, identity, write_sweep
 from workers.metrics.estimate import Estimate
 from workers.models.families.scenes import BUILTIN
@@ -97,20 +97,17 @@ def test_images_of_a_random_drafter_come_with_the_sentence(random_drafter: Path,
 
 
 def test_a_sweep_of_a_random_drafter_says_so_everywhere(random_drafter: Path, tmp_path: Path) -> None:
-    space = tmp_path / "space.yaml"
-    space.write_text(
+    run = SweepRun(
+        tmp_path,
         f"name: random\nmodels: {random_drafter}\ncaptions: {{count: 2}}\nreference: {{source: none}}\n"
         "quality: {batch: 2, shard: 2}\nmetrics: [step_compression, caption_accuracy]\n"
         "objectives: [step_compression, caption_accuracy]\nbudget: {trials: 2}\n"
         "enqueue: [vanilla, {preset: eagle2, tree: {policy: dynamic, depth: 2, width: 2, nodes: 4}}]\n"
-        "space: {drafter: eagle, tree: {policy: chain, length: 2}}\n"
+        "space: {drafter: eagle, tree: {policy: chain, length: 2}}\n",
     )
-    store = str(tmp_path / "random")
-    with local_launches():
-        launched = specfrontier("launch", str(space), "--out", str(tmp_path), "--no-mlflow")
-    assert launched.code == 0, launched.err
+    launched, store = run.run_locally("--no-mlflow"), str(run.store)
     (warning,) = specfrontier("status", store, "--json").json["warnings"]
     assert str(random_drafter / "eagle.safetensors") in warning
     assert f"note: {warning}" in launched.out
     assert f"random, {warning}" in specfrontier("pareto", store, "--json").json["warnings"]
-    assert json.dumps(warning)[1:-1] in (tmp_path / "random" / "report.html").read_text("utf-8")
+    assert json.dumps(warning)[1:-1] in (run.store / "report.html").read_text("utf-8")

@@ -12,44 +12,37 @@ from orchestrator.errors import WRONG_USAGE
 from orchestrator.report.page import page_data
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow import find_location
-from tests.fakes.command_line import error_of, specfrontier
-from tests.fakes.local_pool import local_launches
-from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.command_line import error_of
+from tests.fakes.real_sweeps import SweepRun
+from tests.fakes.tiny_models import tiny_scored
 from workers.data.records import read_shard
 from workers.data.shards import TIMINGS
-from workers.models.families.scenes import BUILTIN
 
 SPACE = """
 name: sizes
-models: {models}
-captions: {{count: 8}}
-reference: {{source: none}}
-quality: {{batch: 8, shard: 8}}
-timing: {{batch: [1, 2], images: 2, repetitions: 1}}
+models: WEIGHTS
+captions: {count: 8}
+reference: {source: none}
+quality: {batch: 8, shard: 8}
+timing: {batch: [1, 2], images: 2, repetitions: 1}
 metrics: [speedup, mean_accepted_length, caption_accuracy]
 objectives: [mean_accepted_length, caption_accuracy]
-enqueue: [vanilla, {{drafter: eagle, tree: {{policy: chain, length: 3}}}}]
-budget: {{trials: 2}}
-space: {{drafter: eagle, tree: {{policy: chain, length: 2}}}}
+enqueue: [vanilla, {drafter: eagle, tree: {policy: chain, length: 3}}]
+budget: {trials: 2}
+space: {drafter: eagle, tree: {policy: chain, length: 2}}
 """
 
 
-@pytest.fixture(scope="module")
-def space(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sizes")
-    models = tiny_scenes(folder / "models")
-    for net in ("features", "clip"):
-        shutil.copy(BUILTIN / f"{net}.safetensors", models)
-    (folder / "space.yaml").write_text(SPACE.format(models=models))
-    return folder / "space.yaml"
+@pytest.fixture
+def run(tmp_path: Path) -> SweepRun:
+    return SweepRun(tmp_path, SPACE, models=tiny_scored)
 
 
-def test_speeds_are_measured_at_each_size(space: Path, empty_database: Path) -> None:
-    shutil.copy(empty_database, space.parent / "mlflow.db")
-    with local_launches():
-        ran = specfrontier("launch", str(space), "--out", str(space.parent))
-    assert ran.code == 0, ran.err
-    sweep = Sweep.open(space.parent / "sizes")
+def test_speeds_are_measured_at_each_size(run: SweepRun, empty_database: Path) -> None:
+    run.store.parent.mkdir()
+    shutil.copy(empty_database, run.store.parent / "mlflow.db")
+    run.run_locally()
+    sweep = Sweep.open(run.store)
     assert {"speedup", "speedup_batch2"} <= sweep.identity.metrics.keys()
     assert "latency_batch2" not in sweep.identity.metrics, "latency was not asked for"
     for name in sweep.storage.names(TIMINGS):
@@ -64,14 +57,14 @@ def test_speeds_are_measured_at_each_size(space: Path, empty_database: Path) -> 
     assert section["data"]["sizes"] == [1, 2]
     row = next(row for row in section["data"]["rows"] if row[0] == "1")
     assert row[3] == [chain.metrics["speedup_batch2"].value, chain.metrics["speedup_batch2"].known_error]
-    uri = f"sqlite:///{space.parent}/mlflow.db"
+    uri = f"sqlite:///{run.store.parent}/mlflow.db"
     client, run_id = MlflowClient(uri), find_location(sweep, uri).runs[1]
     points = [(point.step, point.value) for point in client.get_metric_history(run_id, "by_batch/speedup")]
     assert sorted(points) == [(1, chain.metrics["speedup"].value), (2, chain.metrics["speedup_batch2"].value)]
     assert (sweep.identity.timing_batch, sweep.identity.timing["batch"]) == (1, [1, 2])
 
 
-def test_a_speed_at_a_size_that_is_not_timed_is_refused(space: Path) -> None:
-    words = ("launch", str(space), "--out", str(space.parent / "other"), "--no-mlflow", "--check", "--set")
+def test_a_speed_at_a_size_that_is_not_timed_is_refused(run: SweepRun) -> None:
+    words = run.arguments("--no-mlflow", "--check", "--set")
     refused = error_of(*words, "metrics=[speedup_batch8, caption_accuracy]", code=WRONG_USAGE)
     assert "metrics[0]: speedup_batch8: timing.batch lacks 8" in refused
