@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from search_spaces.params import Abbreviations, ConfigError, Params
+from search_spaces.params import Abbreviations, ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
 from search_spaces.trees import Chain, TreePolicy
 
@@ -24,6 +24,11 @@ class DrafterChoice(Params):
     implementation: ClassVar[str]
     has_weights: ClassVar[bool] = True
     keeps_window: ClassVar[bool] = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the probs that it states for its drafts are those that they were sampled from."""
+        return True
 
     def check_tree(self, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key in a config, if the drafter cannot serve the policy."""
@@ -85,21 +90,54 @@ class Jacobi(DrafterChoice):
     """No drafter model: drafts are sampled from the target's own probs of the last pass, whose context was partly wrong
     (speculative Jacobi decoding, SJD).
 
-    initialisation: how a position without probs is filled; such a token counts as a point mass. redraw: after a
-    rejection, the drafts behind it are sampled again with fresh random numbers, or with the random numbers of their
-    position (coupled), so that a token stays the same where its probs did not change.
+    initialisation: how a position that was never drafted is filled. Its draft counts as a sample from uniform probs
+    (`uniform`), or else as a point mass. redraw: how the drafts behind a rejection are replaced: `fresh` samples, with
+    the random numbers of their position (`coupled`), or by keeping old ones (`maximal`, `reuse`; see
+    `workers.decoding.redraws`). threshold: of `reuse`. law: which probs a redraw that keeps old drafts states for its
+    drafts, those that it samples from or those of published code, which is not lossless.
     """
 
     kind: ClassVar[str] = "jacobi"
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     has_weights: ClassVar[bool] = False
     keeps_window: ClassVar[bool] = True
+    leading: ClassVar[tuple[str, ...]] = ("redraw", "law")
     initialisation: Annotated[
-        Literal["random", "repeat_left", "sample_left"], "initialisation of a position that has no probs yet"
-    ] = "random"
+        Literal["uniform", "random", "repeat_left", "sample_left"],
+        "initialisation of a position that has no probs yet",
+        Abbreviations(uniform="unif"),
+    ] = "uniform"
     redraw: Annotated[
-        Literal["fresh", "coupled"], "random numbers for drafts that are sampled again", Abbreviations(coupled="cpl")
+        Literal["fresh", "coupled", "maximal", "reuse"],
+        "how drafts behind a rejection are replaced",
+        Abbreviations(coupled="cpl", maximal="max"),
     ] = "fresh"
+    threshold: Annotated[float | None, "ratio of probs above which `reuse` keeps a draft", Range(0, 1), Symbol("t")] = (
+        None
+    )
+    law: Annotated[
+        Literal["marginal", "published"] | None, "probs stated for redrawn drafts", Abbreviations(published="pub")
+    ] = None
+
+    def check(self) -> None:
+        # None where they have no effect, so that equal settings are equal
+        for key, default, applies in (
+            ("threshold", 0.5, self.redraw == "reuse"),
+            ("law", "marginal", self.keeps_drafts),
+        ):
+            if applies and getattr(self, key) is None:
+                object.__setattr__(self, key, default)
+            elif not applies and getattr(self, key) is not None:
+                raise ConfigError((key,), f"redraw {self.redraw!r} has none; remove it, or use 'reuse'")
+
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether its redraw needs the old drafts and their probs."""
+        return self.redraw in ("maximal", "reuse")
+
+    @property
+    def is_exact(self) -> bool:
+        return self.law != "published"
 
     def check_tree(self, policy: TreePolicy) -> None:
         if not isinstance(policy, Chain):

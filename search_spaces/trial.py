@@ -257,11 +257,12 @@ class DecodingConfig:
 
     def is_lossless(self, sampling: Sampling | None) -> bool:
         """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
-        the same sampling, and its rule is exact (at temperature 0: in the rule's greedy form). For drafters that state
-        the probs of their drafts, as all here do; tests/workers/decoding/test_lossless.py checks each of them.
+        the same sampling, its rule is exact (at temperature 0: in the rule's greedy form), and its drafter states the
+        probs of its drafts. tests/workers/decoding/test_lossless.py checks each drafter.
         """
         temperature = 1.0 if sampling is None else sampling.temperature
-        return self.sampling == sampling and self.acceptance.is_exact(temperature)
+        exact = self.acceptance.is_exact(temperature) and (temperature == 0 or self.drafter.is_exact)
+        return self.sampling == sampling and exact
 
     @property
     def shape(self) -> StepShape:

@@ -103,7 +103,7 @@ def expected(row: Published) -> DecodingConfig:
     if method == "Vanilla AR":
         return DecodingConfig(NoDrafter(), NoTree(), EXACT, baseline)
     if method == "SJD":
-        return DecodingConfig(Jacobi(), Chain(length=15), EXACT, baseline)
+        return DecodingConfig(Jacobi("random"), Chain(length=15), EXACT, baseline)
     if method == "Cool-SD":
         return drafted(static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1)))
     if method == "LANTERN++":

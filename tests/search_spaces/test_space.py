@@ -36,7 +36,7 @@ CONDITIONAL = """
       lambda: {low: 1.5, high: 3.0, step: 0.5}
       schedule: [constant, {schedule: exponential, nu: {values: [0.1, 0.2]}}]
       budget: {low: 1.0, high: 2.0}
-- drafter: jacobi
+- drafter: {kind: jacobi, initialisation: random}
   tree: {policy: chain, length: {low: 4, high: 15}}
   sampling: {cfg: {low: 1.0, high: 3.0}}
 """

@@ -144,6 +144,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "tree.policy: drafter 'jacobi' keeps a window: use 'chain', not 'adjacency'"),
     ({"drafter": "jacobi", "tree": {"policy": "chain", "length": 3, "children": "top"}},
      "tree.children: drafter 'jacobi' keeps the tokens that it sampled: use 'sampled'"),
+    ({"drafter": {"kind": "jacobi", "law": "published"}, "tree": {"policy": "chain", "length": 3}},
+     "drafter.law: redraw 'fresh' has none; remove it, or use 'reuse'"),
+    ({"drafter": {"kind": "jacobi", "redraw": "maximal", "threshold": 0.5}, "tree": {"policy": "chain", "length": 3}},
+     "drafter.threshold: redraw 'maximal' has none; remove it, or use 'reuse'"),
+    ({"drafter": {"kind": "jacobi", "redraw": "reuse", "threshold": -0.1}, "tree": {"policy": "chain", "length": 3}},
+     "drafter.threshold: must be in [0, 1], got -0.1"),
     ({"drafter": "eagle", "tree": {"policy": "dynamic", "dept": 3}},
      "tree.dept: unknown key; did you mean 'depth'? known keys: policy, depth, width, nodes"),
     ({"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 0, "width": 2, "nodes": 3}},
@@ -291,7 +297,8 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
-        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain sjd gsd peanut"""
+        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain sjd gsd
+        scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal peanut"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
 
@@ -332,6 +339,9 @@ CHAIN, DYNAMIC = {"policy": "chain", "length": 4}, {"policy": "dynamic", "depth"
         ({}, SAMPLING, True),
         ({"drafter": "eagle", "tree": DYNAMIC}, SAMPLING, True),
         ({"drafter": "jacobi", "tree": CHAIN}, SAMPLING, True),
+        ({"drafter": {"kind": "jacobi", "redraw": "maximal"}, "tree": CHAIN}, SAMPLING, True),
+        ({"drafter": {"kind": "jacobi", "redraw": "reuse", "law": "published"}, "tree": CHAIN}, SAMPLING, False),
+        ({"drafter": {"kind": "jacobi", "redraw": "reuse", "law": "published"}, "tree": CHAIN}, GREEDY, True),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"resampling": "optimal"}}, SAMPLING, True),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"neighbourhood": "additive", "k": 1, "delta": 0.3}},
          SAMPLING, True),

@@ -29,7 +29,7 @@ class FixedTree(TreeDrafting):
         super().__init__(config, target, drafter)
         assert config.policy.fixed is not None
         (tree, sampled), device = config.policy.fixed, target.device
-        self._sampled = sampled and self.sampling.temperature > 0
+        self._sampled, self._codes = sampled and self.sampling.temperature > 0, target.vocab_size
         self._shape = fixed_shape(tree.parents, tree.depth, device)
         self.max_levels, self.max_nodes = self._shape.max_depth, self._shape.nodes
         self._plan = _level_plan(tree, device)
@@ -46,13 +46,18 @@ class FixedTree(TreeDrafting):
     def draft(self, batch: Batch) -> DraftTree:
         tokens_by_level: list[Tensor] = []
         probs_by_level: list[Tensor] = []
+        noise: Tensor | None = None
+        if self._sampled:
+            positions = batch.token_positions[:, : self.max_levels]
+            noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
         for index, level in enumerate(self._plan):
             if index == 0:
                 logits = self.drafter.root_logits(batch)[:, None]
             else:
                 logits = self.drafter.expand(batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank)
             level_probs = self.probs(logits)
-            order = self._children(batch, index, level_probs).expand(-1, level.parents, -1)
+            level_noise = None if noise is None else noise[:, index : index + 1]
+            order = self._children(level.width, level_probs, level_noise).expand(-1, level.parents, -1)
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
         tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
@@ -69,22 +74,17 @@ class FixedTree(TreeDrafting):
             nonfinite=probs[..., 0].isnan().any(1),  # a softmax is NaN everywhere or nowhere
         )
 
-    def _children(self, batch: Batch, index: int, probs: Tensor) -> Tensor:
+    @staticmethod
+    def _children(width: int, probs: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B, F, V]; F = 1 if all
-        probs are the same (Medusa).
+        probs are the same (Medusa). noise [B, 1, V]: exponential; None: the top tokens.
 
         All parents of a level share its noise: verification reaches only one of them, and which one depends only on the
         random numbers of earlier positions.
         """
-        width = self._plan[index].width
         if probs.stride(1) == 0:
             probs = probs[:, :1]
-        if not self._sampled:
-            return probs.topk(width, dim=-1).indices if width > 1 else largest_index(probs)[..., None]
-        position = batch.token_positions[:, index : index + 1]
-        if width == probs.shape[1] == 1:
-            return batch.rng.sample(Purpose.DRAFT, probs, position)[..., None]
-        scores = probs / batch.rng.exponential_noise(Purpose.DRAFT, position, probs.shape[2])
+        scores = probs if noise is None else probs / noise
         return scores.topk(width, dim=-1).indices if width > 1 else largest_index(scores)[..., None]
 
 

@@ -17,8 +17,9 @@ from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
+from workers.decoding.redraws import REDRAWS, Redraw
 from workers.decoding.rng import Purpose
-from workers.decoding.sampling import largest_index, sample_by_inversion
+from workers.decoding.sampling import largest_index
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, gather_rows
 from workers.models.target import Prompt, Target
@@ -28,10 +29,9 @@ class JacobiWindow(Drafting):
     """A chain of N drafts; the published window size counts the root too, so N is one less.
 
     The window's last positions may be new: no pass has given probs there. They are filled at random, with the token to
-    their left, or with that position's most likely token. Their proposal is then a point mass, which is correct for any
-    choice that does not depend on the target's next probs. With `redraw = "fresh"` (as published) every resampling of a
-    position uses a new random number; "coupled" reuses the position's numbers, so that probs that hardly changed give
-    the same token again.
+    their left, or with that position's most likely token. The probs of such a token are a point mass, which is correct
+    for any choice that does not depend on the target's next probs; for random tokens the uniform probs are correct too,
+    and accepted more often. `redraws` has the ways in which drafts behind a rejection are replaced.
     """
 
     tokens: Tensor  # [B, N]
@@ -43,7 +43,7 @@ class JacobiWindow(Drafting):
         super().__init__(config, target, drafter)
         assert isinstance(config.drafter, Jacobi)
         self._params, self._vocab_size, device = config.drafter, target.vocab_size, target.device
-        self._sampled = self.sampling.temperature > 0
+        self._sampled, self._redraw = self.sampling.temperature > 0, REDRAWS[config.drafter.redraw]
         length = self.max_levels = self.max_nodes = config.policy.bounds.depth
         self._shape = fixed_shape(range(-1, length - 1), range(1, length + 1), device)
         self._nodes = torch.arange(length, device=device)
@@ -67,7 +67,9 @@ class JacobiWindow(Drafting):
     def draft(self, batch: Batch) -> DraftTree:
         new = self._nodes >= self.known[:, None]
         tokens = torch.where(new, self._new_tokens(batch), self.tokens)
-        if self._sampled:
+        if self._sampled and self._params.initialisation == "uniform":
+            self.probs.masked_fill_(new[..., None], 1 / self._vocab_size)
+        elif self._sampled:
             index = tokens[..., None]
             self.probs.masked_fill_(new[..., None], 0)
             self.probs.scatter_(2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1))
@@ -82,7 +84,7 @@ class JacobiWindow(Drafting):
 
     def _new_tokens(self, batch: Batch) -> Tensor:
         """Tokens [B, N|1] for new positions."""
-        if self._params.initialisation == "random":
+        if self._params.initialisation in ("uniform", "random"):
             slots = self._nodes + self._vocab_size
             bits = rng.bits(batch.keys[:, None], batch.token_positions[:, : self.max_levels], Purpose.WINDOW, slots)
             return (bits >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
@@ -103,14 +105,25 @@ class JacobiWindow(Drafting):
             self.tokens = largest_index(logits).gather(1, sources)
             return
         assert result.probs is not None, "the window is a chain"
-        rows = (
-            sources + torch.arange(0, batch.size * (length + 1), length + 1, device=sources.device)[:, None]
-        ).flatten()
-        torch.index_select(result.probs.flatten(0, 1), 0, rows, out=self.probs.flatten(0, 1))
-        positions = batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None]
-        if self._params.redraw == "coupled":
-            self.tokens = batch.rng.sample(Purpose.WINDOW, self.probs, positions)
-        else:  # a position is nearer to the root in every pass, so its number is a new one
-            slots = self._nodes + (self._vocab_size + length)
-            uniforms = rng.uniform_double(batch.keys[:, None], positions, Purpose.WINDOW, slots)
-            self.tokens = sample_by_inversion(self.probs, uniforms)
+        keeps, drafted = self._params.keeps_drafts, sources < length
+        drafts = sources.clamp(max=length - 1)  # the old nodes at the slots of the new ones
+        old_probs = self._rows(self.probs, drafts) if keeps else self.probs
+        draft = Redraw(
+            self._params,
+            batch.rng,
+            self._rows(result.probs, sources, out=None if keeps else self.probs),
+            batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None],
+            self._nodes + (self._vocab_size + length),
+            tree.tokens.gather(1, drafts),
+            old_probs,
+            drafted,
+        )
+        self.tokens, self.probs = self._redraw(draft)
+
+    @staticmethod
+    def _rows(probs: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows [B, N, V] of probs [B, n, V] at index [B, N]."""
+        size, count, codes = probs.shape
+        rows = index + torch.arange(0, size * count, count, device=index.device)[:, None]
+        flat = None if out is None else out.flatten(0, 1)
+        return torch.index_select(probs.flatten(0, 1), 0, rows.flatten(), out=flat).view(size, -1, codes)

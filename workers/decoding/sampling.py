@@ -166,20 +166,18 @@ def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
     """
     size = math.gcd(probs.shape[-1], 128)
     blocks = probs.view(*probs.shape[:-1], -1, size)
-    block, share = _invert(blocks.sum(-1), uniforms)
-    index = block[..., None, None].expand(*block.shape, 1, size)
-    token, _ = _invert(blocks.gather(-2, index).squeeze(-2), share)
-    return block * size + token
+    masses = blocks.sum(-1)
+    ends = masses.cumsum(-1, dtype=torch.float64)
+    place = uniforms[..., None] * ends[..., -1:]
+    block = _first_above(ends, place)
+    left = (ends.gather(-1, block) - place) / masses.gather(-1, block)  # of the block, behind the place
+    ends = blocks.gather(-2, block[..., None].expand(*block.shape, size)).squeeze(-2).cumsum(-1, dtype=torch.float64)
+    token = _first_above(ends, (1 - left).clamp(0, 1 - 2.0**-53) * ends[..., -1:])
+    return torch.add(token, block, alpha=size).squeeze(-1)
 
 
-def _invert(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The entry [...] of masses [..., n] that the uniforms [...] fall on, and how far into it they fall, in [0, 1].
-    An entry of mass 0 is never chosen, unless all are.
+def _first_above(ends: Tensor, place: Tensor) -> Tensor:
+    """The first entry [..., 1] of rising ends [..., n] above place [..., 1], so one that has mass; the last if none is,
+    as where all are 0.
     """
-    ends = masses.double().cumsum(-1)
-    total = ends[..., -1:]
-    place = uniforms[..., None] * total
-    last = (ends < total).sum(-1, keepdim=True)  # of those that have mass, whatever is rounded
-    entry = (ends <= place).sum(-1, keepdim=True).minimum(last)
-    end, mass = ends.gather(-1, entry), masses.gather(-1, entry)
-    return entry.squeeze(-1), (1 - (end - place) / mass).clamp(0, 1).squeeze(-1)
+    return torch.searchsorted(ends, place, right=True).clamp_(max=ends.shape[-1] - 1)

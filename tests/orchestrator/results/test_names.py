@@ -46,7 +46,8 @@ def name(config: DecodingConfig) -> str:
         (setting(acceptance={**ADDITIVE, "resampling": "optimal"}), "eagle-chain4 additive(k100,d0.1,optimal)"),
         (setting(acceptance={"schedule": "exponential"}), "eagle-chain4 exponential"),
         (CATALOGUE["medusa"].config, "medusa-static(medusa2_64,top) exact"),
-        (CATALOGUE["sjd"].config, "jacobi-chain15 exact"),
+        (CATALOGUE["sjd"].config, "jacobi(random)-chain15 exact"),
+        (CATALOGUE["sjd_plus_published"].config, "jacobi(reuse,pub)-chain15 exact#cc49b7"),
     ],
 )
 def test_names(config: DecodingConfig, text: str) -> None:

@@ -65,6 +65,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "adjacency, random": (Independent(), adjacency("random"), LANTERN),
     "adjacency, tokenflock": (Eagle(), adjacency("tokenflock"), EXACT),
     "window": (Jacobi(), Chain(6), EXACT),
+    "window, maximal": (Jacobi(redraw="maximal"), Chain(6), EXACT),
+    "window, reuse": (Jacobi("random", "reuse"), Chain(6), EXACT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
 }
 
@@ -164,9 +166,20 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
     return engine, engine.open(deque(REQUESTS))[0]
 
 
+def short(config: DecodingConfig) -> DecodingConfig:
+    """With a chain that fits the toy's images."""
+    policy = config.policy
+    return (
+        replace(config, policy=replace(policy, length=min(policy.length, 15))) if isinstance(policy, Chain) else config
+    )
+
+
 # mostly in bf16, which shows all that fp32 does, and mixed dtypes besides
 ROUNDS: dict[str, DecodingConfig] = {
-    **{name: preset.config for name, preset in {code_path(p.config): (n, p) for n, p in CATALOGUE.items()}.values()},
+    **{
+        name: short(preset.config)
+        for name, preset in {code_path(p.config): (n, p) for n, p in CATALOGUE.items()}.values()
+    },
     **{f"{name}, row ends": DecodingConfig(*family) for name, family in FAMILIES.items()},
     **{f"{name}, fp32": DecodingConfig(*FAMILIES[name]) for name in ("chain", "dynamic", "window of groups")},
 }

@@ -42,6 +42,9 @@ LOSSLESS = [
     "adt_random",
     "adt_tokenflock",
     "sjd",
+    "scd",
+    "sjd_plus",
+    "sjd_maximal",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import toy_target
 from tests.oracles import tabular
 from tests.oracles.drafter_rounds import open_batch
-from workers.decoding import rng
+from workers.decoding import redraws, rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.sampling import to_probs
@@ -24,15 +24,15 @@ from workers.decoding.state import Batch
 from workers.models.target import Prompt
 
 CODES, LENGTH, SIZE = 24, 4, 3
-Start = Literal["random", "repeat_left", "sample_left"]
-STARTS: tuple[Start, ...] = ("random", "repeat_left", "sample_left")
+Start = Literal["uniform", "random", "repeat_left", "sample_left"]
+Redraw = Literal["fresh", "coupled", "maximal", "reuse"]
+REDRAWS: tuple[Redraw, ...] = get_args(Redraw)
+STARTS: tuple[Start, ...] = get_args(Start)
 NOTHING = Prompt(torch.zeros(SIZE, 1, 1), torch.ones(SIZE, 1, dtype=torch.bool))
 FIRST = torch.tensor([3, 9, 20])
 
 
-def opened(
-    initialisation: Start, redraw: Literal["fresh", "coupled"], sampling: Sampling
-) -> tuple[JacobiWindow, Batch]:
+def opened(initialisation: Start, redraw: Redraw, sampling: Sampling) -> tuple[JacobiWindow, Batch]:
     """A window over three captions that have their first tokens."""
     target = toy_target()
     batch = open_batch(target, 2)
@@ -88,11 +88,12 @@ def test_window_slides_as_the_plain_one(start: Start, temperature: float, rounds
     for accepts in [*rounds, None]:
         tree = window.draft(batch)
         for row in range(SIZE):
-            if start == "random":  # any token of the codebook will do, as long as its distribution says so
+            if start in ("uniform", "random"):  # any token of the codebook, as long as its distribution says so
                 tokens = tree.tokens[row].tolist()
                 assert all(0 <= token < CODES for token in tokens)
                 certain = [[float(code == token) for code in range(CODES)] for token in tokens]
-                expected = [place or (t, probs) for place, t, probs in zip(known[row], tokens, certain, strict=True)]
+                first = certain if start == "random" else [[1 / CODES] * CODES] * LENGTH
+                expected = [place or (t, probs) for place, t, probs in zip(known[row], tokens, first, strict=True)]
             else:
                 expected = filled(start, known[row], int(batch.root[row]))
             assert tree.tokens[row].tolist() == [token for token, _ in expected]
@@ -129,9 +130,8 @@ def redrawn(batch: Batch, row: int, position: int, logits: Tensor, sampling: Sam
     return odds.index(max(odds)), probs
 
 
-@pytest.mark.parametrize("redraw", ["fresh", "coupled"])
-def test_only_coupled_redraws_reuse_a_positions_numbers(redraw: Literal["fresh", "coupled"]) -> None:
-    """Under one and the same distribution a coupled place keeps its token from round to round."""
+@pytest.mark.parametrize("redraw", REDRAWS)
+def test_under_one_distribution_all_but_fresh_redraws_keep_their_tokens(redraw: Redraw) -> None:
     window, batch = opened("random", redraw, Sampling())
     none_accepted, same = torch.zeros(SIZE, dtype=torch.int64), torch.zeros(SIZE, LENGTH + 1, CODES)
     kept: list[Tensor] = []
@@ -143,4 +143,29 @@ def test_only_coupled_redraws_reuse_a_positions_numbers(redraw: Literal["fresh",
             kept.append(tokens[:, :-1] == before[:, 1:])
         before = tokens
     share = float(torch.stack(kept).float().mean())
-    assert share == 1 if redraw == "coupled" else share < 0.2
+    assert share == 1 if redraw != "fresh" else share < 0.2
+
+
+@pytest.mark.parametrize("redraw", REDRAWS)
+def test_a_redraw_gets_the_old_draft_of_its_position(redraw: Redraw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row at its own pace. The new place i was i + 1 + accepted; the last one that has probs had no draft."""
+    window, batch = opened("uniform", redraw, Sampling())
+    seen: list[redraws.Redraw] = []
+
+    def noted(draft: redraws.Redraw) -> tuple[Tensor, Tensor]:
+        seen.append(draft)
+        return redraws.REDRAWS[redraw](draft)
+
+    monkeypatch.setattr(window, "_redraw", noted)
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        tree, accepted = window.draft(batch), torch.tensor([0, 2, LENGTH])
+        assert tree.probs is not None
+        tokens, probs = tree.tokens.clone(), tree.probs.clone()
+        commit(window, batch, accepted, FIRST, torch.randn(SIZE, LENGTH + 1, CODES, generator=generator))
+        for row, count in enumerate(accepted.tolist()):
+            places = range(count + 1, LENGTH)
+            assert seen[-1].drafted[row].tolist() == [place in places for place in range(count + 1, count + 1 + LENGTH)]
+            for new, old in enumerate(places):
+                assert seen[-1].tokens[row, new] == tokens[row, old]
+                assert redraw in ("fresh", "coupled") or seen[-1].probs[row, new].equal(probs[row, old])

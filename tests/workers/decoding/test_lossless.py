@@ -14,7 +14,7 @@ same tests find mistakes.
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -72,8 +72,13 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
     "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 3),
     "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
-    "jacobi, random": (Jacobi(), Chain(3), PLAIN, 3, 5),
-    "jacobi, random, filtered": (Jacobi(redraw="coupled"), Chain(3), FILTERED, 4, 5),
+    "jacobi, uniform": (Jacobi(), Chain(3), PLAIN, 3, 5),
+    "jacobi, random": (Jacobi("random"), Chain(3), PLAIN, 3, 5),
+    "jacobi, random, filtered": (Jacobi("random", "coupled"), Chain(3), FILTERED, 4, 5),
+    "jacobi, maximal": (Jacobi(redraw="maximal"), Chain(4), PLAIN, 3, 5),
+    "jacobi, maximal, filtered": (Jacobi("random", "maximal"), Chain(3), FILTERED, 4, 5),
+    "jacobi, reuse": (Jacobi(redraw="reuse"), Chain(4), PLAIN, 3, 5),
+    "jacobi, reuse, filtered": (Jacobi("repeat_left", "reuse", 0.9), Chain(3), FILTERED, 4, 5),
     "jacobi, repeat": (Jacobi("repeat_left", "coupled"), Chain(2), PLAIN, 3, 5),
     "jacobi, sample": (Jacobi("sample_left"), Chain(3), FILTERED, 4, 5),
 }
@@ -111,6 +116,17 @@ def p_of_draws(
 def test_images_follow_the_targets_distribution(name: str) -> None:
     draws = MANY_DRAWS if name in ("eagle, chain", *(f"adjacency, {start}" for start in STARTS)) else DRAWS
     assert p_of_draws(*CASES[name], draws) > ALARM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redraw", ["maximal", "reuse"])
+@pytest.mark.parametrize("initialisation", ["uniform", "random"])
+def test_windows_that_keep_the_published_probs_are_biased(
+    redraw: Literal["maximal", "reuse"], initialisation: Literal["uniform", "random"]
+) -> None:
+    drafter = Jacobi(initialisation, redraw, law="published")
+    assert not DecodingConfig(drafter, Chain(4), sampling=PLAIN).is_lossless(PLAIN)
+    assert p_of_draws(drafter, Chain(4), PLAIN, 3, 5) < ALARM
 
 
 def test_what_is_called_lossless_is_tested_here() -> None:

@@ -39,6 +39,8 @@ CONFIGS = {
         Eagle(), Adjacency(beta=0.5, depth_range=(1, 3), width_range=(1, 3), start_depth=2, start_width=2, nodes=5)
     ),
     "window": DecodingConfig(Jacobi(), Chain(4), AcceptanceRule()),
+    "window, maximal": DecodingConfig(Jacobi(redraw="maximal"), Chain(4), AcceptanceRule()),
+    "window, reuse": DecodingConfig(Jacobi(redraw="reuse"), Chain(4), AcceptanceRule()),
 }
 WIDEST = (3, 5)  # of the adjacency trees
 
