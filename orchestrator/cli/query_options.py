@@ -181,7 +181,10 @@ class TimingOptions:
         "Stop when the relative standard error of every cost is at most this.", "SHARE", default=0.02, min=0, max=1,
         callback=o.finite,
     )  # fmt: skip
-    minutes: float = option("Start no session that would end later.", "MINUTES", default=1.0, min=0, callback=o.finite)
+    minutes: float = option(
+        "Start no session that would end later; each setting is timed at least once.", "MINUTES", default=1.0, min=0,
+        callback=o.finite,
+    )  # fmt: skip
     batch: int | None = option("Images generated together. Default: the sweep's timing.batch.", "N", min=1, max=65536)
     images: int | None = option(
         "Images of each setting in a session, rounded up to whole batches. Default: the sweep's timing.images.",

@@ -123,7 +123,7 @@ class SessionTimer:
                 if len(self.written) >= len(groups):
                     error = self.largest_error(settings)
                     left = describe_duration(max(0.0, self.seconds - spent))
-                    _say(f"{counted(len(self.written), 'session')}: costs within {error:.1%}; {left} left")
+                    _say(f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} %; {left} left")
                     is_late = spent + longest > self.seconds and math.isfinite(error)
                     if error <= self.error or is_late:
                         return error

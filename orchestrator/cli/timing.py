@@ -39,7 +39,8 @@ class Choice:
 @grouped
 @q.query_errors()
 def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_json: AsJson = False) -> None:
-    """Time vanilla and the settings on a sweep's front in turn, on this machine, with the sweep's captions and weights.
+    """Time vanilla, the front, the recommended settings and those within error of them in turn, on this machine, with
+    the sweep's captions and weights.
 
     The number of passes of an image does not depend on the device; only the cost of a pass does. So a front that was
     drawn on other machines has its speeds on this one within a minute: `pareto`, `report` and `compare` show them with
@@ -62,17 +63,21 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
     from orchestrator.cli.session_timer import SessionTimer  # after the checks: this imports torch
 
     timer = SessionTimer.load(opened, effort)
-    error = timer.run(settings)
+    try:
+        error = timer.run(settings)
+    finally:
+        _update_tables(opened, timer)
     _show_speeds(opened, records, timer, error, as_json=as_json)
 
 
 def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
-    """Vanilla and the trials to time: of the front, with these numbers, or all that match.
+    """Vanilla and the trials to time: those that decide what is recommended, with these numbers, or all that match.
 
     Raises:
-        CommandError: vanilla has not finished, or both options are given.
+        CommandError: vanilla has not finished, both options are given, or no trial matches.
         QueryError: no such trial, or an invalid filter.
     """
+    from orchestrator.results.choices import decisive_trials
     from orchestrator.results.front import front_of
 
     if choice.trial and choice.where:
@@ -84,8 +89,19 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
     if choice.trial:
         trials = [front.trial(number) for number in choice.trial]
     else:
-        trials = front.candidates if choice.where else front.members
+        trials = front.candidates if choice.where else decisive_trials(front)
+    if choice.where and not trials:
+        raise CommandError(f"no measured trial matches --where {' and '.join(choice.where)}", WRONG_USAGE)
     return [vanilla, *(trial.record for trial in trials if trial.record is not vanilla)]
+
+
+def _update_tables(sweep: Sweep, timer: SessionTimer) -> None:
+    """Write the sweep's tables again if sessions of its own device are new: their speeds are those of all sessions."""
+    from orchestrator.views.tables import write_tables
+
+    own = sweep.priced()
+    if timer.written and own.machine is not None and own.machine.device == timer.device:
+        write_tables(own)
 
 
 def _show_speeds(
@@ -96,7 +112,7 @@ def _show_speeds(
     from orchestrator.cli.devices import side_by_side
     from orchestrator.results.front import front_of
     from orchestrator.results.prices import is_priced
-    from orchestrator.results.store import command
+    from orchestrator.results.store import MLFLOW_PLACE, REPORT, command
 
     own, machine = sweep.priced(), timer.machine
     goals = sweep.objectives()
@@ -108,7 +124,7 @@ def _show_speeds(
     facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
     facts |= {"batch": machine.batch, "sessions": len(timer.written), "images": timer.images, "error": error, **table}
     lines = [
-        f"speeds on {machine}, {counted(len(timer.written), 'session')}"
+        f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
         + (" [1], beside those of the sweep itself [2]" if len(fronts) > 1 else ""),
         "",
         *lines,
@@ -117,4 +133,7 @@ def _show_speeds(
     ]
     if len(fronts) > 1:
         lines.append(f"of all devices:  {command(sweep.storage, 'compare', '--by', 'device')}")
+    if own.machine is not None and own.machine.device == machine.device:
+        lines += [f"the report page: {command(sweep.storage, 'report')}"] * sweep.storage.exists(REPORT)
+        lines += [f"update MLflow:   {command(sweep.storage, 'sync')}"] * sweep.storage.exists(MLFLOW_PLACE)
     show(facts, lines, as_json=as_json)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.results.bounds import MAX_NAMED
 from orchestrator.results.front import Front
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.query import NoChoiceError, QueryError, limit_samples
@@ -40,6 +41,16 @@ def default_choices(front: Front) -> dict[str, Trial]:
     """The choices within the default bar, by kind."""
     limit = default_limit(front)
     return choose(front, [limit] if limit else [])
+
+
+def decisive_trials(front: Front) -> list[Trial]:
+    """The trials whose values decide what is recommended, vanilla left out: the choices; of those within error of each,
+    the ones with the best bounds; and the rest of the front.
+    """
+    chosen = list(default_choices(front).values())
+    rivals = [trial for choice in chosen for trial in (choice.alternatives or ())[:MAX_NAMED]]
+    found = {(trial.origin, trial.number): trial for trial in (*chosen, *rivals, *front.members)}
+    return [trial for trial in found.values() if not trial.is_vanilla]
 
 
 def select(

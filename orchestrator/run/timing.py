@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.results.bounds import MAX_NAMED
-from orchestrator.results.choices import default_choices
+from orchestrator.results.choices import decisive_trials
 from orchestrator.results.front import front_of
 from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Sweep
@@ -149,16 +148,10 @@ def session_of(sweep: SweepConfig, configs: Sequence[DecodingConfig], captions: 
 
 
 def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
-    """A config of each shape on the front, those first that decide what is recommended: the choices, and of the
-    settings within error of each those with the best bounds.
-    """
-    front = front_of([sweep])
-    chosen = list(default_choices(front).values())
-    rivals = [trial for choice in chosen for trial in (choice.alternatives or ())[:MAX_NAMED]]
+    """A config of each shape that decides what is recommended (see `decisive_trials`)."""
     by_shape: dict[StepShape, DecodingConfig] = {}
-    for trial in (*chosen, *rivals, *front.members):
-        if not trial.is_vanilla:
-            by_shape.setdefault(trial.config.shape, trial.config)
+    for trial in decisive_trials(front_of([sweep])):
+        by_shape.setdefault(trial.config.shape, trial.config)
     return list(by_shape.values())
 
 

@@ -17,9 +17,18 @@ import specfrontier as api
 from orchestrator.cli import session_timer
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
 from orchestrator.results import prices
+from orchestrator.results.choices import decisive_trials
+from orchestrator.results.front import front_of
 from orchestrator.results.launches import load_identity
 from orchestrator.results.locks import exclusive
-from orchestrator.results.store import DRIVER_LOCK, trial_file, write_identity
+from orchestrator.results.store import (
+    DRIVER_LOCK,
+    FRONT_TABLE,
+    TRIAL_TABLE,
+    read_table,
+    trial_file,
+    write_identity,
+)
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.real_sweeps import SweepRun
@@ -108,7 +117,7 @@ def test_more_threads_are_another_device(place: str) -> None:
     own = speeds(place)
     ran = specfrontier("time", place, "--trial", "1", "--threads", "3", *QUICK)
     assert ran.code == 0, ran.err
-    assert "3 threads at batch 1, 1 session" in ran.out
+    assert "3 threads at batch 1, 1 new session" in ran.out
     assert "[1], beside those of the sweep itself [2]" in ran.out
     assert f"compare {place} --by device" in ran.out
     assert speeds(place) == own
@@ -121,15 +130,32 @@ def test_more_threads_are_another_device(place: str) -> None:
     assert "3 threads (batch 1)" in ambiguous
 
 
+def test_new_sessions_of_the_sweeps_own_device_update_its_tables(place: str) -> None:
+    own = Sweep.open(place).machine
+    assert own is not None
+    storage, before = Storage(place), (Path(place, TRIAL_TABLE).read_bytes(), speeds(place))
+    ran = specfrontier("time", place, "--threads", str(own.device.threads + 1), *QUICK)
+    assert Path(place, TRIAL_TABLE).read_bytes() == before[0], "of another device"
+    assert f"report {place}" not in ran.out
+    ran = specfrontier("time", place, "--threads", str(own.device.threads), *QUICK)
+    assert ran.code == 0, ran.err
+    assert f"the report page: specfrontier report {place}" in ran.out
+    assert "sync" not in ran.out, "the sweep was not logged"
+    rows = read_table(storage, TRIAL_TABLE, ["number", "speedup", "latency"], fix="").to_pylist()
+    assert {row["number"]: (row["speedup"], row["latency"]) for row in rows} == speeds(place) != before[1]
+    front = read_table(storage, FRONT_TABLE, ["number", "latency"], fix="").to_pylist()
+    assert all(row["latency"] == speeds(place)[row["number"]][1] for row in front)
+
+
 def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = iter([0.05, 0.03, 0.01])
     monkeypatch.setattr(session_timer.SessionTimer, "largest_error", lambda *_: next(errors))
     ran = specfrontier("time", place, "--images", "2", "--error", "0.015", "--minutes", "9", "--json")
     assert ran.code == 0, ran.err
     assert (ran.json["sessions"], ran.json["error"]) == (3, 0.01)
-    members = {row["number"] for row in specfrontier("pareto", place, "--json").json["rows"]}
-    assert 1 in members, "the longest accepted drafts are on the front"
-    assert {row["number"] for row in ran.json["rows"]} == {0, *members}
+    decisive = {trial.number for trial in decisive_trials(front_of([Sweep.open(place)]))}
+    assert 1 in decisive, "the longest accepted drafts are on the front"
+    assert {row["number"] for row in ran.json["rows"]} == {0, *decisive}
 
 
 def test_settings_timed_before_graphs_were_given_up_are_timed_again(
@@ -178,6 +204,9 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     assert "16 captions" in error_of("time", place, "--batch", "8", code=WRONG_USAGE)
     assert "no finished trial 9" in error_of("time", place, "--trial", "9", code=FAILED)
     assert "nothing to time but vanilla" in error_of("time", place, "--trial", "0", code=WRONG_USAGE)
+    assert "no measured trial matches --where state=foo and number>0" in error_of(
+        "time", place, "--where", "state=foo", "--where", "number>0", code=WRONG_USAGE
+    )
     assert "--trial and --where" in error_of("time", place, "--trial", "1", "--where", "lossless", code=WRONG_USAGE)
     assert "no such file" in error_of("time", place, "--models", str(tmp_path / "none"), code=WRONG_USAGE)
     with exclusive(Storage(place), DRIVER_LOCK):

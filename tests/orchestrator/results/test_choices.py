@@ -15,6 +15,7 @@ from orchestrator.results.choices import (
     LOSSLESS,
     choices_mapping,
     choose,
+    decisive_trials,
     default_limit,
     example_limit,
     select,
@@ -85,6 +86,7 @@ def test_a_lossless_setting_is_preferred_within_error(front: Front) -> None:
     assert (found["best_within_error_of"], found["best_preferred_to"]) == ([str(lossy)], str(lossy))
     assert found["best_bound"] == pytest.approx(1.906, abs=0.01)
     assert (found["best_lossless_within_error_of"], found["best_lossless_preferred_to"]) == ([], None)
+    assert [trial.number for trial in decisive_trials(near)] == [lossless, lossy], "rivals too, but not vanilla"
     far = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)}).best()
     assert far is not None
     assert (far.number, far.alternatives) == (lossy, ())
