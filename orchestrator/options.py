@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hi
 
 import typer
 
-from orchestrator.errors import WRONG_USAGE, CommandError, ends_with, explain
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
 from workers.runtime.process import use_threads
 
@@ -182,15 +182,14 @@ def _use_threads(count: int | None) -> int | None:
     return count
 
 
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        min=1,
-        max=_MAX_THREADS,
-        callback=_use_threads,
-        help="CPU threads. Default: OMP_NUM_THREADS, else the cores idle at the start; for a worker its cores.",
-    ),
+def _threads(default: str) -> Any:
+    about = f"CPU threads. Default: OMP_NUM_THREADS, else {default}."
+    return typer.Option(metavar="N", min=1, max=_MAX_THREADS, callback=_use_threads, help=about)
+
+
+Threads = Annotated[int | None, _threads("the cores idle at the start; for a worker its cores")]
+TimingThreads = Annotated[
+    int | None, _threads("those that the sweep was timed with, on a CPU; else the cores idle at the start")
 ]
 Address = Annotated[
     str | None, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT. Default: this machine alone.")
@@ -236,15 +235,19 @@ def find_models(given: str | None, own: str) -> Entry:
     """The entry that --models names; None: that of a sweep or of the built-in models. own: their place.
 
     Raises:
-        CommandError: there is none.
+        CommandError: there is none (2), or its files do not exist (1).
     """
     from workers.loading.models_yaml import find_entry
 
+    code = WRONG_USAGE
     try:
-        return find_entry(given or own)
+        entry = find_entry(given or own)
+        code = FAILED
+        entry.check_files()
     except (ValueError, OSError) as error:
         moved = "" if given else "; --models names the weights where they are now"
-        raise CommandError(f"{explain(error)}{moved}", WRONG_USAGE) from error
+        raise CommandError(f"{explain(error)}{moved}", code) from error
+    return entry
 
 
 def pick_device(name: str | None) -> torch.device:

@@ -176,7 +176,8 @@ class Sweep(results.Sweep):
         names = " and ".join(metric.name for metric in self._own_front.metrics)
         on_front = f"{len(self._own_front.members)} on the front of {names}"
         place = near_path(self.storage)
-        return clean(f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front} ({place})")
+        speeds = "" if self.machine is None else f"; speeds on {self.machine}"
+        return clean(f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front}{speeds} ({place})")
 
 
 def _values(trial: Trial) -> list[str]:

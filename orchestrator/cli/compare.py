@@ -185,12 +185,14 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
         QueryError: no such column, or fewer than two groups.
     """
     from orchestrator.results.query import QueryError, column_of
+    from search_spaces.params import unknown_key
 
     groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}
     try:
         column = [] if by is None or by in _PARTS else column_of(front.trials, by).to_pylist()
-    except ValueError as error:
-        raise QueryError(f"--by {by}{error}") from None
+    except ValueError:
+        problem = unknown_key(str(by), [*_PARTS, _DEVICE, *front.trials.column_names], "column")
+        raise QueryError(f"--by {by}: {problem}") from None
     for index, trial in enumerate(front.candidates):
         name = trial.origin
         if by is not None:

@@ -193,7 +193,7 @@ class TimingOptions:
     )
     models: o.Models = None
     device: o.Device = None
-    threads: o.Threads = None
+    threads: o.TimingThreads = None
 
 
 @contextmanager

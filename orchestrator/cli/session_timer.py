@@ -65,10 +65,12 @@ class SessionTimer:
         """Load the sweep's models.
 
         Raises:
-            CommandError: no such device or models (2); weights are missing, damaged, or not the sweep's, or a shard of
-                vanilla is missing or damaged (1).
+            CommandError: no such device or models, or more threads than torch uses (2); weights are missing, damaged,
+                or not the sweep's, or a shard of vanilla is missing or damaged (1).
         """
         identity, device = sweep.identity, pick_device(effort.device)
+        if effort.threads and effort.threads != (used := this_device(device).threads or effort.threads):
+            raise CommandError(f"--threads {effort.threads}: torch uses {used} on this machine", WRONG_USAGE)
         with plugins_of(sweep.storage), in_memory("while loading the models; free some memory, or use another device"):
             entry = find_models(effort.models, sweep.models)
             with ends_with(FAILED):

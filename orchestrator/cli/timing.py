@@ -13,6 +13,7 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, grouped, option
 from orchestrator.results.config_file import SPEEDUP
 from orchestrator.results.text import counted
+from workers.runtime.process import prefer_threads
 
 if TYPE_CHECKING:
     from orchestrator.cli.session_timer import SessionTimer
@@ -59,6 +60,8 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
     settings = [config for shape, config in reversed(configs.items()) if vanilla is None or shape != vanilla.shape]
     if not settings:
         raise CommandError("nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE)
+    if effort.threads is None and opened.machine is not None and opened.machine.device.threads:
+        prefer_threads(opened.machine.device.threads)
     o.say_on_terminal("loading the models")
     from orchestrator.cli.session_timer import SessionTimer  # after the checks: this imports torch
 

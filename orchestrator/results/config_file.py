@@ -101,9 +101,11 @@ class Setting:
         return self.comments if self.speed is not None and self.speed.digest == digest else ""
 
     def differing_files(self, hashes: Mapping[str, str]) -> list[str]:
-        """Keys of the models whose contents are not those of the sweep's. hashes: of the models that are used."""
+        """Keys of the models whose contents are not those of the sweep's, and which of them are missing. hashes: of the
+        models that are used."""
         weights = hashes if self.weights is None else self.weights
-        return sorted(key for key in weights.keys() | hashes.keys() if weights.get(key) != hashes.get(key))
+        found = sorted(key for key in weights.keys() | hashes.keys() if weights.get(key) != hashes.get(key))
+        return [key if key in hashes else f"{key} (missing)" for key in found]
 
 
 def head_comments(text: str) -> str:

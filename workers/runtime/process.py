@@ -28,6 +28,8 @@ _KEPT_BYTES = (1 << 31) - 1  # at the end of the heap; more goes back to the sys
 #: For a process to come. One arena: those of other threads give large blocks back as before.
 _VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_ARENA_MAX": "1"}
 
+_USERS_COUNT = os.environ.get(COUNT)  # before a command sets it
+
 
 def use_threads(count: int | None = None) -> None:
     """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS says, else one for
@@ -40,6 +42,13 @@ def use_threads(count: int | None = None) -> None:
     os.environ[COUNT] = str(count)
     if "torch" in sys.modules:  # it has read the environment
         sys.modules["torch"].set_num_threads(count)
+
+
+def prefer_threads(count: int) -> None:
+    """Make this process compute with `count` threads, at most one for each core, unless the user's OMP_NUM_THREADS says
+    otherwise."""
+    if _USERS_COUNT is None:
+        use_threads(min(count, cores()))
 
 
 def process_environment(count: int) -> dict[str, str]:

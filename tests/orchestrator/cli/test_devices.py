@@ -73,6 +73,9 @@ def test_two_sweeps_are_compared_on_all_devices(storage: Storage, tmp_path: Path
 
 def test_what_cannot_stand_side_by_side_is_refused(storage: Storage, tmp_path: Path) -> None:
     place = storage.display_name
+    assert "unknown column; did you mean 'device'? known columns: acceptance, tree, drafter, device, sweep" in error_of(
+        "compare", place, "--by", "devices", code=2
+    )
     assert "leave out --device" in error_of("compare", place, "--by", "device", "--batch", "4", code=2)
     assert "latency cannot be compared" in error_of("compare", place, "--by", "device", "--x", "latency", code=2)
     one = write_untimed_sweep(tmp_path / "one")

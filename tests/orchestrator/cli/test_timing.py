@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ from workers.data.records import read_shard
 from workers.data.shards import TIMINGS, TimingSession
 from workers.data.storage import Storage
 from workers.metrics.timings import EAGER, Device
+from workers.runtime import process
 from workers.runtime.device import this_device
 from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import run_session
@@ -125,20 +127,23 @@ def test_more_threads_are_another_device(place: str) -> None:
     assert "1 not measured" in shown.out
     assert "trial 2 was not timed on " in shown.out
     assert "3 threads at batch 1" in shown.out
+    assert str(api.Sweep.open(place, device="3 threads").machine) in repr(api.Sweep.open(place, device="3 threads"))
     ambiguous = error_of("pareto", place, "--device", "thread", code=WRONG_USAGE)
     assert "2 devices" in ambiguous
     assert "3 threads (batch 1)" in ambiguous
 
 
-def test_new_sessions_of_the_sweeps_own_device_update_its_tables(place: str) -> None:
+def test_new_sessions_of_the_sweeps_own_device_update_its_tables(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = Sweep.open(place).machine
     assert own is not None
     storage, before = Storage(place), (Path(place, TRIAL_TABLE).read_bytes(), speeds(place))
     ran = specfrontier("time", place, "--threads", str(own.device.threads + 1), *QUICK)
     assert Path(place, TRIAL_TABLE).read_bytes() == before[0], "of another device"
     assert f"report {place}" not in ran.out
-    ran = specfrontier("time", place, "--threads", str(own.device.threads), *QUICK)
+    monkeypatch.setattr(process, "_USERS_COUNT", None)
+    ran = specfrontier("time", place, *QUICK)  # with the sweep's own threads, whatever other work is running
     assert ran.code == 0, ran.err
+    assert str(own) in ran.out.splitlines()[0]
     assert f"the report page: specfrontier report {place}" in ran.out
     assert "sync" not in ran.out, "the sweep was not logged"
     rows = read_table(storage, TRIAL_TABLE, ["number", "speedup", "latency"], fix="").to_pylist()
@@ -207,6 +212,11 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     assert "no measured trial matches --where state=foo and number>0" in error_of(
         "time", place, "--where", "state=foo", "--where", "number>0", code=WRONG_USAGE
     )
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "get_num_threads", lambda: 2)
+        assert "--threads 4: torch uses 2 on this machine" in error_of(
+            "time", place, "--threads", "4", code=WRONG_USAGE
+        )
     assert "--trial and --where" in error_of("time", place, "--trial", "1", "--where", "lossless", code=WRONG_USAGE)
     assert "no such file" in error_of("time", place, "--models", str(tmp_path / "none"), code=WRONG_USAGE)
     with exclusive(Storage(place), DRIVER_LOCK):
@@ -214,7 +224,9 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     models = Path(Sweep.open(place).models)
     other = shutil.copytree(models, tmp_path / "other")
     (other / "eagle.safetensors").unlink()
-    assert "drafters.eagle differs from the sweep's" in error_of("time", place, "--models", str(other), code=FAILED)
+    assert "drafters.eagle (missing) differs from the sweep's" in error_of(
+        "time", place, "--models", str(other), code=FAILED
+    )
     (other / "target.safetensors").unlink()
     assert "target.safetensors" in error_of("time", place, "--models", str(other), code=FAILED)
 
@@ -244,6 +256,13 @@ def test_weights_that_were_moved_are_named_with_an_option(place: str, tmp_path: 
         said = error_of("time", place, code=WRONG_USAGE)
         assert "weights: no such file or folder" in said
         assert "--models names the weights where they are now" in said
+        for word in ("time", "generate"):
+            os.makedirs(Sweep.open(place).models)
+            words = ("time", place) if word == "time" else ("generate", "a red circle", "--from", place, "--trial", "1")
+            said = error_of(*words, code=FAILED)
+            assert "target.safetensors); check the path" in said
+            assert "--models names the weights where they are now" in said
+            os.rmdir(Sweep.open(place).models)
         ran = specfrontier("time", place, "--models", str(moved), *QUICK)
         assert ran.code == 0, ran.err
     finally:
