@@ -38,7 +38,7 @@ MAX_PACKAGE_LINES = {
     "workers.decoding": 3620,
     "workers.drafters": 717,
     "workers.loading": 789,
-    "workers.metrics": 3397,
+    "workers.metrics": 3415,
     "workers.models": 3614,
     "workers.replay": 1330,
     "workers.runtime": 1084,

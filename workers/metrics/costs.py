@@ -10,7 +10,9 @@ in session j on unit u (a batch in one repetition), relative to a scale that doe
 `state`, the machine's own from session to session, has the standard deviation tau, `noise` the sigma of its session. A
 cost relative to vanilla's is the mean of log seconds[s, j] - log seconds[vanilla, j] over the sessions that timed s,
 weighted by the inverse of tau^2 + 2 sigma^2 / units (a random-effects meta-analysis: DerSimonian and Laird 1986). Sigma
-is that of the residuals of units and settings, tau the moment estimate over all settings that several sessions timed,
+is that of the residuals of units and settings, shrunk to that of all sessions (Smyth 2004, but with a fixed weight):
+from its own few readings alone, a session that seems quiet by chance would weigh too much, and the more of them there
+are, the smaller the smallest. Tau is the moment estimate over all settings that several sessions timed,
 shrunk to `ASSUMED_STATE`.
 
 This module needs numpy alone: the results of a sweep are priced without torch.
@@ -31,6 +33,7 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
 ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2  # tau before a setting was timed twice, and the degrees of freedom of that
+_POOLED_DOF = 4  # degrees of freedom with which the noise of all sessions counts in that of each
 _TINY = 1e-18  # variance of a clock without noise
 
 
@@ -106,6 +109,7 @@ class Prices:
         for session in self.sessions:
             for shape in dict.fromkeys(session.shapes):
                 self._of_shape[shape].append(session)
+        self._noise = _shrink_noises(self.sessions)
         self.state, self.state_dof = self._measure_state()
 
     def __contains__(self, shape: object) -> bool:
@@ -164,13 +168,14 @@ class Prices:
         """[K] log seconds of a shape's batches minus vanilla's, and the noises of that."""
         sessions = self.sessions_of(shape)
         logs = np.stack([self._difference(session, shape, passes) for session in sessions])
-        variances = [self._noise_of_difference(session, shape) for session in sessions]
+        variances = [self._noise_of_difference(session, shape, self._noise[session][0]) for session in sessions]
         weights = 1 / (self.state + np.array(variances) + _TINY)
         weights /= weights.sum()
         noises = []
         for weight, session in zip(weights, sessions, strict=True):
-            spread = weight * math.sqrt(session.noise / session.units)
-            own, group, dof = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}", session.noise_dof
+            variance, dof = self._noise[session]
+            spread = weight * math.sqrt(variance / session.units)
+            own, group = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}"
             noises += [
                 Noise(self._own("state"), (session.name, shape), weight * math.sqrt(self.state), self.state_dof),
                 Noise(group, shape, own, dof),
@@ -189,9 +194,10 @@ class Prices:
         mean: Floats = difference.mean(axis=1)
         return mean
 
-    def _noise_of_difference(self, session: Session, shape: Hashable) -> float:
-        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session."""
-        return session.noise * (1 / len(session.rows(shape)) + 1) / session.units
+    @staticmethod
+    def _noise_of_difference(session: Session, shape: Hashable, noise: float) -> float:
+        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session. noise: of a reading."""
+        return noise * (1 / len(session.rows(shape)) + 1) / session.units
 
     def _measure_state(self) -> tuple[float, int]:
         """Variance of a log cost ratio from session to session, and its degrees of freedom: of sessions that repeated
@@ -202,7 +208,7 @@ class Prices:
                 continue
             passes = np.array([np.mean([session.timed_passes(shape) for session in sessions])])
             logs = np.array([self._difference(session, shape, passes)[0] for session in sessions])
-            noise = np.mean([self._noise_of_difference(session, shape) for session in sessions])
+            noise = np.mean([self._noise_of_difference(session, shape, session.noise) for session in sessions])
             squares += float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * float(noise)
             count += len(logs) - 1
             names = {session.name for session in sessions}
@@ -220,12 +226,24 @@ class Prices:
         units = [s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)]
         logs = units[0] if len(units) == 1 else np.array([part.mean() for part in units])
         noises = [
-            Noise(f"noise {s.name}", self.vanilla, math.sqrt(s.noise / s.units) / len(sessions), s.noise_dof)
-            for s in sessions
+            Noise(f"noise {s.name}", self.vanilla, math.sqrt(variance / s.units) / len(sessions), dof)
+            for s, (variance, dof) in ((s, self._noise[s]) for s in sessions)
         ]
         variance = float(logs.var(ddof=1)) / len(logs) - math.fsum(noise.effect**2 for noise in noises)
         rest = Noise(self._own("level"), "vanilla", math.sqrt(max(0.0, variance)), len(logs) - 1)
         return float(logs.mean()), [*noises, rest]
+
+
+def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, int]]:
+    """Variance of a log reading in each session, and its degrees of freedom: its own, and up to `_POOLED_DOF` of those
+    of all sessions.
+    """
+    total, found = sum(session.noise_dof for session in sessions), dict[Session, tuple[float, int]]()
+    pooled = sum(session.noise_dof * session.noise for session in sessions) / max(1, total)
+    for session in sessions:
+        own, added = session.noise_dof, min(_POOLED_DOF, total - session.noise_dof)
+        found[session] = (own * session.noise + added * pooled) / (own + added), own + added
+    return found
 
 
 def expected_max(values: Floats, size: int) -> float:

