@@ -1,4 +1,5 @@
-"""Acceptance rules: neighbourhood x schedule x resampling. Each published rule is one point of the product.
+"""Acceptance rules: neighbourhood x schedule x resampling x verification. Each published rule is one point of the
+product.
 
 A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)). After a rejection the
 next child is verified against the residual, or a token is sampled from it. Everything here is a deterministic function
@@ -22,9 +23,10 @@ from search_spaces.neighbourhoods import (
     exact_residual,
     gather_probs,
 )
-from search_spaces.params import Abbreviations, Params
+from search_spaces.params import Abbreviations, ConfigError, Params, repr_without
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Schedule
+from search_spaces.verification import TOKEN, Verification
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +39,8 @@ class AcceptanceRule(Params):
     """When a drafted token is accepted, and what replaces a rejected one.
 
     resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2); 'paper' follows
-    the neighbourhood's own paper. Without neighbours the two are the same.
+    the neighbourhood's own paper. Without neighbours the two are the same. verification: of a chain; mappings leave the
+    default out.
     """
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
@@ -45,10 +48,24 @@ class AcceptanceRule(Params):
     resampling: Annotated[Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")] = (
         "paper"
     )
+    verification: Verification = TOKEN
+
+    def __repr__(self) -> str:
+        return repr_without(self, verification=TOKEN)
+
+    def check(self) -> None:
+        if self.verification.reads_later_drafts and not (self.neighbourhood.exact and self.schedule.exact):
+            problem = (
+                f"{self.verification.kind!r} is defined for the exact rule alone; remove the neighbourhood and the "
+                f"schedule's budget, or use {TOKEN.kind!r}"
+            )
+            raise ConfigError(("verification",), problem)
 
     def to_mapping(self) -> dict[str, Any]:
         """The kinds under their tags, and the fields of all parts side by side."""
-        parts = {"neighbourhood": self.neighbourhood, "schedule": self.schedule}
+        parts: dict[str, Params] = {"neighbourhood": self.neighbourhood, "schedule": self.schedule}
+        if self.verification != TOKEN:
+            parts["verification"] = self.verification
         mapping: dict[str, Any] = {}
         for tag, part in parts.items():
             mapping |= {tag: part.kind, **part.to_mapping()}
@@ -56,23 +73,29 @@ class AcceptanceRule(Params):
 
     @property
     def is_relaxed(self) -> bool:
-        """False iff the rule is exact: no neighbours, and a budget of 1 at every position."""
+        """False iff the rule is exact: no neighbours, a budget of 1 at every position, and an exact verification."""
         return not self.is_exact(temperature=1.0)
 
     def is_exact(self, temperature: float) -> bool:
         """Whether tokens follow the target's own distribution at this temperature (at 0: are its argmax)."""
-        neighbourhood = self.neighbourhood if temperature > 0 else self.neighbourhood.at_temperature_zero
-        return neighbourhood.exact and self.schedule.exact
+        if temperature == 0:  # each draft is compared with the argmax, however a chain is verified
+            return self.neighbourhood.at_temperature_zero.exact and self.schedule.exact
+        return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
 
     @property
     def work(self) -> str | Neighbourhood:
         """What its cost depends on: the neighbourhood's `work`; all of it if the residual sums every token's mass."""
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
-        return self.neighbourhood.work if is_cheap else self.neighbourhood
+        work = self.neighbourhood.work if is_cheap else self.neighbourhood
+        return work if self.verification == TOKEN else f"{work} {self.verification.kind}"
+
+    def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
+        """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""
+        return (omega * mass.target / mass.proposal).masked_fill(mass.proposal <= 0, 0)
 
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""
-        return (omega * mass.target / mass.proposal).clamp_max(1).masked_fill(mass.proposal <= 0, 0)
+        return self.ratio(mass, omega).clamp_max(1)
 
     def residual(
         self,

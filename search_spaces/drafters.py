@@ -30,6 +30,11 @@ class DrafterChoice(Params):
         """Whether the probs that it states for its drafts are those that they were sampled from."""
         return True
 
+    @property
+    def draws_afresh(self) -> bool:
+        """Whether a draft depends on those of earlier passes only by the probs that it is sampled from."""
+        return True
+
     def check_tree(self, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key in a config, if the drafter cannot serve the policy."""
 
@@ -138,6 +143,10 @@ class Jacobi(DrafterChoice):
     @property
     def is_exact(self) -> bool:
         return self.law != "published"
+
+    @property
+    def draws_afresh(self) -> bool:
+        return self.redraw == "fresh"
 
     def check_tree(self, policy: TreePolicy) -> None:
         if not isinstance(policy, Chain):

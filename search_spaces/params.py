@@ -219,6 +219,15 @@ class Params:
         return {key: _as_lists(value) for key, value in values.items() if value is not None}
 
 
+def repr_without(params: Params, **defaults: object) -> str:
+    """A dataclass's `repr`, without the fields that have these values. Keys in stored files are made of it, so a field
+    that is added later must not change it where nothing is new.
+    """
+    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}  # type: ignore[arg-type]
+    shown = ", ".join(f"{name}={v!r}" for name, v in values.items() if name not in defaults or v != defaults[name])
+    return f"{type(params).__qualname__}({shown})"
+
+
 def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
     """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not `known`."""
     if not isinstance(value, Mapping):

@@ -21,7 +21,7 @@ from typing import Any
 
 from search_spaces.params import ConfigError, as_tuples
 from search_spaces.space_entries import Block, Domain, Entry, Interval, Scalar, Scope, TrialLike, read_entries
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000
 _MAX_CORNERS = 32
@@ -111,6 +111,8 @@ class Space:
         baseline = sampling or Sampling()
         config = config.with_sampling(config.sampling or baseline)
         values = config.to_mapping()
+        for name, section in SECTIONS.items():
+            values[name] = {tag: next(iter(kinds)) for tag, kinds in section.tags.items()} | values[name]
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
                 with suppress(ConfigError):  # of several lists that match, some may not fit the other values

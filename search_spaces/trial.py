@@ -41,6 +41,7 @@ from search_spaces.params import (
 from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES, NoTree, TreePolicy
+from search_spaces.verification import VERIFICATIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ SECTIONS: Mapping[str, Section] = {
     "drafter": Section({"kind": DRAFTERS}),
     "tree": Section({"policy": POLICIES}),
     "acceptance": Section(
-        {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES},
+        {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES, "verification": VERIFICATIONS},
         AcceptanceRule.fields(),
         {name: rule.to_mapping() for name, rule in RULES.items()},
     ),
@@ -200,6 +201,22 @@ class DecodingConfig:
         self.drafter.check_tree(self.policy)
         with at("acceptance"):
             self.acceptance.schedule.checked_omegas(self.policy.bounds.depth)
+            self._check_verification()
+
+    def _check_verification(self) -> None:
+        """Raise ConfigError if drafts are verified together that are no chain, or depend on earlier passes' drafts."""
+        verification = self.acceptance.verification
+        if not verification.reads_later_drafts:
+            return
+        if self.policy.fixed is None or self.policy.bounds.width > 1:
+            problem = f"{verification.kind!r} verifies chains alone; set tree.policy to chain, not {self.policy.kind!r}"
+            raise ConfigError(("verification",), problem)
+        if verification.exact and not self.drafter.draws_afresh:
+            problem = (
+                f"{verification.kind!r} is exact only if no pass reuses the numbers of drafts; set drafter.redraw to "
+                "fresh"
+            )
+            raise ConfigError(("verification",), problem)
 
     @classmethod
     def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:
@@ -247,7 +264,8 @@ class DecodingConfig:
     @property
     def plugins(self) -> list[str]:
         """The modules that define its parts, where those are not of this project."""
-        parts = (self.drafter, self.policy, self.acceptance.neighbourhood, self.acceptance.schedule)
+        rule = self.acceptance
+        parts = (self.drafter, self.policy, rule.neighbourhood, rule.schedule, rule.verification)
         return sorted({module for part in parts if is_external(module := type(part).__module__)})
 
     def digest(self) -> str:

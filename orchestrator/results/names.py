@@ -45,6 +45,8 @@ def family(config: DecodingConfig) -> str:
     kinds = [rule.neighbourhood.kind] if rule.neighbourhood != EXACT.neighbourhood else []
     if rule.schedule != EXACT.schedule:
         kinds.append(rule.schedule.kind)
+    if rule.verification != EXACT.verification:
+        kinds.append(rule.verification.kind)
     return " ".join(kinds) or "exact"
 
 
@@ -132,6 +134,8 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
         if rule.schedule != EXACT.schedule:
             glue = " " if len(parts) == 2 else "+"
             parts.append(_part(glue, rule.schedule))
+        if rule.verification != EXACT.verification:
+            parts.append(_part(" " if len(parts) == 2 else "+", rule.verification))
         if len(parts) == 2:
             parts.append(_Part(" ", _EXACT, _EXACT, ()))
         if rule.resampling != EXACT.resampling:

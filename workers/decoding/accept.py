@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
+from search_spaces.verification import ChainTests
 from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
@@ -115,7 +116,7 @@ class Acceptor:
         return self._accept_tree(tree, logits, batch)
 
     def _accept_chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """A chain has no siblings: each draft is tested against the target's own probs, so all are tested at once."""
+        """A chain has no siblings: drafts are tested against the target's own probs, so all are tested at once."""
         probs, levels = to_probs(logits, self.sampling), tree.shape.max_depth
         if levels:
             num_accepted, residual = self.verify_chain(tree, probs, batch)
@@ -127,7 +128,8 @@ class Acceptor:
         return AcceptResult(None, tokens[:, :width], num_accepted, last[:, 0], residual[:, 0].isnan(), probs)
 
     def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token is sampled from.
+        """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token is sampled from; it
+        need not be normalised.
 
         probs [B, N+1, V]: the target's after each slot. The acceptance tests are flattened to B * N rows.
         """
@@ -136,20 +138,34 @@ class Acceptor:
         x, omega = tree.tokens.flatten(), self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
-        uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], 1).view_as(eligible)
-        accepted = eligible & (uniforms < self.rule.acceptance_prob(mass, omega).view_as(eligible))
-        num_accepted = accepted.cumprod(1).sum(1)
+        ratios = self.rule.ratio(mass, omega).view_as(eligible)
+        num_accepted, weight = self._count_accepted(
+            ChainTests(eligible, tree.tokens, ratios, probs[:, :-1], tree.probs), batch
+        )
         residual = gather_rows(probs, num_accepted)
         # each row's last test, in the flattened tests
-        last = num_accepted.clamp(max=levels - 1) + torch.arange(0, accepted.numel(), levels, device=accepted.device)
-        rejected = (eligible ^ accepted).flatten().index_select(0, last)
+        last = num_accepted.clamp(max=levels - 1) + torch.arange(0, eligible.numel(), levels, device=eligible.device)
+        rejected = eligible.flatten().index_select(0, last) & (num_accepted < levels)
         if all_done(rejected):
             return num_accepted, residual
         mass = NeighbourhoodMass._make(part if part is None else part.index_select(0, last) for part in mass)
         p = None if p is None else p.index_select(0, last)
         x, omega = x.index_select(0, last), omega.index_select(0, last)
-        after_rejection = self.rule.residual(residual, p, x, omega, mass, self.tables)
+        weighted = residual if weight is None else residual * weight[:, None]
+        after_rejection = self.rule.residual(weighted, p, x, omega, mass, self.tables)
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
+
+    def _count_accepted(self, tests: ChainTests, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The number of accepted drafts [B], and the weight [B] of the target's probs in the residual; None: 1."""
+        verification, count = self.rule.verification, tests.tokens.shape[1]
+        if not verification.reads_later_drafts:
+            uniforms = batch.rng.uniforms(batch.token_positions[:, :count], 1)[..., 0]
+            return (tests.eligible & (uniforms < tests.ratios)).cumprod(1).sum(1), None
+        # one number for the whole chain, that of the first draft's position: no later pass tests there
+        uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
+        num_accepted = (uniforms < verification.at_least(tests)).sum(1)
+        weights = verification.residual_weight(tests)
+        return num_accepted, None if weights is None else gather_rows(weights, num_accepted).to(tests.target.dtype)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Go from the root to the last accepted node, and sample the token after it."""

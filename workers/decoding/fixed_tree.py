@@ -9,6 +9,7 @@ from torch import Tensor
 
 from search_spaces.trees import StaticTree
 from search_spaces.trial import DecodingConfig
+from workers.decoding import rng
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.rng import Purpose
@@ -40,16 +41,18 @@ class FixedTree(TreeDrafting):
             self._probs_index[0, level.parent_slots] = torch.arange(row, row + level.parents, device=device)
             row += level.parents
         self._node_probs_index = self._probs_index.gather(1, self._shape.parents + 1)  # [1, N]
+        # a chain that is verified together draws every pass's drafts afresh: a position is nearer to the root each time
+        self._fresh_slots: Tensor | None = None
+        if config.acceptance.verification.reads_later_drafts:
+            codes = torch.arange(self._codes, device=device)
+            self._fresh_slots = self._shape.depth[..., None] * self._codes + codes  # [1, N, V]
         self._levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, self._shape.nodes, dtype=torch.bool, device=device)
 
     def draft(self, batch: Batch) -> DraftTree:
         tokens_by_level: list[Tensor] = []
         probs_by_level: list[Tensor] = []
-        noise: Tensor | None = None
-        if self._sampled:
-            positions = batch.token_positions[:, : self.max_levels]
-            noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
+        noise = self._noise(batch) if self._sampled else None
         for index, level in enumerate(self._plan):
             if index == 0:
                 logits = self.drafter.root_logits(batch)[:, None]
@@ -73,6 +76,13 @@ class FixedTree(TreeDrafting):
             probs_index=self._probs_index if self._sampled else None,
             nonfinite=probs[..., 0].isnan().any(1),  # a softmax is NaN everywhere or nowhere
         )
+
+    def _noise(self, batch: Batch) -> Tensor:
+        """Exponential numbers [B, levels, V]: those of the position, or of the position and its distance to the root."""
+        positions = batch.token_positions[:, : self.max_levels]
+        if self._fresh_slots is None:
+            return batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
+        return rng.exponential(batch.keys[:, None, None], positions[..., None], Purpose.DRAFT, self._fresh_slots)
 
     @staticmethod
     def _children(width: int, probs: Tensor, noise: Tensor | None) -> Tensor:

@@ -1,0 +1,158 @@
+"""Verification: how the drafts of a chain are accepted, one at a time or together.
+
+Shapes: B rows, N drafts, V tokens. A rule's ratios are omega S_q(x) / p(x) (see `acceptance`); q_i and p_i are the
+target's and the drafter's probs at draft i, and x_i is its token. Everything here uses tensors' methods only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+
+from search_spaces.params import Params, Range, Symbol
+from search_spaces.plugins import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ChainTests(NamedTuple):
+    """What a chain's drafts are accepted by.
+
+    eligible [B, N]: whether a draft may be accepted; a prefix of the chain. tokens [B, N]. ratios [B, N]: the rule's;
+    0 where p(x) is 0. target [B, N, V]: q. proposal [B, N, V]: p; None: the drafts were chosen, so p is 1 at them.
+    """
+
+    eligible: Tensor
+    tokens: Tensor
+    ratios: Tensor
+    target: Tensor
+    proposal: Tensor | None
+
+
+class Verification(Params, ABC):
+    """How many drafts of a chain are accepted.
+
+    exact: with the exact rule and fresh drafts, tokens follow the target's distribution.
+    reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
+    tree a chain, and the drafts of a pass need random numbers that no earlier pass has used. Otherwise each draft is
+    tested alone, by its ratio, and `at_least` is not called.
+    """
+
+    __slots__ = ()
+    exact: ClassVar[bool]
+    reads_later_drafts: ClassVar[bool] = True
+
+    @abstractmethod
+    def at_least(self, tests: ChainTests) -> Tensor:
+        """The probability [B, N] that the first i drafts, and maybe more, are accepted; it falls with i."""
+
+    def residual_weight(self, tests: ChainTests) -> Tensor | None:
+        """w [B, N + 1]: if the first i drafts are accepted and draft i + 1 is not, the next token is sampled from
+        norm([w_i q - p]_+) at draft i + 1. None: 1 everywhere.
+        """
+        return None
+
+
+VERIFICATIONS: Registry[type[Verification]] = Registry("verification", "search_spaces.rules")
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class TokenVerification(Verification):
+    """Each draft is tested alone, and the first rejection ends the chain (Leviathan et al.)."""
+
+    kind: ClassVar[str] = "token"
+    exact: ClassVar[bool] = True
+    reads_later_drafts: ClassVar[bool] = False
+
+    def at_least(self, tests: ChainTests) -> Tensor:
+        return tests.ratios.clamp_max(1).mul(tests.eligible).cumprod(1)
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class BlockVerification(Verification):
+    """All drafts together (block verification, Sun et al.): as exact as testing each alone, and never shorter in the
+    mean.
+
+    P_0 = 1, P_i = min(1, P_{i-1} q_i(x_i) / p_i(x_i)). The accepted length is the largest i whose own test passes, with
+    probability h_i = S_i / (S_i + 1 - P_i) and S_i = sum_x [P_i q_{i+1}(x) - p_{i+1}(x)]_+; h_N = P_N. The next token
+    is sampled from norm([P_i q_{i+1} - p_{i+1}]_+).
+    """
+
+    kind: ClassVar[str] = "block"
+    exact: ClassVar[bool] = True
+
+    def at_least(self, tests: ChainTests) -> Tensor:
+        rank = tests.eligible.cumsum(1)
+        reach = self._reach(tests)
+        passes = reach.where(rank == rank[:, -1:], 0)  # the last draft's h is its P
+        passes[:, :-1] += self._tests_before_last(tests, reach[:, :-1]).where(rank[:, :-1] < rank[:, -1:], 0)
+        return 1 - (1 - passes * tests.eligible).flip(1).cumprod(1).flip(1)
+
+    def residual_weight(self, tests: ChainTests) -> Tensor:
+        reach = self._reach(tests)
+        weight = reach.new_ones(reach.shape[0], reach.shape[1] + 1)
+        weight[:, 1:] = reach
+        return weight
+
+    def _reach(self, tests: ChainTests) -> Tensor:
+        """P_1 .. P_N [B, N] in fp64: the product of the last ratios, as many as make it the least, but at most 1."""
+        logs = tests.ratios.double().log().cumsum(1)
+        return (logs - logs.cummax(1).values.clamp_min(0)).exp()
+
+    def _tests_before_last(self, tests: ChainTests, reach: Tensor) -> Tensor:
+        """h_1 .. h_{N-1} [B, N - 1], from P_1 .. P_{N-1}."""
+        if tests.proposal is None:  # p is 1 at the next draft: all other tokens remain
+            drafted = tests.target[:, 1:].gather(2, tests.tokens[:, 1:, None])[..., 0]
+            remaining = reach * (1 - drafted).clamp_min(0)
+        else:
+            scaled = tests.target[:, 1:] * reach.to(tests.target.dtype)[..., None]
+            remaining = (scaled - tests.proposal[:, 1:]).clamp_min(0).sum(2).double()
+        total = remaining + (1 - reach)
+        return (remaining / total).masked_fill(total == 0, 1)
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class JointVerification(Verification):
+    """Runs of drafts that the target is ever surer of are accepted together (SJD-SV). Biased.
+
+    The chain is cut where q_i(x_i) falls. A run's last drafts, as few as hold the share `alpha` of the run's sum of
+    q_i(x_i), are accepted with probability min(1, product of q_i / p_i), the drafts before them untested; if they are
+    not, the same is tried without the last of them, and so on, with one random number for a run. After a rejection the
+    token is sampled from norm([q - p]_+). A draft with q_i(x_i) = 0 is a run of its own here, so it is never accepted.
+    """
+
+    kind: ClassVar[str] = "joint"
+    exact: ClassVar[bool] = False
+    alpha: Annotated[
+        float, "share of a run's probability that its tested drafts hold; 1 tests all", Range(0, 1, open_low=True),
+        Symbol("a"),
+    ] = 0.8  # fmt: skip
+
+    def at_least(self, tests: ChainTests) -> Tensor:
+        drafted = tests.target.gather(2, tests.tokens[..., None])[..., 0].double()
+        rank = tests.eligible.cumsum(1)  # equal numbers at the end: drafts that are not eligible
+        starts = drafted[:, 1:] < drafted[:, :-1]
+        starts |= (drafted[:, 1:] == 0) | (drafted[:, :-1] == 0) | (rank[:, 1:] == rank[:, :-1])
+        run = rank * 0
+        run[:, 1:] = starts.cumsum(1)
+        same = run[:, :, None] == run[:, None, :]  # [B, i, j]: drafts i and j are of one run
+        later, earlier = same.triu(), same.tril()
+        held, in_run = ((drafted[:, None] * part).sum(2) for part in (later, same))
+        enough = held >= self.alpha * in_run
+        tested = ~(same.triu(1) & enough[:, None]).any(2)
+        logs = tests.ratios.double().log()[:, None].masked_fill(~(earlier & tested[:, None]), 0).sum(2)
+        chance = logs.clamp_max(0).exp().mul(tests.eligible)
+        within = chance[:, None].masked_fill(~later, 0).amax(2).where(tested, 1)
+        before = within.clone()  # the last draft's chance is the whole run's; of all runs before a draft
+        before[:, :-1] = before[:, :-1].where(starts, 1)
+        before = before.cumprod(1).roll(1, 1)
+        before[:, 0] = 1
+        return within * before * tests.eligible
+
+
+TOKEN = TokenVerification()
