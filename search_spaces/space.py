@@ -112,7 +112,7 @@ class Space:
         config = config.with_sampling(config.sampling or baseline)
         values = config.to_mapping()
         for name, section in SECTIONS.items():
-            values[name] = {tag: next(iter(kinds)) for tag, kinds in section.tags.items()} | values[name]
+            values[name] = {tag: next(iter(section.tags[tag])) for tag in section.omitted} | values[name]
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
                 with suppress(ConfigError):  # of several lists that match, some may not fit the other values

@@ -351,7 +351,7 @@ def _variant(name: str, item: _Item) -> _Labelled:
         options = [_kind(name, tag, kind, item, branch) for kind, branch in candidates]
         if tag in given:
             entries += _choice((name, tag), _entries((given[tag], (*path, tag))), options, (*path, tag))
-        else:
+        elif tag not in section.omitted:
             entries += options[0][1]
     block = (*entries, *_leaves(name, section.common, item))
     names = ["|".join(kind for kind, _ in candidates) for tag, candidates in kinds.items() if tag in given]

@@ -61,12 +61,13 @@ class Sampling(Params):
 class Section:
     """tags: the kinds to choose from under each tag; the first is the default. common: fields of any kind.
 
-    rules: whole sections by name.
+    rules: whole sections by name. omitted: the tags that mappings leave out where they have their default.
     """
 
     tags: Mapping[str, Mapping[str, type[Params]]]
     common: Mapping[str, ParamField] = field(default_factory=dict)
     rules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    omitted: Collection[str] = ()
 
     def expand(self, value: object) -> dict[str, Any]:
         """The mapping that a value of the section stands for: nothing, the name of a rule or kind, or a mapping."""
@@ -151,6 +152,7 @@ SECTIONS: Mapping[str, Section] = {
         {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES, "verification": VERIFICATIONS},
         AcceptanceRule.fields(),
         {name: rule.to_mapping() for name, rule in RULES.items()},
+        omitted={"verification"},
     ),
     "sampling": Section({}, Sampling.fields()),
 }

@@ -30,7 +30,9 @@ from search_spaces.schedules import SCHEDULES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trees import POLICIES, Dynamic, Static
 from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.verification import VERIFICATIONS
 from tests.test_layout import sources
+from workers.decoding.engine import Engine
 from workers.decoding.kernels import FusedRule
 from workers.decoding.state import Request
 from workers.loading.models_yaml import find_entry, load_folder, load_on_meta
@@ -43,7 +45,7 @@ from workers.replay.prediction_table import why_unpredictable
 from workers.replay.replayer import Replayer
 from workers.replay.subtrees import union_policy
 
-PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (DRAFTERS, NEIGHBOURHOODS, POLICIES, SCHEDULES)
+PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (DRAFTERS, NEIGHBOURHOODS, POLICIES, SCHEDULES, VERIFICATIONS)
 REGISTRIES: tuple[Registry[Any], ...] = (*PARTS_OF_CONFIGS, FAMILIES, METRICS, SAMPLERS)
 #: The modules, beside those that define or implement a part, that may name one: the published rules; vanilla; the
 #: window that a drafter keeps; what replay records for all fixed trees, and for windows; the built-in model.
@@ -91,6 +93,26 @@ from search_spaces.schedules import SCHEDULES, Constant
 class Steady(Constant):
     kind: ClassVar[str] = "steady_as_before"
     short: ClassVar[str] = "stdy"
+"""
+VERIFICATION = """
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from search_spaces.verification import VERIFICATIONS, ChainTests, Verification
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class WholeChain(Verification):
+    kind: ClassVar[str] = "whole_chain"
+    short: ClassVar[str] = "whole"
+    exact: ClassVar[bool] = False
+
+    def at_least(self, tests: ChainTests) -> "Tensor":
+        return tests.ratios.prod(1, keepdim=True).clamp_max(1) * tests.eligible
 """
 FIXED_TREE = """
 from dataclasses import dataclass
@@ -309,6 +331,19 @@ def test_schedules(add: Add) -> None:
     assert_first_class(config, "eagle-chain2 steady_as_before(b1.25)")
     longer = setting(tree={"policy": "static", "name": "small_7"}, acceptance=config.acceptance.to_mapping())
     assert SettingNames(Sampling()).name(longer) == "eagle-stat(small_7) stdy(b1.25)"
+
+
+def test_verifications(add: Add) -> None:
+    add(VERIFICATION, "search_spaces.rules")
+    config = setting(acceptance={"verification": "whole_chain"})
+    assert SettingNames(Sampling()).name(config) == "eagle-chain2 whole_chain"
+    assert not config.is_lossless(Sampling())
+    (branch,) = sweep_of(config).space.branches()
+    assert [branch.config(corner, Sampling()) for corner in branch.corners()] == [config]
+    models = load_folder()
+    engine = Engine(models.target, config, models.drafters["eagle"], batch_size=2)
+    for result in engine.run([Request(0, "a red circle"), Request(1, "a blue square")]):
+        assert set(result.statistics.emitted.tolist()) <= {1, 2, 3}  # 2 at the end of an image alone
 
 
 def test_fixed_trees(add: Add) -> None:

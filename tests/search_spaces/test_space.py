@@ -334,7 +334,7 @@ BROKEN = [
      "did you mean 'lantern'?"),
     (TREE + "acceptance:\n  - exact\n  - {neighbourhood: multiplicative, k: 9, delta: 0.2}",
      "f:6: space.acceptance[1].delta: not a key of neighbourhood 'multiplicative' but of 'additive'; "
-     "known keys: neighbourhood, schedule, resampling, k, lambda, proximity, budget"),
+     "known keys: neighbourhood, schedule, verification, resampling, k, lambda, proximity, budget"),
     (TREE + "acceptance: {schedule: [constant, {nu: 0.1}]}",
      "f:4: space.acceptance.schedule[1].schedule: missing; name the schedule of this branch, one of constant, linear, "
      "exponential"),

@@ -17,7 +17,7 @@ from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import DecodingConfig, Sampling, override
 
 EXAMPLE = """
 drafter: eagle
@@ -26,6 +26,7 @@ acceptance: {neighbourhood: additive, k: 100, delta: 0.1, divergence: tvd, proxi
              schedule: constant, budget: 1.0, resampling: paper}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}
 """
+EAGLE_CHAIN: dict[str, Any] = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
 EAGLE2 = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}}
 
 
@@ -117,6 +118,24 @@ def test_digests_are_stable_and_tell_settings_apart() -> None:
     assert ints.digest() == floats.digest()
 
 
+def test_the_default_verification_is_in_no_mapping_and_no_key() -> None:
+    """Settings are stored by their digest, and costs by their shape's key, from before verification was a choice."""
+    plain = DecodingConfig.from_mapping({**EAGLE_CHAIN, "acceptance": {"verification": "token"}})
+    assert plain == DecodingConfig.from_mapping(EAGLE_CHAIN)
+    assert set(plain.to_mapping()["acceptance"]) == {"neighbourhood", "schedule", "budget", "resampling"}
+    assert "verification" not in repr(plain.acceptance)
+    block = DecodingConfig.from_mapping({**EAGLE_CHAIN, "acceptance": {"verification": "block"}})
+    assert block.to_mapping()["acceptance"]["verification"] == "block"
+    assert "BlockVerification" in repr(block.acceptance)
+    assert DecodingConfig.from_mapping(block.to_mapping()) == block
+    assert DecodingConfig.from_mapping(override(plain.to_mapping(), {"acceptance.verification": "block"})) == block
+    joint = DecodingConfig.from_mapping(
+        override(block.to_mapping(), {"acceptance.verification": "joint", "acceptance.alpha": 0.5})
+    )
+    assert joint.to_mapping()["acceptance"]["alpha"] == 0.5
+    assert [config.is_lossless(None) for config in (plain, block, joint)] == [True, True, False]
+
+
 def test_sampling_is_named_in_full_or_laid_over_the_targets() -> None:
     target = Sampling(temperature=0.9, top_k=500, cfg=4.0)
     config = DecodingConfig.from_mapping({"sampling": {"temperature": 0}}, target)
@@ -166,7 +185,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "acceptance.lambda: must be at least 1, got 0.5"),
     ({**EAGLE2, "acceptance": {"delta": 0.5}},
      "acceptance.delta: not a key of neighbourhood 'none' but of 'additive'; "
-     "known keys: neighbourhood, schedule, resampling, budget"),
+     "known keys: neighbourhood, schedule, verification, resampling, budget"),
+    ({**EAGLE2, "acceptance": {"verification": "block"}},
+     "acceptance.verification: 'block' verifies chains alone; set tree.policy to chain, not 'dynamic'"),
+    ({"drafter": {"kind": "jacobi", "redraw": "coupled"}, "tree": {"policy": "chain", "length": 3},
+      "acceptance": {"verification": "block"}},
+     "acceptance.verification: 'block' is exact only if no pass reuses the numbers of drafts; set drafter.redraw to "
+     "fresh"),
+    ({**EAGLE_CHAIN, "acceptance": {"verification": "block", "neighbourhood": "additive", "k": 9, "delta": 0.1}},
+     "acceptance.verification: 'block' is defined for the exact rule alone; remove the neighbourhood and the "
+     "schedule's budget, or use 'token'"),
+    ({**EAGLE_CHAIN, "acceptance": {"verification": "joint", "alpha": 0}}, "acceptance.alpha: must be in (0, 1], got 0"),
+    ({**EAGLE_CHAIN, "acceptance": {"alpha": 0.5}},
+     "acceptance.alpha: not a key of verification 'token' but of 'joint'; "
+     "known keys: neighbourhood, schedule, verification, resampling, budget"),
+    ({**EAGLE_CHAIN, "acceptance": {"verification": "blok"}},
+     "acceptance.verification: must be one of token, block, joint, or a plugin's (--plugin MODULE), got 'blok'; "
+     "did you mean 'block'?"),
     ({**EAGLE2, "acceptance": {"resampling": "best"}},
      "acceptance.resampling: must be one of paper, optimal, got 'best'"),
     ({**EAGLE2, "acceptance": "lanter"},
@@ -244,6 +279,7 @@ SMALL = {"policy": "adjacency", "depth_range": [1, 3], "width_range": [1, 2], "s
         (shaped(), shaped(schedule="exponential", budget=0.7, nu=0.3)),
         (shaped(**LANTERN), shaped(**LANTERN | {"k": 200, "delta": 0.4, "divergence": "jsd"})),
         (shaped(**LANTERN), shaped(**LANTERN, schedule="linear", budget=1.5)),
+        (shaped(verification="joint"), shaped(verification="joint", alpha=0.5)),
         (shaped(**LANTERN), shaped(**LANTERN | {"k": 20}, resampling="optimal", budget=1.5)),
     ],
 )
@@ -278,6 +314,8 @@ def test_a_rule_states_that_its_numbers_change_the_cost_of_a_step() -> None:
         (shaped(), shaped(cfg=3.0)),
         (shaped(), shaped(**LANTERN)),
         (shaped(**LANTERN), shaped(**LANTERN_PP)),
+        (shaped(), shaped(verification="block")),
+        (shaped(verification="block"), shaped(verification="joint")),
         (shaped(**LANTERN, resampling="optimal", budget=0.9), shaped(**LANTERN)),
         (
             shaped(**LANTERN, resampling="optimal", budget=0.9),
@@ -297,7 +335,7 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
-        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain sjd gsd
+        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal peanut"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
@@ -325,7 +363,7 @@ def test_the_strict_reader_takes_the_catalogue_as_well() -> None:
 
 def test_which_presets_are_lossless() -> None:
     is_relaxed = {name for name, entry in CATALOGUE.items() if entry.config.acceptance.is_relaxed}
-    relaxed = {name for name in CATALOGUE if "lantern" in name} | {"uniform", "cool", "cool_linear", "gsd"}
+    relaxed = {name for name in CATALOGUE if "lantern" in name} | {"uniform", "cool", "cool_linear", "gsd", "sjd_sv"}
     assert is_relaxed == relaxed
 
 

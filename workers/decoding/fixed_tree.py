@@ -78,7 +78,7 @@ class FixedTree(TreeDrafting):
         )
 
     def _noise(self, batch: Batch) -> Tensor:
-        """Exponential numbers [B, levels, V]: those of the position, or of the position and its distance to the root."""
+        """Exponential numbers [B, levels, V]: of the position, or of the position and its distance to the root."""
         positions = batch.token_positions[:, : self.max_levels]
         if self._fresh_slots is None:
             return batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)

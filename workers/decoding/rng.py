@@ -6,7 +6,8 @@ state, so an image does not depend on its batch, on the worker or on a restart, 
 numbers (common random numbers).
 
 One number per position is enough for any number of passes: a position is decided in exactly one pass, and all earlier
-decisions used only the numbers of earlier positions.
+decisions used only the numbers of earlier positions. Where the drafts of a chain are verified together, decisions use
+the drafts of later positions too; the numbers of those are then keyed by the distance to the root as well.
 """
 
 from __future__ import annotations

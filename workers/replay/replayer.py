@@ -64,6 +64,9 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
     if not config.drafter.has_weights and not config.drafter.keeps_window:
         problem = f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         raise ConfigError(("drafter",), problem)
+    if config.acceptance.verification.reads_later_drafts:
+        problem = f"replay tests drafts one at a time, and {config.acceptance.verification.kind!r} tests them together"
+        raise ConfigError(("acceptance", "verification"), problem)
     policy = config.policy
     union_policy([policy])
     trees = policy.kind if policy.fixed is None else "sampled" if policy.fixed.sampled else "top"

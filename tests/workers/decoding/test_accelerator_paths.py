@@ -27,6 +27,7 @@ from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Exponential
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.verification import BlockVerification, JointVerification
 from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
 from workers.decoding import build, state
@@ -42,6 +43,8 @@ META = torch.device("meta")
 REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i", "jk", "lmno"])]
 EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(1.2, 0.3))
 LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
+BLOCK = AcceptanceRule(verification=BlockVerification())
+JOINT = AcceptanceRule(verification=JointVerification())
 
 
 def adjacency(initialisation: Literal["horizontal", "vertical", "random", "tokenflock"]) -> Adjacency:
@@ -55,6 +58,9 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "vanilla": (NoDrafter(), NoTree(), EXACT),
     "chain": (Independent(), Chain(4), LANTERN),
     "chain of top tokens": (Eagle(), Chain(4, children="top"), EXACT),
+    "chain, block": (Independent(), Chain(4), BLOCK),
+    "chain, joint": (Eagle(), Chain(4), JOINT),
+    "chain of top tokens, block": (Eagle(), Chain(4, children="top"), BLOCK),
     "static": (Eagle(), Static(name="eagle1_26"), LANTERN_PP),
     "static of top tokens": (Medusa(), Static(name="eagle1_26", children="top"), LANTERN),
     "taps, chain": (Eagle3(), Chain(4), LANTERN),
@@ -67,6 +73,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "window": (Jacobi(), Chain(6), EXACT),
     "window, maximal": (Jacobi(redraw="maximal"), Chain(6), EXACT),
     "window, reuse": (Jacobi("random", "reuse"), Chain(6), EXACT),
+    "window, block": (Jacobi(), Chain(6), BLOCK),
+    "window, joint": (Jacobi("random"), Chain(6), JOINT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
 }
 

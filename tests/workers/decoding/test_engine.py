@@ -30,6 +30,7 @@ REQUESTS = [Request(caption_id=n, caption=CAPTIONS[n % len(CAPTIONS)]) for n in 
 SMALL = replace(BASE, rows=3)  # images of twelve tokens, the first of which is the prefill's
 LOSSLESS = [
     "speculative",
+    "speculative_block",
     "medusa",
     "eagle1",
     "eagle1_58",
@@ -45,6 +46,7 @@ LOSSLESS = [
     "scd",
     "sjd_plus",
     "sjd_maximal",
+    "sjd_block",
 ]
 
 
@@ -137,7 +139,9 @@ def test_unpublished_combinations_run(name: str) -> None:
     assert sum(int(r.statistics.emitted.sum()) for r in results.values()) == 6 * 11
 
 
-@pytest.mark.parametrize("name", ["vanilla", *LOSSLESS, "lantern", "lantern_pp", "cool", "adt_lantern", "gsd"])
+@pytest.mark.parametrize(
+    "name", ["vanilla", *LOSSLESS, "lantern", "lantern_pp", "cool", "adt_lantern", "gsd", "sjd_sv"]
+)
 def test_images_do_not_depend_on_their_batch(name: str) -> None:
     """Batch 6, 4 (reversed) and 1: same tokens, same rounds."""
     target = toy_target(config=SMALL)
@@ -171,10 +175,17 @@ def test_greedy_equals_vanilla(name: str, rope: Literal["zero", "identity"]) -> 
         assert result.statistics.step_compression == 1
 
 
-def test_a_perfect_drafter_is_always_accepted() -> None:
+@pytest.mark.parametrize("verification", ["token", "block", "joint"])
+def test_a_perfect_drafter_is_always_accepted(verification: str) -> None:
     """The target as its own independent drafter: every draft of a chain is accepted."""
     target = toy_target()
-    config = DecodingConfig.from_mapping({"drafter": "independent", "tree": {"policy": "chain", "length": 3}})
+    config = DecodingConfig.from_mapping(
+        {
+            "drafter": "independent",
+            "tree": {"policy": "chain", "length": 3},
+            "acceptance": {"verification": verification},
+        }
+    )
     config = replace(config, sampling=Sampling(cfg=2.0, top_k=9))
     twin = IndependentDrafter(target, target.transformer, target.conditioner)
     for result in Engine(target, config, twin, batch_size=4).run(REQUESTS):

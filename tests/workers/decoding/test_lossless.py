@@ -26,10 +26,12 @@ from search_spaces.drafters import DRAFTERS, DrafterChoice, Eagle, Eagle3, Indep
 from search_spaces.trees import POLICIES as TREES
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.verification import TOKEN, BlockVerification, JointVerification, Verification
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import tabular
 from workers.decoding import accept
 from workers.decoding.engine import Engine
+from workers.decoding.fixed_tree import FixedTree
 from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
@@ -72,6 +74,8 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
     "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 3),
     "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
+    "two codes, chain": (Eagle(), Chain(4), PLAIN, 2, 6),
+    "two codes, window": (Jacobi(), Chain(4), PLAIN, 2, 6),
     "jacobi, uniform": (Jacobi(), Chain(3), PLAIN, 3, 5),
     "jacobi, random": (Jacobi("random"), Chain(3), PLAIN, 3, 5),
     "jacobi, random, filtered": (Jacobi("random", "coupled"), Chain(3), FILTERED, 4, 5),
@@ -97,12 +101,17 @@ def limits(drafter: DrafterChoice, codes: int) -> dict[str, Any]:
 
 
 def p_of_draws(
-    drafter: DrafterChoice, policy: TreePolicy, sampling: Sampling, codes: int, length: int, draws: int = DRAWS
+    drafter: DrafterChoice,
+    policy: TreePolicy,
+    sampling: Sampling,
+    codes: int,
+    length: int,
+    draws: int = DRAWS,
+    verification: Verification = TOKEN,
 ) -> float:
     target, draft = tables(codes, length, sampling)
-    engine = tabular.TabularEngine(
-        DecodingConfig(drafter, policy, sampling=sampling), target, draft, length, **limits(drafter, codes)
-    )
+    config = DecodingConfig(drafter, policy, AcceptanceRule(verification=verification), sampling)
+    engine = tabular.TabularEngine(config, target, draft, length, **limits(drafter, codes))
     counts = np.zeros(codes**length)
     weights = codes ** torch.arange(length - 1, -1, -1)
     for start in range(0, draws, AT_ONCE):
@@ -127,6 +136,35 @@ def test_windows_that_keep_the_published_probs_are_biased(
     drafter = Jacobi(initialisation, redraw, law="published")
     assert not DecodingConfig(drafter, Chain(4), sampling=PLAIN).is_lossless(PLAIN)
     assert p_of_draws(drafter, Chain(4), PLAIN, 3, 5) < ALARM
+
+
+TOGETHER = ("eagle, chain", "eagle, chain, top", "eagle, chain, filtered", "eagle3, chain", "medusa, chain",
+            "two codes, chain", "jacobi, uniform", "jacobi, random", "jacobi, sample", "two codes, window")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOGETHER)
+def test_chains_that_are_verified_together_follow_it_in_blocks_only(name: str) -> None:
+    case = CASES[name]
+    for verification, follows in ((BlockVerification(), True), (JointVerification(), False)):
+        config = DecodingConfig(*case[:2], AcceptanceRule(verification=verification), case[2])
+        assert config.is_lossless(case[2]) == follows
+        assert (p_of_draws(*case, verification=verification) > ALARM) == follows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["two codes, chain", "two codes, window"])
+def test_fault_drafts_of_a_block_are_not_fresh(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is cut short says something of the drafts behind: their numbers must not come again."""
+    drafter, policy, sampling, codes, length = CASES[name]
+    if isinstance(drafter, Jacobi):
+        monkeypatch.setattr(Jacobi, "draws_afresh", True)
+        drafter = Jacobi("random", "coupled")
+    monkeypatch.setattr(FixedTree, "_noise", lambda self, batch: batch.rng.exponential_noise(
+        Purpose.DRAFT, batch.token_positions[:, : self.max_levels], self._codes
+    ))  # fmt: skip
+    p = p_of_draws(drafter, policy, sampling, codes, length, 4 * DRAWS, BlockVerification())
+    assert p < ALARM
 
 
 def test_what_is_called_lossless_is_tested_here() -> None:
@@ -277,11 +315,13 @@ def test_greedy_tokens_are_vanillas(name: str) -> None:
         second = target[:, :100].topk(2, dim=-1).indices[..., 1:]
         gap = torch.tensor([0.0, 1.5e-8]).repeat(50)[None, :, None, None]
         target[:, :100] = target[:, :100].scatter(-1, second, (0.1 - gap).expand(second.shape))
-        made = [
+        rules = [AcceptanceRule()]
+        if name in TOGETHER:
+            rules += [AcceptanceRule(verification=part) for part in (BlockVerification(), JointVerification())]
+        configs = [DecodingConfig(sampling=sampling)]
+        configs += [DecodingConfig(drafter, policy, rule, sampling) for rule in rules]
+        vanilla, *made = [
             tabular.TabularEngine(config, target, draft, length, **limits(drafter, codes)).images(300)
-            for config in (
-                DecodingConfig(sampling=sampling),
-                DecodingConfig(drafter, policy, sampling=sampling),
-            )
+            for config in configs
         ]
-        assert torch.equal(*made)
+        assert all(torch.equal(images, vanilla) for images in made)

@@ -19,6 +19,7 @@ from search_spaces.drafters import Eagle, Jacobi
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.trees import Adjacency, Chain, Dynamic, Static
 from search_spaces.trial import DecodingConfig
+from search_spaces.verification import BlockVerification, JointVerification
 from tests.fakes import tape
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
@@ -31,6 +32,8 @@ STEPS = 20
 LANTERN = AcceptanceRule(Additive(8, 0.3))
 CONFIGS = {
     "chain": DecodingConfig(Eagle(), Chain(3), LANTERN),
+    "chain, block": DecodingConfig(Eagle(), Chain(3), AcceptanceRule(verification=BlockVerification())),
+    "window, joint": DecodingConfig(Jacobi(), Chain(4), AcceptanceRule(verification=JointVerification())),
     "static tree": DecodingConfig(
         Eagle(), Static(paths=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))), AcceptanceRule(Multiplicative(8, 2.0))
     ),

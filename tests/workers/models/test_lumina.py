@@ -39,6 +39,11 @@ MODES: dict[str, dict[str, object]] = {
             "policy": "adjacency", "initialisation": "vertical", "width_range": [2, 4], "start_width": 3, "nodes": 12,
         },
     },
+    "block": {
+        "drafter": "medusa",
+        "tree": {"policy": "chain", "length": 5},
+        "acceptance": {"verification": "block"},
+    },
     "jacobi": {"drafter": "jacobi", "tree": {"policy": "chain", "length": 7}},
     "long window": {"drafter": {"kind": "jacobi", "redraw": "maximal"}, "tree": {"policy": "chain", "length": 15}},
 }  # fmt: skip
