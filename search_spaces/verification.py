@@ -21,7 +21,8 @@ class ChainTests(NamedTuple):
     """What a chain's drafts are accepted by.
 
     eligible [B, N]: whether a draft may be accepted; a prefix of the chain. tokens [B, N]. ratios [B, N]: the rule's;
-    0 where p(x) is 0. target [B, N, V]: q. proposal [B, N, V]: p; None: the drafts were chosen, so p is 1 at them.
+    0 where p(x) is 0 or the draft is not eligible. target [B, N, V]: q. proposal [B, N, V]: p; None: the drafts were
+    chosen, so p is 1 at them.
     """
 
     eligible: Tensor
@@ -31,13 +32,25 @@ class ChainTests(NamedTuple):
     proposal: Tensor | None
 
 
+class Lengths(NamedTuple):
+    """How many drafts of a chain are accepted, and what follows them.
+
+    at_least [B, N]: the probability that the first i drafts, and maybe more, are accepted; it falls with i. The last
+    is NaN in a row whose probs are not finite. weight [B, N + 1]: if i drafts are accepted and the next is not, a token
+    is sampled from norm([weight_i q - p]_+) in its place; None: 1 everywhere.
+    """
+
+    at_least: Tensor
+    weight: Tensor | None = None
+
+
 class Verification(Params, ABC):
     """How many drafts of a chain are accepted.
 
     exact: with the exact rule and fresh drafts, tokens follow the target's distribution.
     reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
     tree a chain, and the drafts of a pass need random numbers that no earlier pass has used. Otherwise each draft is
-    tested alone, by its ratio, and `at_least` is not called.
+    tested alone, by its ratio and a number of its own, and `lengths` is not called.
     """
 
     __slots__ = ()
@@ -45,14 +58,8 @@ class Verification(Params, ABC):
     reads_later_drafts: ClassVar[bool] = True
 
     @abstractmethod
-    def at_least(self, tests: ChainTests) -> Tensor:
-        """The probability [B, N] that the first i drafts, and maybe more, are accepted; it falls with i."""
-
-    def residual_weight(self, tests: ChainTests) -> Tensor | None:
-        """w [B, N + 1]: if the first i drafts are accepted and draft i + 1 is not, the next token is sampled from
-        norm([w_i q - p]_+) at draft i + 1. None: 1 everywhere.
-        """
-        return None
+    def lengths(self, tests: ChainTests) -> Lengths:
+        """The law of the accepted length."""
 
 
 VERIFICATIONS: Registry[type[Verification]] = Registry("verification", "search_spaces.rules")
@@ -67,8 +74,8 @@ class TokenVerification(Verification):
     exact: ClassVar[bool] = True
     reads_later_drafts: ClassVar[bool] = False
 
-    def at_least(self, tests: ChainTests) -> Tensor:
-        return tests.ratios.clamp_max(1).mul(tests.eligible).cumprod(1)
+    def lengths(self, tests: ChainTests) -> Lengths:
+        return Lengths(tests.ratios.clamp_max(1).cumprod(1))
 
 
 @VERIFICATIONS.register
@@ -85,23 +92,16 @@ class BlockVerification(Verification):
     kind: ClassVar[str] = "block"
     exact: ClassVar[bool] = True
 
-    def at_least(self, tests: ChainTests) -> Tensor:
+    def lengths(self, tests: ChainTests) -> Lengths:
+        # P_i is the least product of the last ratios before i, of any number of them
+        logs = tests.ratios.new_zeros(tests.ratios.shape[0], tests.ratios.shape[1] + 1).double()
+        logs[:, 1:] = tests.ratios.log().cumsum(1, dtype=logs.dtype)
+        reach = (logs - logs.cummax(1).values).exp()  # P_0 .. P_N
         rank = tests.eligible.cumsum(1)
-        reach = self._reach(tests)
-        passes = reach.where(rank == rank[:, -1:], 0)  # the last draft's h is its P
-        passes[:, :-1] += self._tests_before_last(tests, reach[:, :-1]).where(rank[:, :-1] < rank[:, -1:], 0)
-        return 1 - (1 - passes * tests.eligible).flip(1).cumprod(1).flip(1)
-
-    def residual_weight(self, tests: ChainTests) -> Tensor:
-        reach = self._reach(tests)
-        weight = reach.new_ones(reach.shape[0], reach.shape[1] + 1)
-        weight[:, 1:] = reach
-        return weight
-
-    def _reach(self, tests: ChainTests) -> Tensor:
-        """P_1 .. P_N [B, N] in fp64: the product of the last ratios, as many as make it the least, but at most 1."""
-        logs = tests.ratios.double().log().cumsum(1)
-        return (logs - logs.cummax(1).values.clamp_min(0)).exp()
+        is_last = (rank == rank[:, -1:])[:, :-1]  # its h is its P; those behind it are not eligible, and P is 0
+        passes = reach[:, 1:].clone()
+        passes[:, :-1] = reach[:, 1:-1].where(is_last, self._tests_before_last(tests, reach[:, 1:-1]))
+        return Lengths((1 - (1 - passes).flip(1).cumprod(1).flip(1)).to(tests.target.dtype), reach)
 
     def _tests_before_last(self, tests: ChainTests, reach: Tensor) -> Tensor:
         """h_1 .. h_{N-1} [B, N - 1], from P_1 .. P_{N-1}."""
@@ -110,7 +110,7 @@ class BlockVerification(Verification):
             remaining = reach * (1 - drafted).clamp_min(0)
         else:
             scaled = tests.target[:, 1:] * reach.to(tests.target.dtype)[..., None]
-            remaining = (scaled - tests.proposal[:, 1:]).clamp_min(0).sum(2).double()
+            remaining = (scaled - tests.proposal[:, 1:]).clamp_min(0).sum(2, dtype=reach.dtype)
         total = remaining + (1 - reach)
         return (remaining / total).masked_fill(total == 0, 1)
 
@@ -133,26 +133,23 @@ class JointVerification(Verification):
         Symbol("a"),
     ] = 0.8  # fmt: skip
 
-    def at_least(self, tests: ChainTests) -> Tensor:
-        drafted = tests.target.gather(2, tests.tokens[..., None])[..., 0].double()
-        rank = tests.eligible.cumsum(1)  # equal numbers at the end: drafts that are not eligible
-        starts = drafted[:, 1:] < drafted[:, :-1]
-        starts |= (drafted[:, 1:] == 0) | (drafted[:, :-1] == 0) | (rank[:, 1:] == rank[:, :-1])
-        run = rank * 0
-        run[:, 1:] = starts.cumsum(1)
-        same = run[:, :, None] == run[:, None, :]  # [B, i, j]: drafts i and j are of one run
-        later, earlier = same.triu(), same.tril()
+    def lengths(self, tests: ChainTests) -> Lengths:
+        drafted = tests.target.gather(2, tests.tokens[..., None])[..., 0] * tests.eligible
+        impossible = drafted == 0
+        starts = impossible.clone()
+        starts[:, 1:] |= impossible[:, :-1]
+        starts[:, 1:] |= drafted[:, 1:] < drafted[:, :-1]
+        run = starts.cumsum(1)
+        same = run[:, :, None] == run[:, None]  # [B, i, j]: drafts i and j are of one run
+        later = same.triu()
         held, in_run = ((drafted[:, None] * part).sum(2) for part in (later, same))
-        enough = held >= self.alpha * in_run
-        tested = ~(same.triu(1) & enough[:, None]).any(2)
-        logs = tests.ratios.double().log()[:, None].masked_fill(~(earlier & tested[:, None]), 0).sum(2)
-        chance = logs.clamp_max(0).exp().mul(tests.eligible)
-        within = chance[:, None].masked_fill(~later, 0).amax(2).where(tested, 1)
-        before = within.clone()  # the last draft's chance is the whole run's; of all runs before a draft
-        before[:, :-1] = before[:, :-1].where(starts, 1)
-        before = before.cumprod(1).roll(1, 1)
-        before[:, 0] = 1
-        return within * before * tests.eligible
+        untested = (same.triu(1) & (held >= self.alpha * in_run)[:, None]).any(2)
+        logs = tests.ratios.log()[:, None].masked_fill(~same.tril() | untested[:, None], 0).sum(2)
+        chance = logs.clamp_max(0).exp()
+        within = chance[:, None].masked_fill(~later, 0).amax(2).masked_fill(untested, 1)
+        before = within.new_ones(within.shape)  # the last draft's chance is its whole run's
+        before[:, 1:] = within[:, :-1].masked_fill(~starts[:, 1:], 1)
+        return Lengths(within * before.cumprod(1))
 
 
 TOKEN = TokenVerification()

@@ -96,12 +96,9 @@ class Steady(Constant):
 """
 VERIFICATION = """
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from search_spaces.verification import VERIFICATIONS, ChainTests, Verification
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from search_spaces.verification import VERIFICATIONS, ChainTests, Lengths, Verification
 
 
 @VERIFICATIONS.register
@@ -111,8 +108,8 @@ class WholeChain(Verification):
     short: ClassVar[str] = "whole"
     exact: ClassVar[bool] = False
 
-    def at_least(self, tests: ChainTests) -> "Tensor":
-        return tests.ratios.prod(1, keepdim=True).clamp_max(1) * tests.eligible
+    def lengths(self, tests: ChainTests) -> Lengths:
+        return Lengths(tests.ratios.prod(1, keepdim=True).clamp_max(1) * tests.eligible)
 """
 FIXED_TREE = """
 from dataclasses import dataclass

@@ -195,7 +195,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({**EAGLE_CHAIN, "acceptance": {"verification": "block", "neighbourhood": "additive", "k": 9, "delta": 0.1}},
      "acceptance.verification: 'block' is defined for the exact rule alone; remove the neighbourhood and the "
      "schedule's budget, or use 'token'"),
-    ({**EAGLE_CHAIN, "acceptance": {"verification": "joint", "alpha": 0}}, "acceptance.alpha: must be in (0, 1], got 0"),
+    ({**EAGLE_CHAIN, "acceptance": {"verification": "joint", "alpha": 0}},
+     "acceptance.alpha: must be in (0, 1], got 0"),
     ({**EAGLE_CHAIN, "acceptance": {"alpha": 0.5}},
      "acceptance.alpha: not a key of verification 'token' but of 'joint'; "
      "known keys: neighbourhood, schedule, verification, resampling, budget"),

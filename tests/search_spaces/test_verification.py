@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive
@@ -46,13 +45,8 @@ def chain_of(q: Table, p: Table, x: Context, *, eligible: int = DRAFTS, chosen: 
     target, proposal = (torch.tensor([[table[x[:i]] for i in range(len(x))]], dtype=torch.float64) for table in (q, p))
     tokens = torch.tensor([x])
     at = [probs.gather(2, tokens[..., None])[..., 0] for probs in (target, proposal)]
-    return ChainTests(
-        torch.tensor([[i < eligible for i in range(len(x))]]),
-        tokens,
-        at[0] / at[1],
-        target,
-        None if chosen else proposal,
-    )
+    allowed = torch.tensor([[i < eligible for i in range(len(x))]])
+    return ChainTests(allowed, tokens, allowed * at[0] / at[1], target, None if chosen else proposal)
 
 
 def round_of(
@@ -66,8 +60,8 @@ def round_of(
         if drafted == 0:
             continue
         tests = chain_of(q, p, x, eligible=eligible, chosen=chosen)
-        weights = verification.residual_weight(tests)
-        at_least = [1.0, *verification.at_least(tests)[0].tolist(), 0.0]
+        chances, weights = verification.lengths(tests)
+        at_least = [1.0, *chances[0].tolist(), 0.0]
         assert all(a >= b for a, b in itertools.pairwise(at_least))
         expected += drafted * sum(at_least[1:])
         for count in range(eligible + 1):
@@ -118,7 +112,7 @@ def test_drafts_from_the_targets_own_probs_are_all_accepted(kind: str) -> None:
     probs = torch.randn(50, 8, 40, generator=generator).softmax(2)
     tokens = probs.flatten(0, 1).multinomial(1, generator=generator).view(50, 8)
     eligible, ratios = torch.ones(50, 8, dtype=torch.bool), torch.ones(50, 8)
-    assert VERIFICATIONS[kind]().at_least(ChainTests(eligible, tokens, ratios, probs, probs)).eq(1).all()
+    assert VERIFICATIONS[kind]().lengths(ChainTests(eligible, tokens, ratios, probs, probs)).at_least.eq(1).all()
 
 
 @pytest.mark.parametrize("kind", VERIFICATIONS)
@@ -130,7 +124,7 @@ def test_no_draft_that_the_target_cannot_emit_is_accepted(kind: str) -> None:
         x = torch.tensor([tokens])
         ratios = target.gather(2, x[..., None])[..., 0] * 3
         allowed = torch.tensor([[i < eligible for i in range(4)]])
-        at_least = VERIFICATIONS[kind]().at_least(ChainTests(allowed, x, ratios, target, proposal))
+        at_least, _ = VERIFICATIONS[kind]().lengths(ChainTests(allowed, x, ratios * allowed, target, proposal))
         assert at_least[0].tolist() == [pytest.approx(1), 0, 0, 0]
 
 
@@ -160,7 +154,7 @@ def test_joint_accepts_run_by_run(alpha: float) -> None:
     q = target.gather(2, tokens[..., None])[..., 0]
     ratios = q / proposal.gather(2, tokens[..., None])[..., 0]
     tests = ChainTests(torch.ones(200, 9, dtype=torch.bool), tokens, ratios, target, proposal)
-    found = JointVerification(alpha).at_least(tests)
+    found = JointVerification(alpha).lengths(tests).at_least
     expected = [plain_joint(q[row].tolist(), ratios[row].tolist(), alpha) for row in range(200)]
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
@@ -169,7 +163,7 @@ def test_joint_accepts_run_by_run(alpha: float) -> None:
 def test_probs_that_are_not_finite_accept_nothing(kind: str) -> None:
     target = torch.full((1, 4, 5), torch.nan)
     one = torch.ones(1, 4, dtype=torch.bool)
-    at_least: Tensor = VERIFICATIONS[kind]().at_least(
+    at_least, _ = VERIFICATIONS[kind]().lengths(
         ChainTests(one, torch.zeros(1, 4, dtype=torch.int64), target[..., 0], target, torch.full_like(target, 0.2))
     )
     assert not (torch.zeros(1, 1) < at_least).any()

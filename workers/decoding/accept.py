@@ -138,11 +138,19 @@ class Acceptor:
         x, omega = tree.tokens.flatten(), self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
-        ratios = self.rule.ratio(mass, omega).view_as(eligible)
-        num_accepted, weight = self._count_accepted(
-            ChainTests(eligible, tree.tokens, ratios, probs[:, :-1], tree.probs), batch
-        )
-        residual = gather_rows(probs, num_accepted)
+        ratios = self.rule.ratio(mass, omega).view_as(eligible) * eligible
+        lengths = None
+        if self.rule.verification.reads_later_drafts:
+            tests = ChainTests(eligible, tree.tokens, ratios, probs[:, :-1], tree.probs)
+            lengths = self.rule.verification.lengths(tests)
+            # one number for the whole chain, that of the first draft's position: no later pass tests there
+            uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
+            num_accepted = (uniforms < lengths.at_least).sum(1)
+            residual = gather_rows(probs, num_accepted).add(lengths.at_least[:, -1:], alpha=0)  # NaN if a test is
+        else:
+            uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], 1)[..., 0]
+            num_accepted = (uniforms < ratios).cumprod(1).sum(1)
+            residual = gather_rows(probs, num_accepted)
         # each row's last test, in the flattened tests
         last = num_accepted.clamp(max=levels - 1) + torch.arange(0, eligible.numel(), levels, device=eligible.device)
         rejected = eligible.flatten().index_select(0, last) & (num_accepted < levels)
@@ -151,21 +159,11 @@ class Acceptor:
         mass = NeighbourhoodMass._make(part if part is None else part.index_select(0, last) for part in mass)
         p = None if p is None else p.index_select(0, last)
         x, omega = x.index_select(0, last), omega.index_select(0, last)
-        weighted = residual if weight is None else residual * weight[:, None]
+        weighted = residual
+        if lengths is not None and lengths.weight is not None:
+            weighted = residual * lengths.weight.gather(1, num_accepted[:, None]).to(residual.dtype)
         after_rejection = self.rule.residual(weighted, p, x, omega, mass, self.tables)
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
-
-    def _count_accepted(self, tests: ChainTests, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The number of accepted drafts [B], and the weight [B] of the target's probs in the residual; None: 1."""
-        verification, count = self.rule.verification, tests.tokens.shape[1]
-        if not verification.reads_later_drafts:
-            uniforms = batch.rng.uniforms(batch.token_positions[:, :count], 1)[..., 0]
-            return (tests.eligible & (uniforms < tests.ratios)).cumprod(1).sum(1), None
-        # one number for the whole chain, that of the first draft's position: no later pass tests there
-        uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
-        num_accepted = (uniforms < verification.at_least(tests)).sum(1)
-        weights = verification.residual_weight(tests)
-        return num_accepted, None if weights is None else gather_rows(weights, num_accepted).to(tests.target.dtype)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Go from the root to the last accepted node, and sample the token after it."""

@@ -82,7 +82,9 @@ def first_round(
 
 
 def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | None, value: float) -> int:
-    """The round fails if its accepted path has the slot, and is unchanged otherwise. Returns the path's length."""
+    """The round fails if its accepted path has the slot, or drafts that are verified together follow it, and is
+    unchanged otherwise. Returns the path's length.
+    """
     slots = 0
 
     def nothing(logits: Tensor) -> None:
@@ -93,6 +95,9 @@ def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | N
     assert not failed
     count = int(clean.num_emitted)
     path = range(count) if clean.path is None else clean.path[0, :count].tolist()
+    assert config.sampling is not None
+    together = config.acceptance.verification.reads_later_drafts and config.sampling.temperature > 0
+    read = slots - 1 if together else 0
     for slot in range(slots):
         code = int(clean.tokens[0, list(path).index(slot)]) if slot in path else 5  # it stays the most likely one
 
@@ -100,7 +105,7 @@ def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | N
             logits[0, slot, code] = value
 
         found, failed = first_round(target, config, drafter, poison)
-        assert failed == (slot in path)
+        assert failed == (slot in path or slot < read)
         if not failed:
             assert found.tokens[0, :count].tolist() == clean.tokens[0, :count].tolist()
     return count
