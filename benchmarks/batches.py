@@ -24,7 +24,7 @@ SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "co
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("vanilla", "eagle1", "eagle2"), default=["eagle1", "eagle2"])
+    parser.add_argument("--only", nargs="+", choices=PRESETS, default=["vanilla", "eagle1", "eagle2"], metavar="PRESET")
     parser.add_argument("--codes", type=int, default=16384)
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])

@@ -101,7 +101,8 @@ def with_usual_drafter(target: Target, config: DecodingConfig) -> Models:
 @torch.no_grad()
 def randomise(module: Module, device: torch.device) -> Module:
     """Moves a module from the meta device to a real one: norms 1, biases 0, all else small random numbers, so that
-    logits are finite. Rotation tables are the true ones: a transformer computes them on every device.
+    logits are finite; float16 holds them, as it holds stored weights. Rotation tables are the true ones: a transformer
+    computes them on every device.
     """
     module.to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
@@ -111,5 +112,5 @@ def randomise(module: Module, device: torch.device) -> Module:
         elif "norm" in name:
             tensor.fill_(1)
         else:
-            tensor.normal_(0, 0.02, generator=generator)
+            tensor.normal_(0, 0.02, generator=generator).copy_(tensor.half())
     return module

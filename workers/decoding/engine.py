@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from workers.decoding import graphs
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
 from workers.decoding.drafter import Drafter
+from workers.decoding.prefill import Prefill
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import stream_count, to_probs
@@ -30,6 +32,7 @@ from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
 _TARGET_NONFINITE, _DRAFTER_NONFINITE = -1, -2  # in place of a row's token count
+_PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
 
 
 Observer = Callable[[Batch, DraftTree, Tensor], None]
@@ -85,13 +88,16 @@ class Engine:
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
         self._batch: Batch | None = None  # of the run before, with its graphs
+        # the least captions of a prefill; on a CPU each caption takes as long in a group
+        self._prefill_size = 1 if self.device.type == "cpu" else batch_size // _PREFILLS
+        self._ahead: Prefill | None = None  # of the queue's first captions, which wait for rows
 
     @torch.inference_mode()
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Yield every request's result as it finishes.
 
         Raises:
-            ValueError: the target cannot read a caption; raised when the caption is admitted. Results yielded before
+            ValueError: the target cannot read a caption; raised when its prompt is read. Results yielded before
                 remain valid.
             DecodingError: the target's or the drafter's logits are not finite.
         """
@@ -114,7 +120,7 @@ class Engine:
 
     def open(self, queue: deque[Request]) -> tuple[Batch, StatisticsRecorder]:
         """A batch with the queue's first captions, prefilled."""
-        captions = min(self.batch_size, len(queue))
+        captions, self._ahead = min(self.batch_size, len(queue)), None
         batch = self._static_batch(captions) if self.new_capture else self.allocate(captions)
         recorder = StatisticsRecorder(batch.size, self.timer)
         self.admit(batch, recorder, list(range(captions)), queue)
@@ -271,25 +277,51 @@ class Engine:
         return batch
 
     def admit(self, batch: Batch, recorder: StatisticsRecorder, rows: list[int], queue: deque[Request]) -> None:
-        """Prefill the queue's next captions and put them at `rows`; their first tokens come from the prefill."""
-        requests = [queue.popleft() for _ in rows]
-        captions = [request.caption for request in requests]
-        prompt = self.target.encode(captions, guided=batch.streams == 2)
+        """Start the images of the queue's next captions at `rows`; their first tokens come from the prefill.
+
+        The passes of all rows wait for a prefill. On an accelerator it takes about as long for a few captions as for
+        one, so if few rows are free there, the prompts of more captions are read, which get the rows that are free
+        next.
+        """
+        while rows:
+            if self._ahead is None:
+                self._ahead = self._prefill(batch, rows, queue)
+            prefill, self._ahead = self._ahead.split(len(rows))
+            requests = [queue.popleft() for _ in range(len(prefill.keys))]
+            admitted, rows = rows[: len(requests)], rows[len(requests) :]
+            self.timer.start()
+            indices = torch.tensor(admitted, device=self.device)
+            if prefill.cached.cache is not batch.cache:
+                batch.cache.prompts(batch.rows(indices), self.target.prompt_len).fill(prefill.cached)
+            batch.admit(indices, prefill.keys, prefill.first_tokens, prefill.prompt.valid, prefill.nonfinite)
+            captions = [request.caption for request in requests]
+            self.drafting.admit(indices, prefill.prompt, captions, prefill.features, prefill.first_tokens)
+            batch.buffers.copy_back()
+            self.timer.lap("prefill")
+            recorder.open(admitted, requests, prefill.seconds)
+
+    def _prefill(self, batch: Batch, rows: list[int], queue: deque[Request]) -> Prefill:
+        """Read the prompts of the queue's first captions: as many as there are rows, into these rows of the batch's
+        cache, or on an accelerator a part of a batch, into a cache of their own.
+        """
+        count = min(len(queue), max(len(rows), self._prefill_size))
+        requests = list(islice(queue, count))
+        cache, cache_rows = batch.cache, batch.rows(torch.tensor(rows, device=self.device))
+        if count > len(rows):
+            cache = self.target.transformer.new_cache(batch.streams * count, self.target.prompt_len)
+            cache_rows = torch.arange(cache.rows, device=self.device)
+        prompt = self.target.encode([request.caption for request in requests], guided=batch.streams == 2)
         timer = self.timer.start()  # latency excludes the encoding of captions, as in the papers
         order = torch.arange(self.target.prompt_len, device=self.device)
-        indices = torch.tensor(rows, device=self.device)
-        cache = batch.cache.prompts(batch.rows(indices), len(order))
-        mask = causal_padding_mask(prompt.valid)
-        outputs = self.target.transformer(prompt.embeds, order, mask=mask, cache=cache, taps=self.taps)
+        cached, mask = cache.prompts(cache_rows, len(order)), causal_padding_mask(prompt.valid)
+        outputs = self.target.transformer(prompt.embeds, order, mask=mask, cache=cached, taps=self.taps)
         features, read = self._split(outputs)
         probs = to_probs(batch.guided_logits(self.target.head, features[:, -1]), self.sampling)
         keys = image_keys(self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device)
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
-        batch.admit(indices, keys, first_tokens, prompt.valid, probs.isnan().any(1))
-        self.drafting.admit(indices, prompt, captions, read, first_tokens)
-        batch.buffers.copy_back()
         timer.lap("prefill")
-        recorder.open(rows, requests)
+        seconds = timer.take()["prefill"] / count
+        return Prefill(prompt, cached, read, keys, first_tokens, probs.isnan().any(1), seconds)
 
     def _refill(self, batch: Batch, recorder: StatisticsRecorder, so_far: list[int], queue: deque[Request]) -> None:
         """Give finished rows to waiting captions. Rows for which no caption is waiting are removed; those of a static

@@ -85,9 +85,9 @@ class StatisticsRecorder:
         """The rows at which an image is open."""
         return [row for row, request in enumerate(self.requests) if request is not None]
 
-    def open(self, rows: list[int], requests: list[Request]) -> None:
-        """Start new images at these rows, whose prefill the timer has just measured."""
-        prefill = self._timer.take()["prefill"] / len(rows)
+    def open(self, rows: list[int], requests: list[Request], seconds: float = 0.0) -> None:
+        """Start new images at these rows, whose prefill the timer has just measured but for `seconds` of each."""
+        prefill = seconds + self._timer.take()["prefill"] / len(rows)
         for row, request in zip(rows, requests, strict=True):
             self.requests[row], self._passes[row] = request, []
             self._start_share[row] = {**self._share, "prefill": self._share["prefill"] - prefill}

@@ -100,3 +100,7 @@ class CacheView:
         if self.span is None:
             return keys.transpose(1, 2), values.transpose(1, 2)
         return self.cache.read(layer, self.span)
+
+    def fill(self, other: CacheView) -> None:
+        """Store what another pass has stored, in all layers."""
+        self.cache.storage.index_copy_(2, self.flat, other.cache.storage.index_select(2, other.flat))

@@ -15,6 +15,7 @@ import torch
 
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes import tape
 from tests.fakes.toys import BASE, code_path, toy_drafter, toy_target
 from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.state import Request
@@ -153,6 +154,33 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
             assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
     other_seed = draw(target, config, seed=1, requests=REQUESTS[:2])
     assert any(not torch.equal(together[key].tokens, result.tokens) for key, result in other_seed.items())
+
+
+@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle2", "adt", "sjd"])
+def test_prompts_are_read_in_groups_ahead_of_free_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator: a quarter of a batch of 16, or as many as there are free rows, with the images of captions
+    that are read alone.
+    """
+    target = toy_target(config=SMALL)
+    config, requests = fitted(PRESETS[name], Sampling(cfg=2.0)), [Request(n, CAPTIONS[n % 7]) for n in range(40)]
+    alone = draw(target, config, batch=3, requests=requests)
+    read, sizes = target.encode, list[int]()
+
+    def counted(captions: Sequence[str], *, guided: bool) -> Prompt:
+        sizes.append(len(captions))
+        return read(captions, guided=guided)
+
+    monkeypatch.setattr(target, "encode", counted)
+    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=16)
+    tape.without_shortcuts(monkeypatch)
+    engine.new_capture, engine._prefill_size = lambda: tape.capture, 4
+    for result in engine.run(requests):
+        expected = alone[result.request.caption_id]
+        assert torch.equal(result.tokens, expected.tokens)
+        assert torch.equal(result.statistics.emitted, expected.statistics.emitted)
+        assert result.statistics.seconds["prefill"] > 0
+    assert (sizes[0], sum(sizes)) == (16, 40)
+    assert all(size >= 4 for size in sizes[:-1])
 
 
 @cache
