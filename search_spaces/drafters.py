@@ -16,6 +16,7 @@ class DrafterChoice(Params):
     implementation: "module:Class" of a `workers.decoding.drafter.Drafter`, or without weights of a
     `workers.decoding.drafting.Drafting`; imported when it is needed. Empty if nothing is drafted.
     has_weights: a target needs a weight file for it.
+    has_drafts: it proposes tokens, so it needs a tree, and an acceptance rule decides about them.
     keeps_window: without weights, it keeps a chain of sampled drafts from pass to pass, so replay records windows of
     several lengths (see `workers.replay.windows`). Replay cannot describe other drafters without weights.
     """
@@ -23,6 +24,7 @@ class DrafterChoice(Params):
     __slots__ = ()
     implementation: ClassVar[str]
     has_weights: ClassVar[bool] = True
+    has_drafts: ClassVar[bool] = True
     keeps_window: ClassVar[bool] = False
 
     @property
@@ -34,6 +36,13 @@ class DrafterChoice(Params):
     def draws_afresh(self) -> bool:
         """Whether a draft depends on those of earlier passes only by the probs that it is sampled from."""
         return True
+
+    @property
+    def row_lag(self) -> int | None:
+        """Tokens of an image row after which the next row begins, where several rows are decoded at once. Tokens then
+        lack a part of the context that they have in raster order. None: raster order.
+        """
+        return None
 
     def check_tree(self, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key in a config, if the drafter cannot serve the policy."""
@@ -50,6 +59,7 @@ class NoDrafter(DrafterChoice):
     kind: ClassVar[str] = "none"
     implementation: ClassVar[str] = ""
     has_weights: ClassVar[bool] = False
+    has_drafts: ClassVar[bool] = False
 
 
 @DRAFTERS.register
@@ -155,3 +165,50 @@ class Jacobi(DrafterChoice):
         if policy.children == "top":
             problem = f"drafter {self.kind!r} keeps the tokens that it sampled: use 'sampled'"
             raise ConfigError(("tree", "children"), problem)
+
+
+_Lag = Annotated[int, "tokens of an image row after which the next row begins", Range(1), Symbol("w")]
+
+
+@DRAFTERS.register
+@dataclass(frozen=True, slots=True)
+class Rows(DrafterChoice):
+    """Nothing is drafted, and several rows of the image are decoded at once (ZipAR): a pass samples one token of each
+    row that has begun. A row begins when the row above it has `lag` tokens.
+    """
+
+    kind: ClassVar[str] = "rows"
+    implementation: ClassVar[str] = ""
+    has_weights: ClassVar[bool] = False
+    has_drafts: ClassVar[bool] = False
+    lag: _Lag = 8
+
+    @property
+    def row_lag(self) -> int:
+        return self.lag
+
+
+@DRAFTERS.register
+@dataclass(frozen=True, slots=True)
+class JacobiRows(Jacobi):
+    """Several rows of the image are decoded at once, each by a Jacobi window (PJD). A row begins when the row above it
+    has `lag` tokens, and never overtakes it.
+
+    lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a row follows the
+    target's probs in its context (`corrected`), or nothing, as published: a rejected draft is drawn anew and tested
+    again. law: `published` is PJD's under `reuse`, the old probs where a draft stays.
+    """
+
+    kind: ClassVar[str] = "jacobi_rows"
+    short: ClassVar[str] = "jacrows"
+    implementation: ClassVar[str] = "workers.decoding.jacobi_rows:RowWindows"
+    keeps_window: ClassVar[bool] = False
+    leading: ClassVar[tuple[str, ...]] = ("lag", "redraw", "law", "lower")
+    lag: _Lag = 8
+    lower: Annotated[
+        Literal["corrected", "redrawn"], "what follows the accepted drafts of a lower row", Abbreviations(redrawn="red")
+    ] = "corrected"
+
+    @property
+    def row_lag(self) -> int:
+        return self.lag

@@ -190,15 +190,15 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         drafter, tree = self.drafter.kind, self.policy.kind
-        if self.is_vanilla != isinstance(self.policy, NoTree):
-            if isinstance(self.policy, NoTree):
+        if self.drafter.has_drafts == isinstance(self.policy, NoTree):
+            if self.drafter.has_drafts:
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
                 raise ConfigError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
-            names = ", ".join(kind for kind in DRAFTERS if kind != NoDrafter.kind)
+            names = ", ".join(kind for kind, choice in DRAFTERS.items() if choice.has_drafts)
             raise ConfigError(("drafter",), f"the {tree!r} tree needs a drafter; choose one of {names}")
-        if self.is_vanilla:
+        if not self.drafter.has_drafts:
             if self.acceptance != EXACT:
-                raise ConfigError(("acceptance",), "has no effect without a drafter; remove it, or choose a drafter")
+                raise ConfigError(("acceptance",), "has no effect without drafts; remove it, or choose a drafter")
             return
         self.drafter.check_tree(self.policy)
         with at("acceptance"):
@@ -277,12 +277,12 @@ class DecodingConfig:
 
     def is_lossless(self, sampling: Sampling | None) -> bool:
         """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
-        the same sampling, its rule is exact (at temperature 0: in the rule's greedy form), and its drafter states the
-        probs of its drafts. tests/workers/decoding/test_lossless.py checks each drafter.
+        the same sampling, its rule is exact (at temperature 0: in the rule's greedy form), its drafter states the probs
+        of its drafts, and it decodes in raster order. tests/workers/decoding/test_lossless.py checks each drafter.
         """
         temperature = 1.0 if sampling is None else sampling.temperature
         exact = self.acceptance.is_exact(temperature) and (temperature == 0 or self.drafter.is_exact)
-        return self.sampling == sampling and exact
+        return self.sampling == sampling and exact and self.drafter.row_lag is None
 
     @property
     def shape(self) -> StepShape:
@@ -299,6 +299,7 @@ class DecodingConfig:
         codebook_size: int,
         *,
         image_tokens: int | None = None,
+        image_rows: int | None = None,
         drafters: Mapping[str, int | None] | None = None,
     ) -> None:
         """Raise ConfigError if a target does not support this config.
@@ -311,6 +312,9 @@ class DecodingConfig:
             without = (name for name, choice in DRAFTERS.items() if not choice.has_weights)
             available = ", ".join(sorted({*drafters, *without}))
             raise ConfigError(("drafter",), f"the target has no {kind!r} drafter; it has {available}")
+        if image_rows == 1 and self.drafter.row_lag is not None:
+            problem = f"{kind!r} decodes several rows at once, but the target's images have one; use another drafter"
+            raise ConfigError(("drafter",), problem)
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(
                 ("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image; lower its depth"

@@ -38,11 +38,14 @@ def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
 
 
 def family(config: DecodingConfig) -> str:
-    """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `vanilla`."""
+    """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `rows`,
+    `vanilla`.
+    """
     if config.is_vanilla:
         return VANILLA
     rule = config.acceptance
-    kinds = [rule.neighbourhood.kind] if rule.neighbourhood != EXACT.neighbourhood else []
+    kinds = [] if config.drafter.row_lag is None else ["rows"]
+    kinds += [rule.neighbourhood.kind] if rule.neighbourhood != EXACT.neighbourhood else []
     if rule.schedule != EXACT.schedule:
         kinds.append(rule.schedule.kind)
     if rule.verification != EXACT.verification:
@@ -128,15 +131,16 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]
     else:
-        parts = [_part("", config.drafter), _part("-", config.policy)]
+        parts = [_part("", config.drafter), *([_part("-", config.policy)] if config.drafter.has_drafts else [])]
+        setting = len(parts)
         if rule.neighbourhood != EXACT.neighbourhood:
             parts.append(_part(" ", rule.neighbourhood))
         if rule.schedule != EXACT.schedule:
-            glue = " " if len(parts) == 2 else "+"
+            glue = " " if len(parts) == setting else "+"
             parts.append(_part(glue, rule.schedule))
         if rule.verification != EXACT.verification:
-            parts.append(_part(" " if len(parts) == 2 else "+", rule.verification))
-        if len(parts) == 2:
+            parts.append(_part(" " if len(parts) == setting else "+", rule.verification))
+        if len(parts) == setting and config.drafter.has_drafts:
             parts.append(_Part(" ", _EXACT, _EXACT, ()))
         if rule.resampling != EXACT.resampling:
             resampling = (type(rule).fields()["resampling"], rule.resampling)

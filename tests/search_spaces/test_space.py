@@ -259,13 +259,12 @@ BROKEN = [
     ("[]", "f:1: space: must not be empty; list the branches, or leave the key out"),
     ("- drafter: none\n- drafter: none", "f:3: space[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: eagel",
-     "f:2: space.drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, or a plugin's "
-     "(--plugin MODULE), got 'eagel'; did you mean 'eagle'?"),
+     "f:2: space.drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, rows, "
+     "jacobi_rows, or a plugin's (--plugin MODULE), got 'eagel'; did you mean 'eagle'?"),
     ("drafter: [eagle, eagle]", "f:2: space.drafter[1]: is the same branch as [0]; remove one of the two"),
     ("drafter: {kind: {values: [eagle, jacoby]}}",
-     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, eagle3, medusa, independent, jacobi, "
-     "or a plugin's (--plugin MODULE), got 'jacoby'; "
-     "did you mean 'jacobi'?"),
+     "f:2: space.drafter.kind.values[1]: must be one of none, eagle, eagle3, medusa, independent, jacobi, rows, "
+     "jacobi_rows, or a plugin's (--plugin MODULE), got 'jacoby'; did you mean 'jacobi'?"),
     ("drafter: eagle\ntree: {policy: chain, lenght: {low: 2, high: 3}}",
      "f:3: space.tree.lenght: unknown key; did you mean 'length'? known keys: policy, length, children"),
     ("drafter: eagle\ntree: {policy: chain, depth: {low: 2, high: 3}}",
@@ -317,7 +316,7 @@ BROKEN = [
      "adjacency"),
     ("drafter: [none, eagle]\ntree: {policy: chain, length: 2}",
      "f:2: space.drafter[0]: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, "
-     "jacobi (in the branch none)"),
+     "jacobi, jacobi_rows (in the branch none)"),
     ("drafter: jacobi\ntree:\n  - {policy: chain, length: 3}\n  - {policy: dynamic, depth: 2, width: 2, nodes: 3}",
      "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use 'chain', not 'dynamic' (in the branch dynamic)"),
     (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0, high: 0.5, log: true}}",
@@ -350,7 +349,7 @@ BROKEN = [
      "cfg"),
     ("sampling: cold", "f:2: space.sampling: must be a mapping of keys to values, got 'cold'"),
     ("acceptance: lantern",
-     "f:2: space.acceptance: has no effect without a drafter; remove it, or choose a drafter"),
+     "f:2: space.acceptance: has no effect without drafts; remove it, or choose a drafter"),
 ]  # fmt: skip
 
 

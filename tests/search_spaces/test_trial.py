@@ -149,16 +149,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafte": "eagle"},
      "drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
     ({"drafter": "eagel"},
-     "drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, or a plugin's (--plugin MODULE), "
+     "drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, rows, "
+     "jacobi_rows, or a plugin's (--plugin MODULE), "
      "got 'eagel'; did you mean 'eagle'?"),
     ({"drafter": 3}, "drafter: must be a mapping of keys to values, got 3"),
     ({"drafter": {"kind": "eagle", "initialisation": "random"}, "tree": {"policy": "chain", "length": 2}},
-     "drafter.initialisation: not a key of kind 'eagle' but of 'jacobi'; known keys: kind"),
+     "drafter.initialisation: not a key of kind 'eagle' but of 'jacobi', 'jacobi_rows'; known keys: kind"),
+    ({"drafter": "rows", "acceptance": "lantern"},
+     "acceptance: has no effect without drafts; remove it, or choose a drafter"),
+    ({"drafter": {"kind": "rows", "lag": 0}}, "drafter.lag: must be at least 1, got 0"),
     ({"drafter": "eagle"},
      "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, adjacency"),
     ({"tree": {"policy": "chain", "length": 2}},
-     "drafter: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, jacobi"),
-    ({"acceptance": "lantern"}, "acceptance: has no effect without a drafter; remove it, or choose a drafter"),
+     "drafter: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, "
+     "jacobi, jacobi_rows"),
+    ({"acceptance": "lantern"}, "acceptance: has no effect without drafts; remove it, or choose a drafter"),
     ({"drafter": "jacobi", "tree": "adjacency"},
      "tree.policy: drafter 'jacobi' keeps a window: use 'chain', not 'adjacency'"),
     ({"drafter": "jacobi", "tree": {"policy": "chain", "length": 3, "children": "top"}},
@@ -242,7 +247,7 @@ def test_refusals(mapping: dict[str, Any], message: str) -> None:
         (PRESETS["sjd"], {"codebook_size": 64, "image_tokens": 9},
          "tree: 15 levels are more than the 9 tokens of an image; lower its depth"),
         (PRESETS["eagle1"], {"codebook_size": 64, "drafters": {"medusa": 4}},
-         "drafter: the target has no 'eagle' drafter; it has jacobi, medusa, none"),
+         "drafter: the target has no 'eagle' drafter; it has jacobi, jacobi_rows, medusa, none, rows"),
         (PRESETS["vanilla"].with_sampling(Sampling(top_k=65)), {"codebook_size": 64},
          "sampling.top_k: 65 tokens are more than the 64 codes of the codebook; lower it"),
     ],
@@ -337,7 +342,8 @@ def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
-        scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal peanut"""
+        scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal
+        zipar pjd pjd_maximal peanut"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
 
@@ -381,6 +387,8 @@ CHAIN, DYNAMIC = {"policy": "chain", "length": 4}, {"policy": "dynamic", "depth"
         ({"drafter": {"kind": "jacobi", "redraw": "maximal"}, "tree": CHAIN}, SAMPLING, True),
         ({"drafter": {"kind": "jacobi", "redraw": "reuse", "law": "published"}, "tree": CHAIN}, SAMPLING, False),
         ({"drafter": {"kind": "jacobi", "redraw": "reuse", "law": "published"}, "tree": CHAIN}, GREEDY, True),
+        ({"drafter": "rows"}, SAMPLING, False),
+        ({"drafter": {"kind": "jacobi_rows", "redraw": "maximal"}, "tree": CHAIN}, GREEDY, False),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"resampling": "optimal"}}, SAMPLING, True),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"neighbourhood": "additive", "k": 1, "delta": 0.3}},
          SAMPLING, True),

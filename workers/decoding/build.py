@@ -61,7 +61,8 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
     if drafter is not None and drafter.kind != kind:
         raise ValueError(f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were given")
     levels = {kind: drafter.max_levels} if drafter else {}
-    config.check_model(target.vocab_size, image_tokens=target.grid.tokens, drafters=levels)
+    grid = target.grid
+    config.check_model(target.vocab_size, image_tokens=grid.tokens, image_rows=grid.rows, drafters=levels)
     return config
 
 

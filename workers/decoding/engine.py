@@ -22,6 +22,7 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.prefill import Prefill
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
+from workers.decoding.rows import RowsBatch
 from workers.decoding.sampling import stream_count, to_probs
 from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import PassCounts, Result, StatisticsRecorder
@@ -122,7 +123,7 @@ class Engine:
         """A batch with the queue's first captions, prefilled."""
         captions, self._ahead = min(self.batch_size, len(queue)), None
         batch = self._static_batch(captions) if self.new_capture else self.allocate(captions)
-        recorder = StatisticsRecorder(batch.size, self.timer)
+        recorder = StatisticsRecorder(batch.images, self.timer)
         self.admit(batch, recorder, list(range(captions)), queue)
         batch.sync_host_counts([1])
         return batch, recorder
@@ -134,7 +135,7 @@ class Engine:
             del batch  # its memory is free for the new one
             batch = self.allocate(self.batch_size)
         batch.buffers.reset(graphs.padded_batch_size(self.batch_size, captions))
-        batch.idle(torch.arange(batch.size, device=self.device))
+        batch.idle(torch.arange(batch.images, device=self.device))
         return batch
 
     @property
@@ -162,7 +163,7 @@ class Engine:
             DecodingError: logits were not finite.
         """
         numbers: list[int] = report.tolist()
-        size = batch.size
+        size = batch.images
         so_far, emitted, depth, nodes, failed = (numbers[part * size : (part + 1) * size] for part in range(5))
         self.drafting.set_bounds(numbers[5 * size :])
         if min(so_far) < 0 or any(failed):
@@ -207,8 +208,9 @@ class Engine:
         row_ends = batch.row_end_pass(shape)
         if row_ends:
             x, columns, positions = row_ends.extend(x, columns, positions)
+        x, columns, positions = batch.join_fronts(x, columns, positions)
         if shape.is_chain:
-            mask = batch.attention_mask.chain(columns)
+            mask = batch.chain_mask(columns)
         else:
             tree_mask = row_ends.tree_mask() if row_ends else batch.per_row_unless_shared(shape.additive_mask)
             mask = batch.attention_mask.tree(columns, tree_mask)
@@ -218,7 +220,7 @@ class Engine:
         features = self.target.transformer(x, positions, mask=mask[..., :span], cache=cache, taps=self.taps)
         if row_ends:
             features = row_ends.next_token_features(features)
-        features, read = self._split(features)
+        features, read = self._split(batch.split_fronts(features))
         return read, batch.guided_logits(self.target.head, features)
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -243,12 +245,12 @@ class Engine:
             batch.cache.move(source, destination)
             features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
         self.drafting.commit(batch, tree, result, logits, features)
-        batch.commit(result.tokens, result.num_emitted, result.next_root)
-        so_far = batch.emitted
+        emitted, so_far = batch.commit(result.tokens, result.num_emitted, result.next_root), batch.so_far
         if tree.nonfinite is not None:
             so_far = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, so_far)
-        so_far = torch.where(result.nonfinite, _TARGET_NONFINITE, so_far)
-        counts = [so_far, result.num_emitted, tree.levels, tree.exists.sum(1), batch.failed_prefills]
+        so_far = torch.where(batch.by_image(result.nonfinite, torch.any), _TARGET_NONFINITE, so_far)
+        levels, nodes = batch.by_image(tree.levels, torch.amax), batch.by_image(tree.exists.sum(1), torch.sum)
+        counts = [so_far, emitted, levels, nodes, batch.failed_prefills]
         bounds = self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
         batch.buffers.copy_back()
@@ -263,7 +265,9 @@ class Engine:
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row
         columns = aligned(target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach)
-        batch = Batch(
+        lag = self.config.drafter.row_lag
+        new_batch = Batch if lag is None else partial(RowsBatch, grid=target.grid, lag=lag)
+        batch = new_batch(
             size,
             cfg=self.sampling.cfg,
             prompt_len=target.prompt_len,
@@ -337,8 +341,8 @@ class Engine:
             if batch.static:
                 batch.idle(torch.tensor(unused, device=self.device))
                 size = graphs.padded_batch_size(self.batch_size, len(rows))
-                rows += [row for row in range(batch.size) if row not in rows][: size - len(rows)]
-            if len(rows) < batch.size:
+                rows += [row for row in range(batch.images) if row not in rows][: size - len(rows)]
+            if len(rows) < batch.images:
                 batch.keep(torch.tensor(rows, device=self.device))
                 recorder.keep(rows)
                 so_far = [so_far[row] for row in rows]

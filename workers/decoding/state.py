@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,10 @@ class Batch:
     and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions. failed_prefills [B]:
     1 where the probs of the first token were not finite, else 0.
 
+    Images are decoded in raster order here. A subclass may decode an image at F `fronts` at once. What drafters and the
+    acceptor read then has an entry for every front, as if each were a caption, [F * B]: all captions' first fronts come
+    first. Only what is said to be of images has B entries.
+
     row_ends: the end-of-row tokens, for targets that have them.
 
     buffers: the tensors that passes replace; a drafter or drafting adds its own.
@@ -72,15 +76,16 @@ class Batch:
         cache: KVCache,
         row_ends: RowEnds | None = None,
         capture: Capture | None = None,
+        fronts: int = 1,
     ) -> None:
         device = cache.storage.device
         self.cfg, self.prompt_len, self.image_len, self.cache = cfg, prompt_len, image_len, cache
-        self.streams, self.static = stream_count(cfg), capture is not None
+        self.streams, self.static, self.fronts = stream_count(cfg), capture is not None, fronts
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
-        self.emitted = torch.ones(size, dtype=torch.int64, device=device)
-        self.root = torch.zeros(size, dtype=torch.int64, device=device)
-        self._advances = torch.ones(size, dtype=torch.int64, device=device)  # 0 in idle rows
-        self.failed_prefills = torch.zeros_like(self.root)
+        self.emitted = torch.ones(fronts * size, dtype=torch.int64, device=device)
+        self.root = torch.zeros_like(self.emitted)
+        self._advances = torch.ones_like(self.emitted)  # 0 in idle rows
+        self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
         self.image_column = prompt_len + (row_ends.rows if row_ends else 0)  # of the image's first token
         self.sync_host_counts([1])
@@ -109,13 +114,27 @@ class Batch:
         )
 
     @property
-    def size(self) -> int:
+    def images(self) -> int:
         """Number of captions, B."""
         return self.buffers.size
 
+    @property
+    def size(self) -> int:
+        """Number of draft trees of a pass: B, or F * B."""
+        return self.fronts * self.images
+
+    @property
+    def so_far(self) -> Tensor:
+        """[B] tokens emitted of each image."""
+        return self.emitted
+
+    def by_image(self, x: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """What is reported of each image [B], from values of each front."""
+        return x if self.fronts == 1 else reduce(x.view(self.fronts, -1), 0)
+
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the unconditional ones."""
-        return stream_rows(indices, self.streams, self.size)
+        return stream_rows(indices, self.streams, self.images)
 
     def per_row(self, x: Tensor) -> Tensor:
         """Repeat a per-caption tensor [B, ...] for every stream: [R, ...]."""
@@ -128,6 +147,20 @@ class Batch:
     def guided_logits(self, head: nn.Module, features: Tensor) -> Tensor:
         """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head."""
         return guided_logits(head, features, self.cfg)
+
+    def join_fronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A pass's inputs [R, S, D], columns and positions [R, S] as the transformer takes them: with the slots of an
+        image's fronts side by side.
+        """
+        return x, columns, positions
+
+    def split_fronts(self, features: Tensor) -> Tensor:
+        """A pass's features [R, S, D] of each front, from those of each image."""
+        return features
+
+    def chain_mask(self, columns: Tensor) -> Tensor:
+        """The attention mask [R, 1, S, columns] of a pass whose inputs are chains."""
+        return self.attention_mask.chain(columns)
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
         """The row ends that a pass over a tree of this shape needs; None if no tree node can end a row."""
@@ -180,15 +213,16 @@ class Batch:
         self.attention_mask.admit(self.rows(indices), valid)
         self._update_positions()
 
-    def commit(self, tokens: Tensor, counts: Tensor, root: Tensor) -> None:
+    def commit(self, tokens: Tensor, counts: Tensor, root: Tensor) -> Tensor:
         """Append the first counts[b] of tokens [B, W] of each caption b: accepted drafts, then the resampled or bonus
-        token.
+        token. Returns how many tokens of each image were appended.
         """
         # the next pass overwrites the surplus entries
         self._tokens.scatter_(1, self.token_positions[:, : tokens.shape[1]], tokens)
         self.emitted = torch.addcmul(self.emitted, counts, self._advances)
         self.root = root
         self._update_positions()
+        return counts
 
     def idle(self, indices: Tensor) -> None:
         """Let the rows at indices [n] emit nothing until new captions are put there."""

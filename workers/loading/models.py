@@ -84,7 +84,8 @@ class Capabilities:
         Raises:
             ConfigError: names the key, and the limit exceeded or the missing drafter.
         """
-        config.check_model(self.vocab_size, image_tokens=self.rows * self.cols, drafters=self.drafters)
+        image_tokens = self.rows * self.cols
+        config.check_model(self.vocab_size, image_tokens=image_tokens, image_rows=self.rows, drafters=self.drafters)
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data that `from_mapping` reads."""

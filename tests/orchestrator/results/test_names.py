@@ -47,6 +47,8 @@ def name(config: DecodingConfig) -> str:
         (setting(acceptance={"schedule": "exponential"}), "eagle-chain4 exponential"),
         (CATALOGUE["medusa"].config, "medusa-static(medusa2_64,top) exact"),
         (CATALOGUE["sjd"].config, "jacobi(random)-chain15 exact"),
+        (CATALOGUE["zipar"].config, "rows"),
+        (CATALOGUE["pjd_maximal"].config, "jacrows(max,marginal)-chain7 exact"),
         (CATALOGUE["sjd_plus_published"].config, "jacobi(reuse,pub)-chain15 exact#cc49b7"),
     ],
 )

@@ -20,7 +20,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.drafters import DrafterChoice, Eagle, Eagle3, Independent, Jacobi, Medusa, NoDrafter
+from search_spaces.drafters import (
+    DrafterChoice,
+    Eagle,
+    Eagle3,
+    Independent,
+    Jacobi,
+    JacobiRows,
+    Medusa,
+    NoDrafter,
+    Rows,
+)
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
 from search_spaces.rules.grouped import Grouped
@@ -76,6 +86,13 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "window, block": (Jacobi(), Chain(6), BLOCK),
     "window, joint": (Jacobi("random"), Chain(6), JOINT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
+    "rows": (Rows(1), NoTree(), EXACT),
+    "rows of windows": (JacobiRows(redraw="maximal", lag=2), Chain(3), EXACT),
+    "rows of windows, published": (
+        JacobiRows("random", "reuse", law="published", lag=1, lower="redrawn"),
+        Chain(3),
+        GSD,
+    ),
 }
 
 

@@ -1,0 +1,69 @@
+"""A Jacobi window in each of several rows of an image (PJD, arXiv 2606.05703).
+
+A row's window ends with the row, and before the token that has no upper neighbour yet. Each row is verified by itself:
+accepted drafts, then the residual's token. So a row follows the target's probs in the context that its pass saw.
+PJD's code corrects only the uppermost incomplete row. In the rows below it, a rejected draft is drawn anew and tested
+again in the next pass, and no token follows accepted drafts (`lower: redrawn`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from search_spaces.drafters import JacobiRows
+from search_spaces.trial import DecodingConfig
+from workers.decoding.accept import AcceptResult
+from workers.decoding.drafter import Drafter
+from workers.decoding.jacobi import JacobiWindow
+from workers.decoding.redraws import Redraw
+from workers.decoding.rows import RowsBatch
+from workers.decoding.state import Batch
+from workers.decoding.tree import DraftTree
+from workers.models.target import Target
+
+
+def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
+    """`redraws.reuse` with the probs of PJD's code: the old ones where a draft stays, else the target's."""
+    q, p, threshold = draft.target, draft.probs, draft.params.threshold
+    assert threshold is not None
+    stays = draft.drafted & (draft.of_drafts(q) > draft.of_drafts(p) * threshold)
+    tokens = torch.where(stays, draft.tokens, draft.sample(q))
+    return tokens, torch.where(stays[..., None], p, q)
+
+
+class RowWindows(JacobiWindow):
+    """The windows of a batch's fronts. A front's window is emptied in every pass in which the front is not open, so
+    that it is new when a row begins; `admit` empties those of the new images' first rows.
+    """
+
+    capturable = True
+
+    def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
+        super().__init__(config, target, drafter)
+        assert isinstance(config.drafter, JacobiRows)
+        self._redraws_lower = config.drafter.lower == "redrawn"
+        if config.drafter.redraw == "reuse" and config.drafter.law == "published":
+            self._redraw = reuse_as_pjd
+
+    def _emits_no_token(self, batch: RowsBatch) -> Tensor:
+        """[F * B] 1 in rows that emit accepted drafts only, else 0."""
+        is_lower = batch.is_open & (batch.above < batch.grid.cols)
+        return is_lower.long() if self._redraws_lower else torch.zeros_like(batch.own)
+
+    def draft(self, batch: Batch) -> DraftTree:
+        assert isinstance(batch, RowsBatch)
+        tree = super().draft(batch)
+        # the upper neighbour of the last token that the pass may emit has been emitted before
+        drafts = (batch.above - batch.own - 1 + self._emits_no_token(batch)) * batch.is_open
+        tree.exists = self._nodes < drafts[:, None]
+        return tree
+
+    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+        assert isinstance(batch, RowsBatch)
+        withheld = self._emits_no_token(batch)
+        result.num_accepted = result.num_accepted - withheld  # the window slides by what is emitted
+        result.num_emitted = result.num_emitted - withheld
+        super().commit(batch, tree, result, logits, features)
+        self.known = self.known * batch.is_open
+        batch.rng.renew(withheld)  # for positions that are tested again
