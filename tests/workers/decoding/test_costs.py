@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from benchmarks import overhead
 from benchmarks.common import engine_for, held_out_requests
+from benchmarks.operations import OperationCounter
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive, CodebookNeighbourhood, NeighbourTables
 from search_spaces.presets import PRESETS
@@ -117,6 +118,23 @@ def test_a_windows_probs_are_computed_once_a_round(name: str, monkeypatch: pytes
     assert not hasattr(jacobi_module, "to_probs")
     engine.step(batch)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("name", ["vanilla", "speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"])
+def test_nothing_is_computed_between_a_pass_and_the_next_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator waits while the host reads a pass's counts, records them and plans the next pass."""
+    target, counter = toy_target(), OperationCounter()
+    config = PRESETS[name].with_sampling(Sampling(cfg=2.0))
+    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=2)
+    batch, recorder = engine.open(deque([Request(0, "a"), Request(1, "b")]))
+    report = engine.step(batch)
+    monkeypatch.setattr(engine, "_phases", lambda *_: report)
+    with counter:
+        counts = engine.read(batch, report)
+        recorder.record(counts)
+        batch.sync_host_counts(counts.so_far)
+        engine.step(batch)
+    assert not counter.counts["target"]
 
 
 def test_the_overhead_benchmark_watches_modules_that_are_called() -> None:
