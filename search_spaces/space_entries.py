@@ -355,7 +355,8 @@ def _variant(name: str, item: _Item) -> _Labelled:
             entries += options[0][1]
     block = (*entries, *_leaves(name, section.common, item))
     names = ["|".join(kind for kind, _ in candidates) for tag, candidates in kinds.items() if tag in given]
-    label = "+".join(names) or next((candidates[0][0] for candidates in kinds.values()), name)
+    firsts = (candidates[0][0] for tag, candidates in kinds.items() if tag not in section.omitted)
+    label = "+".join(names) or next(firsts, name)
     return [label, _detailed(label, block)], block
 
 

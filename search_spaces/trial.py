@@ -35,11 +35,13 @@ from search_spaces.params import (
     at,
     class_error,
     expect_mapping,
+    repr_without,
     unknown_choice,
     unknown_key,
 )
 from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
+from search_spaces.temperatures import CONSTANT_TEMPERATURE, DYNAMIC_TEMPERATURES, DynamicTemperature
 from search_spaces.trees import POLICIES, NoTree, TreePolicy
 from search_spaces.verification import VERIFICATIONS
 
@@ -48,13 +50,23 @@ from search_spaces.verification import VERIFICATIONS
 class Sampling(Params):
     """How the target's logits become its probs q: classifier-free guidance, temperature, then top-k, then top-p.
 
-    logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run.
+    logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run. dynamic_temperature: multiplies the
+    temperature, which is then applied after top-k and top-p; mappings leave the default out.
     """
 
     temperature: Annotated[float, "divisor of the logits; 0 is greedy decoding", Range(0), Symbol("T")] = 1.0
     top_k: Annotated[int, "number of most likely tokens kept; 0 keeps all", Range(0)] = 0
     top_p: Annotated[float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
+    dynamic_temperature: DynamicTemperature = CONSTANT_TEMPERATURE
+
+    def __repr__(self) -> str:
+        return repr_without(self, dynamic_temperature=CONSTANT_TEMPERATURE)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The values by key, and the dynamic temperature's beside them."""
+        values, dynamic = Params.to_mapping(self), self.dynamic_temperature
+        return values if dynamic.is_constant else values | {"dynamic_temperature": dynamic.kind, **dynamic.to_mapping()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +85,9 @@ class Section:
         """The mapping that a value of the section stands for: nothing, the name of a rule or kind, or a mapping."""
         if value is None:
             return {}
-        if not isinstance(value, str) or not self.tags:
+        tag = next((tag for tag in self.tags if tag not in self.omitted), None)
+        if not isinstance(value, str) or tag is None:
             return expect_mapping(value)
-        tag = next(iter(self.tags))
         names: Collection[str] = self.rules or self.tags[tag]
         if value not in names:
             raise ConfigError((), unknown_choice(value, names))
@@ -154,7 +166,9 @@ SECTIONS: Mapping[str, Section] = {
         {name: rule.to_mapping() for name, rule in RULES.items()},
         omitted={"verification"},
     ),
-    "sampling": Section({}, Sampling.fields()),
+    "sampling": Section(
+        {"dynamic_temperature": DYNAMIC_TEMPERATURES}, Sampling.fields(), omitted={"dynamic_temperature"}
+    ),
 }
 
 
@@ -238,7 +252,9 @@ class DecodingConfig:
             with at(name):
                 parts[name] = section.read(given.get(name))
         with at("sampling"):
-            sampling = sampling if given.get("sampling") is None else _sampling(parts["sampling"], sampling)
+            if given.get("sampling") is not None:
+                set_keys = SECTIONS["sampling"].expand(given["sampling"])
+                sampling = _sampling({k: v for k, v in parts["sampling"].items() if k in set_keys}, sampling)
         with at("acceptance"):
             rule = AcceptanceRule(**parts["acceptance"])
         return cls(parts["drafter"]["kind"], parts["tree"]["policy"], rule, sampling)
@@ -267,7 +283,9 @@ class DecodingConfig:
     def plugins(self) -> list[str]:
         """The modules that define its parts, where those are not of this project."""
         rule = self.acceptance
-        parts = (self.drafter, self.policy, rule.neighbourhood, rule.schedule, rule.verification)
+        parts: list[Params] = [self.drafter, self.policy, rule.neighbourhood, rule.schedule, rule.verification]
+        if self.sampling is not None:
+            parts.append(self.sampling.dynamic_temperature)
         return sorted({module for part in parts if is_external(module := type(part).__module__)})
 
     def digest(self) -> str:
@@ -365,7 +383,7 @@ def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
     if defaults is None and missing:
         problem = f"give {missing} as well, or leave the section out to sample by the target's own defaults"
         raise ConfigError((), problem)
-    return Sampling.from_mapping((defaults.to_mapping() if defaults is not None else {}) | dict(given))
+    return dataclasses.replace(defaults or Sampling(), **given)
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:

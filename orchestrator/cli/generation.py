@@ -370,7 +370,11 @@ def _describe_sampling(sampling: Mapping[str, Any], defaults: Sequence[str]) -> 
     """`sampling: guidance (cfg) 1.5, temperature 1, top_k 0, top_p 1`, and which of them are the target's defaults."""
     names = {"cfg": "guidance (cfg)"}
     values = {name: sampling[name] for name in ("cfg", "temperature", "top_k", "top_p")}
-    text = ", ".join(f"{names.get(name, name)} {format_number(value, 6)}" for name, value in values.items())
+    values |= {name: value for name, value in sampling.items() if name not in values}  # of a dynamic temperature
+    text = ", ".join(
+        f"{names.get(name, name)} {value if isinstance(value, str) else format_number(value, 6)}"
+        for name, value in values.items()
+    )
     if not defaults:
         return f"sampling: {text}"
     which = "all" if len(defaults) == len(values) else ", ".join(name for name in values if name in defaults)

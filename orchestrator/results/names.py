@@ -149,7 +149,11 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
         fields = Sampling.fields().values()
         values = ((field, getattr(config.sampling, field.name)) for field in fields)
         changed = [(f, v) for f, v in values if baseline is None or v != getattr(baseline, f.name)]
-        parts.append(_Part(" ", "", "", tuple(changed)))
+        if changed:
+            parts.append(_Part(" ", "", "", tuple(changed)))
+        dynamic = config.sampling.dynamic_temperature
+        if dynamic != (baseline or Sampling()).dynamic_temperature:
+            parts.append(_part(" ", dynamic))
     return parts
 
 

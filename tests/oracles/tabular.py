@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from search_spaces.neighbourhoods import NeighbourTables
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding import rng
 from workers.decoding.accept import Acceptor, AcceptResult
@@ -191,7 +192,18 @@ class TabularEngine:
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The target's distribution, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p."""
+    """The target's distribution, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p; with T(E), the
+    filters at temperature 1, then a softmax at the temperature that follows from what they leave.
+    """
+    if isinstance(dynamic := sampling.dynamic_temperature, EntropyTemperature):
+        all_probs = processed(logits, Sampling(1.0, sampling.top_k, sampling.top_p))
+        for row, probs in enumerate(all_probs):
+            support = np.flatnonzero(probs)
+            entropy = -sum(p * np.log(p) for p in probs[support])
+            factor = dynamic.amplitude * np.exp(-entropy / dynamic.scale) + dynamic.theta
+            masses = np.exp(logits[row, support] / (sampling.temperature * factor))
+            all_probs[row, support] = masses / masses.sum()
+        return all_probs
     all_probs = np.zeros_like(logits)
     for row, line in enumerate(logits / sampling.temperature):
         order = sorted(range(len(line)), key=lambda x: -line[x])

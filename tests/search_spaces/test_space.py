@@ -345,7 +345,8 @@ BROKEN = [
      "level's budget would be -0.25 (at tree.length 6, acceptance.slope 0.5)"),
     ("sampling: {cfg: {low: -1, high: 3}}", "f:2: space.sampling.cfg.low: must be at least 0, got -1"),
     ("sampling: {temprature: 1}",
-     "f:2: space.sampling.temprature: unknown key; did you mean 'temperature'? known keys: temperature, top_k, top_p, "
+     "f:2: space.sampling.temprature: unknown key; did you mean 'temperature'? known keys: "
+     "dynamic_temperature, temperature, top_k, top_p, "
      "cfg"),
     ("sampling: cold", "f:2: space.sampling: must be a mapping of keys to values, got 'cold'"),
     ("acceptance: lantern",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -16,6 +17,7 @@ from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static
 from search_spaces.trial import DecodingConfig, Sampling, override
 
@@ -26,6 +28,7 @@ acceptance: {neighbourhood: additive, k: 100, delta: 0.1, divergence: tvd, proxi
              schedule: constant, budget: 1.0, resampling: paper}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}
 """
+SAMPLED = {"temperature": 1, "top_k": 0, "top_p": 1, "cfg": 1}
 EAGLE_CHAIN: dict[str, Any] = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
 EAGLE2 = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}}
 
@@ -145,6 +148,27 @@ def test_sampling_is_named_in_full_or_laid_over_the_targets() -> None:
     assert DecodingConfig().with_sampling(target).with_sampling(None) == DecodingConfig()
 
 
+def test_the_default_temperature_is_in_no_mapping_and_no_key() -> None:
+    plain, entropy = Sampling(temperature=0.9), Sampling(temperature=0.9, dynamic_temperature=EntropyTemperature(2.0))
+    assert set(plain.to_mapping()) == {"temperature", "top_k", "top_p", "cfg"}
+    assert repr(plain) == "Sampling(temperature=0.9, top_k=0, top_p=1.0, cfg=1.0)"
+    assert "EntropyTemperature" in repr(entropy)
+    config = DecodingConfig(sampling=entropy)
+    assert config.to_mapping()["sampling"]["amplitude"] == 2.0
+    assert DecodingConfig.from_mapping(config.to_mapping()) == config
+    assert config.digest() != DecodingConfig(sampling=plain).digest()
+    assert config.shape != DecodingConfig(sampling=plain).shape
+    changed = override(config.to_mapping(), {"sampling.theta": 0.5, "sampling.temperature": 1.0})
+    assert DecodingConfig.from_mapping(changed).sampling == Sampling(
+        dynamic_temperature=EntropyTemperature(2.0, theta=0.5)
+    )
+    assert DecodingConfig.from_mapping({"sampling": {"cfg": 2.0}}, entropy).sampling == replace(entropy, cfg=2.0)
+    back = {"sampling": {"dynamic_temperature": "constant"}}
+    assert DecodingConfig.from_mapping(back, entropy).sampling == plain
+    assert not config.is_lossless(plain)
+    assert config.is_lossless(entropy)
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafte": "eagle"},
      "drafte: unknown key; did you mean 'drafter'? known keys: drafter, tree, acceptance, sampling"),
@@ -219,9 +243,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling": {"temperature": 0}},
      "sampling: give top_k, top_p, cfg as well, or leave the section out to sample by the target's own defaults"),
     ({"sampling": {"temprature": 0}},
-     "sampling.temprature: unknown key; did you mean 'temperature'? known keys: temperature, top_k, top_p, cfg"),
+     "sampling.temprature: unknown key; did you mean 'temperature'? known keys: dynamic_temperature, "
+     "temperature, top_k, top_p, cfg"),
     ({"sampling": {"temperature": -1, "top_k": 0, "top_p": 1, "cfg": 1}},
      "sampling.temperature: must be at least 0, got -1"),
+    ({"sampling": {**SAMPLED, "dynamic_temperature": "entropy", "scale": 0}},
+     "sampling.scale: must be greater than 0, got 0"),
+    ({"sampling": {**SAMPLED, "dynamic_temperature": "entropy", "amplitude": -1}},
+     "sampling.amplitude: must be at least 0, got -1"),
+    ({"sampling": {**SAMPLED, "theta": 0.5}},
+     "sampling.theta: not a key of dynamic_temperature 'constant' but of 'entropy'; "
+     "known keys: dynamic_temperature, temperature, top_k, top_p, cfg"),
+    ({"sampling": {**SAMPLED, "dynamic_temperature": "entropic"}},
+     "sampling.dynamic_temperature: must be one of constant, entropy, or a plugin's (--plugin MODULE), got 'entropic'; "
+     "did you mean 'entropy'?"),
     ({"sampling": {"temperature": 1, "top_k": 0, "top_p": 0, "cfg": 1}}, "sampling.top_p: must be in (0, 1], got 0"),
 ]  # fmt: skip
 

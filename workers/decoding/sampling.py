@@ -1,8 +1,8 @@
 """From logits to probabilities, and from probabilities to tokens; the two rows that guidance needs for each caption.
 
 Target, drafter and vanilla decoding share one order of processing: guidance, temperature, top-k, top-p, softmax, all
-in fp32. (The published code filters in one order in vanilla decoding and in another in speculative decoding, so that
-its "lossless" compares two different distributions.)
+in fp32; a dynamic temperature comes after the filters. (The published code filters in one order in vanilla decoding and
+in another in speculative decoding, so that its "lossless" compares two different distributions.)
 """
 
 from __future__ import annotations
@@ -78,7 +78,16 @@ def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.temperature == 0:
         return logits.softmax(-1)
-    probs = _filtered(logits, sampling, 0)[0].softmax(-1)
+    dynamic = sampling.dynamic_temperature
+    if dynamic.is_constant:
+        return _filtered_probs(logits, sampling, sampling.temperature)
+    probs = _filtered_probs(logits, sampling, 1.0)
+    return (probs.log() / (sampling.temperature * dynamic.factor(probs))).softmax(-1)
+
+
+def _filtered_probs(logits: Tensor, sampling: Sampling, temperature: float) -> Tensor:
+    """Probabilities [..., V] after temperature, top-k and top-p."""
+    probs = _filtered(logits, sampling, temperature, 0)[0].softmax(-1)
     if sampling.top_p < 1:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         removed = sorted_probs.cumsum(-1) - sorted_probs >= sampling.top_p
@@ -89,10 +98,10 @@ def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
     """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [..., count]."""
-    if sampling.temperature == 0 or sampling.top_p < 1:
+    if sampling.temperature == 0 or sampling.top_p < 1 or not sampling.dynamic_temperature.is_constant:
         probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
         return probs.log(), tokens
-    filtered, largest = _filtered(logits, sampling, count)
+    filtered, largest = _filtered(logits, sampling, sampling.temperature, count)
     log_probs = filtered.log_softmax(-1)
     if largest is None:
         log_probs, largest = log_probs.topk(count, dim=-1)
@@ -100,10 +109,10 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
     return log_probs.gather(-1, largest), largest
 
 
-def _filtered(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor | None]:
+def _filtered(logits: Tensor, sampling: Sampling, temperature: float, count: int) -> tuple[Tensor, Tensor | None]:
     """Logits [..., V] after temperature and top-k, and their `count` largest tokens; None: nothing is filtered."""
-    if sampling.temperature != 1:
-        logits = logits / sampling.temperature
+    if temperature != 1:
+        logits = logits / temperature
     if not 0 < sampling.top_k < logits.shape[-1]:
         return logits, None
     if logits.device.type == "cpu":

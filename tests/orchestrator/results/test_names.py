@@ -17,6 +17,7 @@ from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import SCHEDULES
 from search_spaces.sweep import SweepConfig
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.docs.pages import ROOT
@@ -38,6 +39,11 @@ def name(config: DecodingConfig) -> str:
         (DecodingConfig(), "vanilla"),
         (DecodingConfig(sampling=BASE), "vanilla"),
         (DecodingConfig(sampling=Sampling(0.9, 100, 1.0, 1.5)), "vanilla T0.9,top_k100"),
+        (DecodingConfig(sampling=Sampling(cfg=1.5, dynamic_temperature=EntropyTemperature())), "vanilla entropy"),
+        (
+            DecodingConfig(sampling=Sampling(0.9, 0, 1.0, 1.5, EntropyTemperature(scale=2.0))),
+            "vanilla T0.9 entropy(a2)",
+        ),
         (setting(), "eagle-chain4 exact"),
         (setting(acceptance=ADDITIVE), "eagle-chain4 additive(k100,d0.1)"),
         (setting(tree=DYNAMIC), "eagle-dynamic(d5,w10,n58) exact"),
@@ -80,7 +86,7 @@ def test_the_sampling_is_omitted_only_where_all_sweeps_have_it() -> None:
     assert together.name(setting().with_sampling(Sampling())) == "eagle-chain4 exact"
 
 
-@pytest.mark.parametrize(("space", "most"), [("quickstart", 0.02), ("joint", 0.8), ("adt", 0.8)])
+@pytest.mark.parametrize(("space", "most"), [("quickstart", 0.02), ("joint", 0.9), ("adt", 0.8)])
 def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
     """most: share of names with a hash, because a name cannot hold all that is searched."""
     sweep = SweepConfig.read(space)

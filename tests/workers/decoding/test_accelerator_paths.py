@@ -35,6 +35,7 @@ from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Exponential
+from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import BlockVerification, JointVerification
@@ -114,7 +115,8 @@ def test_captured_rounds_give_the_tokens_of_eager_ones(
     sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the CPU's shortcuts; in a batch that halves, and in a second run on the same memory."""
-    config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature=temperature, top_k=14, cfg=2.0))
+    dynamic = EntropyTemperature() if name in ("chain of top tokens", "window, maximal") else CONSTANT_TEMPERATURE
+    config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature, 14, cfg=2.0, dynamic_temperature=dynamic))
     target = toy_target(config=replace(sizes, rows=3))
     eager, captured = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
     expected = decoded(eager)

@@ -34,6 +34,7 @@ from search_spaces.drafters import (
     NoDrafter,
     Rows,
 )  # fmt: skip
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import POLICIES as TREES
 from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
@@ -52,6 +53,7 @@ from workers.models.target import Prompt, Target
 
 DRAWS, MANY_DRAWS, AT_ONCE, ALARM = 50_000, 80_000, 10_000, 1e-5
 PLAIN = Sampling()
+ENTROPY = Sampling(temperature=0.9, top_k=3, top_p=0.95, cfg=1.5, dynamic_temperature=EntropyTemperature(scale=1.0))
 FILTERED = Sampling(temperature=1.2, top_k=3, top_p=0.9, cfg=1.5)
 BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 STARTS = ("vertical", "random", "tokenflock")
@@ -85,6 +87,9 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
     "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 3),
     "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
+    "vanilla, entropy": (NoDrafter(), NoTree(), ENTROPY, 4, 5),
+    **{f"eagle, {name}, entropy": (Eagle(), POLICIES[name], ENTROPY, 4, 5) for name in ("chain", "static", "dynamic")},
+    "jacobi, entropy": (Jacobi(), Chain(3), ENTROPY, 4, 5),
     "two codes, chain": (Eagle(), Chain(4), PLAIN, 2, 6),
     "two codes, window": (Jacobi(), Chain(4), PLAIN, 2, 6),
     "jacobi, uniform": (Jacobi(), Chain(3), PLAIN, 3, 5),
@@ -189,6 +194,8 @@ def test_what_is_called_lossless_is_tested_here() -> None:
     assert {policy.kind for _, policy, *_ in CASES.values()} == kinds[1]
     for drafter, policy, sampling, *_ in CASES.values():
         assert DecodingConfig(drafter, policy, sampling=sampling).is_lossless(sampling)
+        other = replace(sampling, dynamic_temperature=EntropyTemperature(theta=0.5))
+        assert not DecodingConfig(drafter, policy, sampling=sampling).is_lossless(other)
 
 
 class OneCaption(nn.Module):

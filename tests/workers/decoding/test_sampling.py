@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import Sampling
+from tests.oracles import tabular
 from workers.decoding.accept import remove_and_renormalise
 from workers.decoding.sampling import (
     apply_cfg,
@@ -36,11 +40,48 @@ def test_the_largest_probs_are_those_of_the_whole_distribution(top_k: int, tempe
         torch.testing.assert_close(log_probs.exp(), probs.gather(-1, tokens))
 
 
+ENTROPY = EntropyTemperature()
+
+
+@pytest.mark.parametrize(("logits", "temperature"), [((0.0, 0.0, 0.0), 2.333), ((10.0, 0.0, 0.0), 3.099)])
+def test_the_temperature_follows_from_the_entropy(logits: tuple[float, ...], temperature: float) -> None:
+    """By hand: E = ln 3 gives 2.5 exp(-0.366) + 0.6, and E near 0 gives nearly 3.1."""
+    x = torch.tensor(logits, dtype=torch.float64)
+    assert float(ENTROPY.factor(x.softmax(-1))) == pytest.approx(temperature, abs=1e-3)
+    found = to_probs(x, Sampling(temperature=0.5, dynamic_temperature=ENTROPY))
+    torch.testing.assert_close(found, (x / (0.5 * ENTROPY.factor(x.softmax(-1)))).softmax(-1))
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_filters_come_before_a_dynamic_temperature(top_k: int, top_p: float) -> None:
+    """So the tokens that stay are those of temperature 1, though higher temperatures would keep more of them."""
+    logits = 3 * torch.randn(6, 40, generator=torch.Generator().manual_seed(0)).double()
+    sampling = Sampling(1.7, top_k=top_k, top_p=top_p, dynamic_temperature=ENTROPY)
+    plain, probs = to_probs(logits, Sampling(1.0, top_k, top_p)), to_probs(logits, sampling)
+    assert torch.equal(probs > 0, plain > 0)
+    if top_p < 1:
+        assert ((to_probs(logits, Sampling(3.0, top_k, top_p)) > 0).sum(-1) > (plain > 0).sum(-1)).any()
+    torch.testing.assert_close(probs, torch.from_numpy(tabular.processed(logits.numpy(), sampling)))
+    log_probs, tokens = top_log_probs(logits, sampling, 4)
+    torch.testing.assert_close(log_probs.exp(), probs.topk(4, dim=-1).values)
+    torch.testing.assert_close(log_probs.exp(), probs.gather(-1, tokens))
+
+
+def test_a_dynamic_temperature_leaves_greedy_decoding_alone() -> None:
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    greedy = Sampling(temperature=0.0, top_k=2, top_p=0.5)
+    assert torch.equal(to_probs(logits, replace(greedy, dynamic_temperature=ENTROPY)), to_probs(logits, greedy))
+    constant = Sampling(0.9, dynamic_temperature=EntropyTemperature(amplitude=0.0, theta=1.0))
+    torch.testing.assert_close(to_probs(logits, constant), to_probs(logits, Sampling(0.9)))
+
+
 def test_not_a_number_stays_one() -> None:
     logits = torch.zeros(2, 8)
     logits[1, 3] = torch.nan
-    log_probs, _ = top_log_probs(logits, Sampling(top_k=4), 3)
-    assert log_probs.isnan().all(-1).tolist() == [False, True]
+    for sampling in (Sampling(top_k=4), Sampling(top_k=4, dynamic_temperature=ENTROPY)):
+        log_probs, _ = top_log_probs(logits, sampling, 3)
+        assert log_probs.isnan().all(-1).tolist() == [False, True]
 
 
 class _CappedHead(nn.Linear):
