@@ -17,8 +17,9 @@ class DrafterChoice(Params):
     `workers.decoding.drafting.Drafting`; imported when it is needed. Empty if nothing is drafted.
     has_weights: a target needs a weight file for it.
     has_drafts: it proposes tokens, so it needs a tree, and an acceptance rule decides about them.
-    keeps_window: without weights, it keeps a chain of sampled drafts from pass to pass, so replay records windows of
-    several lengths (see `workers.replay.windows`). Replay cannot describe other drafters without weights.
+    keeps_window: without weights, it keeps sampled drafts from pass to pass, so replay records chains of several
+    lengths (see `workers.replay.windows`). Replay cannot describe other drafters without weights, nor windows that
+    branch.
     """
 
     __slots__ = ()
@@ -159,10 +160,14 @@ class Jacobi(DrafterChoice):
         return self.redraw == "fresh"
 
     def check_tree(self, policy: TreePolicy) -> None:
-        if not isinstance(policy, Chain):
-            problem = f"drafter {self.kind!r} keeps a window: use 'chain', not {policy.kind!r}"
+        if policy.fixed is None:
+            problem = f"drafter {self.kind!r} keeps a window: use a fixed tree, such as 'chain', not {policy.kind!r}"
             raise ConfigError(("tree", "policy"), problem)
-        if policy.children == "top":
+        tree, sampled = policy.fixed
+        if (0,) * len(tree.levels) not in tree.paths:
+            problem = f"drafter {self.kind!r} keeps the first path, which must be as long as any, as in 'branching'"
+            raise ConfigError(("tree", "policy"), problem)
+        if not sampled:
             problem = f"drafter {self.kind!r} keeps the tokens that it sampled: use 'sampled'"
             raise ConfigError(("tree", "children"), problem)
 
@@ -208,6 +213,12 @@ class JacobiRows(Jacobi):
     lower: Annotated[
         Literal["corrected", "redrawn"], "what follows the accepted drafts of a lower row", Abbreviations(redrawn="red")
     ] = "corrected"
+
+    def check_tree(self, policy: TreePolicy) -> None:
+        if not isinstance(policy, Chain):
+            problem = f"drafter {self.kind!r} keeps a window in each row: use 'chain', not {policy.kind!r}"
+            raise ConfigError(("tree", "policy"), problem)
+        super(JacobiRows, self).check_tree(policy)
 
     @property
     def row_lag(self) -> int:

@@ -21,7 +21,8 @@ from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Ra
 from search_spaces.plugins import Registry
 
 # Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
-_LEVELS, _WIDTHS, _NODES = Range(1, 256), Range(1, 256), Range(1, 4096)
+_MOST_NODES = 4096
+_LEVELS, _WIDTHS, _NODES = Range(1, 256), Range(1, 256), Range(1, _MOST_NODES)
 
 Children = Literal["sampled", "top"]
 Paths = tuple[tuple[int, ...], ...]
@@ -235,6 +236,41 @@ class Static(TreePolicy):
     def fixed(self) -> FixedShape:
         tree = _custom_tree(self.paths) if self.paths is not None else NAMED_TREES[self.name or ""]
         return FixedShape(tree, self.children == "sampled")
+
+
+@POLICIES.register
+@dataclass(frozen=True, slots=True)
+class Branching(TreePolicy):
+    """A chain whose first levels branch: down to `depth`, every node has `width` children, sampled without replacement;
+    below, the chain goes on from the first leaf. SJD-PAC's window; its depth D counts the root, so it is one more.
+    """
+
+    kind: ClassVar[str] = "branching"
+    short: ClassVar[str] = "branch"
+    implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
+    length: Annotated[int, "levels of the longest path", _LEVELS, Symbol("")]
+    width: Annotated[int, "children of a node in the levels that branch", _WIDTHS, Symbol("w")]
+    depth: Annotated[int, "levels that branch", _LEVELS, Symbol("d")]
+
+    def check(self) -> None:
+        if self.depth > self.length:
+            raise ConfigError(("depth",), f"must be at most the length {self.length}, got {self.depth}")
+        if self.bounds.nodes > _MOST_NODES:
+            raise ConfigError(
+                ("width",), f"{self.bounds.nodes} nodes are more than {_MOST_NODES}; lower it or the depth"
+            )
+
+    @property
+    def bounds(self) -> TreeBounds:
+        nodes = sum(self.width**level for level in range(1, self.depth + 1)) + self.length - self.depth
+        return TreeBounds(self.length, nodes, self.width)
+
+    @property
+    def fixed(self) -> FixedShape:
+        levels = range(1, self.depth + 1)
+        bushy = tuple(path for level in levels for path in product(range(self.width), repeat=level))
+        chain = tuple((0,) * level for level in range(self.depth + 1, self.length + 1))
+        return FixedShape(_custom_tree(bushy + chain), sampled=True)
 
 
 @POLICIES.register

@@ -53,6 +53,7 @@ MAY_NAME = {
     "search_spaces.acceptance": {"Additive", "Multiplicative", "Grouped", "Constant", "Exponential", "NoNeighbourhood"},
     "search_spaces.drafters": {"Chain"},
     "search_spaces.trial": {"NoDrafter", "NoTree"},
+    "workers.decoding.redraws": {"Jacobi"},
     "workers.loading.models_yaml": {"Scenes"},
     "workers.replay.replayer": {"Chain"},
     "workers.replay.subtrees": {"Static"},

@@ -268,7 +268,8 @@ BROKEN = [
     ("drafter: eagle\ntree: {policy: chain, lenght: {low: 2, high: 3}}",
      "f:3: space.tree.lenght: unknown key; did you mean 'length'? known keys: policy, length, children"),
     ("drafter: eagle\ntree: {policy: chain, depth: {low: 2, high: 3}}",
-     "f:3: space.tree.depth: not a key of policy 'chain' but of 'dynamic'; known keys: policy, length, children"),
+     "f:3: space.tree.depth: not a key of policy 'chain' but of 'branching', 'dynamic'; known keys: policy, length, "
+     "children"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 6, high: 2}}",
      "f:3: space.tree.length.low: must be at most high, got 6 and 2; swap the two"),
     ("drafter: eagle\ntree: {policy: chain, length: {low: 0, high: 2}}",
@@ -312,13 +313,14 @@ BROKEN = [
      "(at tree.paths ((1,),))"),
     ("drafter: eagle\ntree: {policy: chain}",
      "f:3: space.tree.length: missing; give the number of drafted tokens (in [1, 256])"),
-    ("drafter: eagle", "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, "
-     "adjacency"),
+    ("drafter: eagle", "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, branching, "
+     "dynamic, adjacency"),
     ("drafter: [none, eagle]\ntree: {policy: chain, length: 2}",
      "f:2: space.drafter[0]: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, "
      "jacobi, jacobi_rows (in the branch none)"),
     ("drafter: jacobi\ntree:\n  - {policy: chain, length: 3}\n  - {policy: dynamic, depth: 2, width: 2, nodes: 3}",
-     "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use 'chain', not 'dynamic' (in the branch dynamic)"),
+     "f:5: space.tree[1].policy: drafter 'jacobi' keeps a window: use a fixed tree, such as 'chain', not 'dynamic' "
+     "(in the branch dynamic)"),
     (TREE + "acceptance: {neighbourhood: additive, k: 9, delta: {low: 0, high: 0.5, log: true}}",
      "f:4: space.acceptance.delta.low: must be greater than 0 for log, got 0.0; raise it to at least a small number "
      "such as 0.001"),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from search_spaces.params import ConfigError
-from search_spaces.trees import NAMED_TREES, Adjacency, Chain, Dynamic, NoTree, Static, StaticTree
+from search_spaces.presets import PRESETS
+from search_spaces.trees import NAMED_TREES, Adjacency, Branching, Chain, Dynamic, NoTree, Static, StaticTree
 
 COUNTS = {
     "eagle1_26": ([4, 8, 8, 3, 2], 4, 15),
@@ -65,6 +66,16 @@ def test_a_chain_is_the_tree_of_width_one() -> None:
     assert tree.parents == (-1, 0, 1)
     assert tree.levels == ((0,), (1,), (2,))
     assert Chain(length=5).fixed.tree == NAMED_TREES["chain_5"]
+
+
+def test_a_branching_tree_is_a_full_tree_and_a_chain_below_its_first_leaf() -> None:
+    policy = Branching(length=4, width=2, depth=2)
+    bushy = ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+    assert policy.fixed.tree == StaticTree.from_paths((*bushy, (0, 0, 0), (0, 0, 0, 0)))
+    assert policy.fixed.sampled
+    assert policy.bounds == (4, 8, 2)
+    assert Branching(length=5, width=1, depth=3).fixed.tree == Chain(length=5).fixed.tree
+    assert PRESETS["sjd_pac"].policy.bounds.nodes == 63, "a window of 64 with the root"
 
 
 def test_the_same_tree_in_another_order_is_the_same_setting() -> None:

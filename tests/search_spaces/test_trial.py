@@ -183,13 +183,21 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "acceptance: has no effect without drafts; remove it, or choose a drafter"),
     ({"drafter": {"kind": "rows", "lag": 0}}, "drafter.lag: must be at least 1, got 0"),
     ({"drafter": "eagle"},
-     "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, dynamic, adjacency"),
+     "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, branching, dynamic, adjacency"),
     ({"tree": {"policy": "chain", "length": 2}},
      "drafter: the 'chain' tree needs a drafter; choose one of eagle, eagle3, medusa, independent, "
      "jacobi, jacobi_rows"),
     ({"acceptance": "lantern"}, "acceptance: has no effect without drafts; remove it, or choose a drafter"),
     ({"drafter": "jacobi", "tree": "adjacency"},
-     "tree.policy: drafter 'jacobi' keeps a window: use 'chain', not 'adjacency'"),
+     "tree.policy: drafter 'jacobi' keeps a window: use a fixed tree, such as 'chain', not 'adjacency'"),
+    ({"drafter": "jacobi", "tree": {"policy": "static", "paths": [[0], [1], [1, 0]]}},
+     "tree.policy: drafter 'jacobi' keeps the first path, which must be as long as any, as in 'branching'"),
+    ({"drafter": "jacobi_rows", "tree": {"policy": "branching", "length": 3, "width": 2, "depth": 1}},
+     "tree.policy: drafter 'jacobi_rows' keeps a window in each row: use 'chain', not 'branching'"),
+    ({"drafter": "jacobi", "tree": {"policy": "branching", "length": 2, "width": 2, "depth": 3}},
+     "tree.depth: must be at most the length 2, got 3"),
+    ({"drafter": "jacobi", "tree": {"policy": "branching", "length": 9, "width": 16, "depth": 3}},
+     "tree.width: 4374 nodes are more than 4096; lower it or the depth"),
     ({"drafter": "jacobi", "tree": {"policy": "chain", "length": 3, "children": "top"}},
      "tree.children: drafter 'jacobi' keeps the tokens that it sampled: use 'sampled'"),
     ({"drafter": {"kind": "jacobi", "law": "published"}, "tree": {"policy": "chain", "length": 3}},
@@ -377,7 +385,7 @@ def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
-        scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal
+        scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac
         zipar pjd pjd_maximal peanut"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]

@@ -8,10 +8,14 @@ better one. Each token keeps the probs that it was really sampled from, which ma
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from search_spaces.drafters import Jacobi
+from search_spaces.trees import StaticTree
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
@@ -19,19 +23,25 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import Drafting
 from workers.decoding.redraws import REDRAWS, Redraw
 from workers.decoding.rng import Purpose
-from workers.decoding.sampling import largest_index
+from workers.decoding.sampling import largest_index, to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, gather_rows
 from workers.models.target import Prompt, Target
 
 
 class JacobiWindow(Drafting):
-    """A chain of N drafts; the published window size counts the root too, so N is one less.
+    """N drafts, one for each level; the published window size counts the root too, so N is one less. They are the first
+    path of the tree, which is all of it in a chain.
 
     The window's last positions may be new: no pass has given probs there. They are filled at random, with the token to
     their left, or with that position's most likely token. The probs of such a token are a point mass, which is correct
     for any choice that does not depend on the target's next probs; for random tokens the uniform probs are correct too,
     and accepted more often. `redraws` has the ways in which drafts behind a rejection are replaced.
+
+    Where the tree branches (SJD-PAC), a level's further drafts are sampled anew in every pass from the probs of its
+    first one, without replacement; all siblings of a level share them. Each is tested in order, after those before it
+    (see `accept`), and the window follows the path that was accepted. SJD-PAC's code takes the longest path of
+    independent tests and samples further drafts from another residual, which is not lossless.
     """
 
     tokens: Tensor  # [B, N]
@@ -42,15 +52,18 @@ class JacobiWindow(Drafting):
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         assert isinstance(config.drafter, Jacobi)
+        assert config.policy.fixed is not None
+        tree = config.policy.fixed.tree
+        self._shape = fixed_shape(tree.parents, tree.depth, target.device)
         self._params, self._vocab_size, device = config.drafter, target.vocab_size, target.device
         self._sampled, self._redraw = self.sampling.temperature > 0, REDRAWS[config.drafter.redraw]
-        length = self.max_levels = self.max_nodes = config.policy.bounds.depth
-        self._shape = fixed_shape(range(-1, length - 1), range(1, length + 1), device)
-        self._nodes = torch.arange(length, device=device)
-        # row i of the probs belongs to node i, the child of slot i
-        self._probs_index = torch.arange(length + 1, device=device).clamp(max=length - 1)[None]
+        length = self.max_levels = len(tree.levels)
+        self.max_nodes = len(tree.parents)
+        self._nodes = torch.arange(length, device=device)  # of the first path
+        self._probs_index = self._shape.offsets.clamp(max=length - 1)  # row i of the probs belongs to level i
         self._levels = torch.full((1,), length, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, length, dtype=torch.bool, device=device)
+        self._branches = None if self._shape.is_chain else _Branches.of(tree, self._vocab_size, device)
 
     def prepare(self, batch: Batch) -> None:
         size, codes = batch.size, self._vocab_size if self._sampled else 0
@@ -73,14 +86,34 @@ class JacobiWindow(Drafting):
             index = tokens[..., None]
             self.probs.masked_fill_(new[..., None], 0)
             self.probs.scatter_(2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1))
+        exists = self._all_exist.expand(batch.size, -1)
+        if self._branches is not None:
+            tokens, exists = self._branch(self._branches, batch, tokens, exists)
         return DraftTree(
             tokens=tokens,
-            exists=self._all_exist.expand(batch.size, -1),
+            exists=exists,
             shape=self._shape,
             levels=self._levels.expand(batch.size),
             probs=self.probs if self._sampled else None,
             probs_index=self._probs_index if self._sampled else None,
         )
+
+    def _branch(self, branches: _Branches, batch: Batch, tokens: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and existence [B, nodes] of all nodes, from those [B, N] of the first path."""
+        levels, width = branches.levels, branches.width
+        if self._sampled:  # a level is nearer to the root in every pass: new numbers
+            first, probs = tokens[:, :levels, None], self.probs[:, :levels]
+            positions = batch.token_positions[:, :levels, None]
+            noise = rng.exponential(batch.keys[:, None, None], positions, Purpose.WINDOW, branches.slots)
+            others = (probs.scatter(2, first, 0) / noise).topk(width - 1, dim=-1).indices
+            possible = probs.gather(2, others) > 0  # sampled codes may be fewer than siblings
+            possible &= others != first
+        else:
+            others = tokens[:, :levels, None].expand(-1, -1, width - 1)
+            possible = torch.zeros_like(others, dtype=torch.bool)
+        columns = branches.columns
+        tokens = torch.cat([tokens, others.flatten(1)], 1).index_select(1, columns)
+        return tokens, torch.cat([exists, possible.flatten(1)], 1).index_select(1, columns)
 
     def _new_tokens(self, batch: Batch) -> Tensor:
         """Tokens [B, N|1] for new positions."""
@@ -95,35 +128,79 @@ class JacobiWindow(Drafting):
         return torch.where(self.known > 0, token, batch.root)[:, None]
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """Slide the window: the new node i is at the old slot num_accepted + i + 2. Slot s gave the probs of the token
-        after it.
+        """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs of the token after
+        it.
         """
-        length = self.max_levels
-        sources = (result.num_emitted[:, None] + self._nodes).clamp(max=length)  # old slots before the new nodes
+        length, branches = self.max_levels, self._branches
+        depths = (result.num_emitted[:, None] + self._nodes).clamp(max=length)  # old slots before the new levels
         self.known = length - result.num_accepted
+        slots = depths
+        if branches is not None:
+            assert result.path is not None
+            slots = branches.contexts[gather_rows(result.path, result.num_accepted)].gather(1, depths)
         if not self._sampled:
-            self.tokens = largest_index(logits).gather(1, sources)
+            self.tokens = largest_index(logits).gather(1, slots)
             return
-        assert result.probs is not None, "the window is a chain"
-        keeps, drafted = self._params.keeps_drafts, sources < length
-        drafts = sources.clamp(max=length - 1)  # the old nodes at the slots of the new ones
+        keeps, drafts = self._params.keeps_drafts, depths.clamp(max=length - 1)
         old_probs = self._rows(self.probs, drafts) if keeps else self.probs
+        if result.probs is not None:
+            target = self._rows(result.probs, slots, out=None if keeps else self.probs)
+        else:
+            target = to_probs(self._rows(logits, slots), self.sampling)
+        tokens = tree.tokens if branches is None else tree.tokens.index_select(1, branches.first_path)
         draft = Redraw(
             self._params,
             batch.rng,
-            self._rows(result.probs, sources, out=None if keeps else self.probs),
+            target,
             batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None],
             self._nodes + (self._vocab_size + length),
-            tree.tokens.gather(1, drafts),
+            tokens.gather(1, drafts),
             old_probs,
-            drafted,
+            drafted=depths < length,
         )
         self.tokens, self.probs = self._redraw(draft)
 
     @staticmethod
-    def _rows(probs: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-        """The rows [B, N, V] of probs [B, n, V] at index [B, N]."""
-        size, count, codes = probs.shape
+    def _rows(values: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
+        """The rows [B, N, V] of values [B, n, V] at index [B, N]."""
+        size, count, codes = values.shape
         rows = index + torch.arange(0, size * count, count, device=index.device)[:, None]
         flat = None if out is None else out.flatten(0, 1)
-        return torch.index_select(probs.flatten(0, 1), 0, rows.flatten(), out=flat).view(size, -1, codes)
+        return torch.index_select(values.flatten(0, 1), 0, rows.flatten(), out=flat).view(size, -1, codes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """Where the nodes of a window that branches come from. Its first `levels` levels have siblings, `width` at most.
+
+    columns [nodes]: each node's column in the first path's drafts [N] and then the further ones [levels * (width - 1)].
+    first_path [N]: its nodes. contexts [slots, N + 1]: below each slot, the slot of each level whose probs serve that
+    path: its first descendants, and the first path's where it has none. slots [levels, V]: of random numbers.
+    """
+
+    levels: int
+    width: int
+    columns: Tensor
+    first_path: Tensor
+    contexts: Tensor
+    slots: Tensor
+
+    @classmethod
+    def of(cls, tree: StaticTree, codes: int, device: torch.device) -> _Branches:
+        length, width = len(tree.levels), tree.max_width
+        levels = max(depth for depth, rank in zip(tree.depth, tree.rank, strict=True) if rank)
+        columns = [
+            depth - 1 if rank == 0 else length + (depth - 1) * (width - 1) + rank - 1
+            for depth, rank in zip(tree.depth, tree.rank, strict=True)
+        ]
+        first_path = [nodes[0] for nodes in tree.levels]
+        slot = {(): 0} | {path: node + 1 for node, path in enumerate(tree.paths)}
+        contexts = [[0] * (length + 1) for _ in slot]
+        for path, below in slot.items():
+            for depth in range(len(path) + 1, length + 1):
+                path = (*path, 0) if (*path, 0) in slot else (0,) * depth
+                contexts[below][depth] = slot[path]
+        first = codes + 3 * length  # behind the slots of new tokens and of two streams of redraws
+        slots = torch.arange(first, first + levels * codes, device=device).view(levels, codes)
+        as_tensor = partial(torch.tensor, device=device)
+        return cls(levels, width, as_tensor(columns), as_tensor(first_path), as_tensor(contexts), slots)

@@ -61,6 +61,8 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
     """
     if config.sampling is None or config.sampling.temperature == 0:
         raise ConfigError(("sampling", "temperature"), "replay needs sampling: a temperature above 0")
+    if config.drafter.keeps_window and not isinstance(config.policy, Chain):
+        raise ConfigError(("tree", "policy"), f"replay cannot describe a {config.policy.kind!r} window; use 'chain'")
     if not config.drafter.has_weights and not config.drafter.keeps_window:
         problem = f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         raise ConfigError(("drafter",), problem)

@@ -36,7 +36,7 @@ from search_spaces.presets import CATALOGUE
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
-from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import BlockVerification, JointVerification
 from tests.fakes import tape
@@ -86,6 +86,7 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "window, reuse": (Jacobi("random", "reuse"), Chain(6), EXACT),
     "window, block": (Jacobi(), Chain(6), BLOCK),
     "window, joint": (Jacobi("random"), Chain(6), JOINT),
+    "window that branches": (Jacobi(redraw="maximal"), Branching(5, 3, 2), EXACT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
     "rows": (Rows(1), NoTree(), EXACT),
     "rows of windows": (JacobiRows(redraw="maximal", lag=2), Chain(3), EXACT),
@@ -194,11 +195,11 @@ def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig)
 
 
 def short(config: DecodingConfig) -> DecodingConfig:
-    """With a chain that fits the toy's images."""
+    """With a path that fits the toy's images."""
     policy = config.policy
-    return (
-        replace(config, policy=replace(policy, length=min(policy.length, 15))) if isinstance(policy, Chain) else config
-    )
+    if isinstance(policy, Branching | Chain):
+        return replace(config, policy=replace(policy, length=min(policy.length, 15)))
+    return config
 
 
 # mostly in bf16, which shows all that fp32 does, and mixed dtypes besides

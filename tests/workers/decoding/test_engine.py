@@ -48,6 +48,7 @@ LOSSLESS = [
     "sjd_plus",
     "sjd_maximal",
     "sjd_block",
+    "sjd_pac",
 ]
 
 
@@ -59,7 +60,7 @@ def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> Decoding
         acceptance["k"] = 12
     if "lag" in drafter:
         drafter["lag"] = 2
-    if tree.get("policy") == "chain":
+    if tree.get("policy") in ("chain", "branching"):
         tree["length"] = min(tree["length"], 10)
     if tree.get("policy") == "dynamic":
         tree["width"] = min(tree["width"], 6)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from search_spaces.drafters import Jacobi
-from search_spaces.trees import Chain
+from search_spaces.trees import Branching, Chain, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import toy_target
 from tests.oracles import tabular
@@ -28,15 +28,18 @@ Start = Literal["uniform", "random", "repeat_left", "sample_left"]
 Redraw = Literal["fresh", "coupled", "maximal", "reuse"]
 REDRAWS: tuple[Redraw, ...] = get_args(Redraw)
 STARTS: tuple[Start, ...] = get_args(Start)
+CHAIN = Chain(LENGTH)
 NOTHING = Prompt(torch.zeros(SIZE, 1, 1), torch.ones(SIZE, 1, dtype=torch.bool))
 FIRST = torch.tensor([3, 9, 20])
 
 
-def opened(initialisation: Start, redraw: Redraw, sampling: Sampling) -> tuple[JacobiWindow, Batch]:
+def opened(
+    initialisation: Start, redraw: Redraw, sampling: Sampling, policy: TreePolicy = CHAIN
+) -> tuple[JacobiWindow, Batch]:
     """A window over three captions that have their first tokens."""
     target = toy_target()
     batch = open_batch(target, 2)
-    config = DecodingConfig(Jacobi(initialisation, redraw), Chain(LENGTH), sampling=sampling)
+    config = DecodingConfig(Jacobi(initialisation, redraw), policy, sampling=sampling)
     window = JacobiWindow(config, target, None)
     all_rows = torch.arange(SIZE)
     window.prepare(batch)
@@ -169,3 +172,49 @@ def test_a_redraw_gets_the_old_draft_of_its_position(redraw: Redraw, monkeypatch
             for new, old in enumerate(places):
                 assert seen[-1].tokens[row, new] == tokens[row, old]
                 assert redraw in ("fresh", "coupled") or seen[-1].probs[row, new].equal(probs[row, old])
+
+
+def test_siblings_are_other_codes_of_the_probs_of_their_level() -> None:
+    """Here three of the codes are possible, so a fourth sibling does not exist. All siblings of a level share them."""
+    window, batch = opened("uniform", "maximal", Sampling(top_k=3), Branching(LENGTH, 4, 2))
+    logits = torch.randn(SIZE, window.max_nodes + 1, CODES, generator=torch.Generator().manual_seed(3))
+    slots = torch.zeros(SIZE, 1, dtype=torch.int64)
+    result = AcceptResult(slots, FIRST[:, None], slots[:, 0], FIRST, slots[:, 0] > 0)
+    window.commit(batch, window.draft(batch), result, logits, logits)
+    tree = window.draft(batch)
+    assert tree.probs is not None
+    paths = Branching(LENGTH, 4, 2).fixed.tree.paths
+    for row in range(SIZE):
+        known = int(window.known[row])
+        by_path = dict(zip(paths, tree.tokens[row].tolist(), strict=True))
+        exists = dict(zip(paths, tree.exists[row].tolist(), strict=True))
+        assert all(exists[path] == (path[-1] < 3) for path in paths if len(path) <= min(2, known))
+        for level in (1, 2):
+            siblings = [by_path[(*above, rank)] for above in [(0,) * (level - 1)] for rank in range(3)]
+            assert len(set(siblings)) == 3
+            assert all(tree.probs[row, level - 1, code] > 0 for code in siblings)
+            assert all(by_path[path] == siblings[path[-1]] for path in paths if len(path) == level and path[-1] < 3)
+
+
+def test_a_window_follows_the_path_that_was_accepted() -> None:
+    """Row 0 took the second child of the root's second child (slot 5), row 1 the second child, row 2 nothing: the slots
+    whose probs serve the next levels are the first below what was taken, and then those of the first path.
+    """
+    policy = Static(paths=((0,), (1,), (0, 0), (1, 0), (1, 1), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0)))
+    window, batch = opened("uniform", "coupled", Sampling(), policy)
+    logits = torch.zeros(SIZE, 9, CODES)
+    logits[:, torch.arange(9), torch.arange(9)] = 60.0  # a slot's next token is its own number
+    path = torch.tensor([[0, 2, 5], [0, 2, 2], [0, 0, 0]])
+    accepted = torch.tensor([2, 1, 0])
+    tokens = torch.zeros(SIZE, 3, dtype=torch.int64)
+    result = AcceptResult(path, tokens, accepted, FIRST, accepted < 0)
+    window.commit(batch, window.draft(batch), result, logits, logits)
+    assert window.known.tolist() == [2, 3, 4]
+    expected = [[6, 8], [4, 7, 8], [1, 3, 6, 8]]
+    assert [window.tokens[row, : len(slots)].tolist() for row, slots in enumerate(expected)] == expected
+
+
+def test_a_tree_of_width_one_is_a_chain() -> None:
+    chain, narrow = (opened("uniform", "maximal", Sampling(), policy)[0] for policy in (Chain(4), Branching(4, 1, 2)))
+    assert narrow._branches is chain._branches is None
+    assert narrow._shape.is_chain

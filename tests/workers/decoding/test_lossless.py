@@ -36,7 +36,7 @@ from search_spaces.drafters import (
 )  # fmt: skip
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import POLICIES as TREES
-from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import TOKEN, BlockVerification, JointVerification, Verification
 from tests.fakes.toys import BASE, toy_drafter, toy_target
@@ -57,6 +57,7 @@ ENTROPY = Sampling(temperature=0.9, top_k=3, top_p=0.95, cfg=1.5, dynamic_temper
 FILTERED = Sampling(temperature=1.2, top_k=3, top_p=0.9, cfg=1.5)
 BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 STARTS = ("vertical", "random", "tokenflock")
+TWO_CHAINS = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0))
 SURPLUS = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (0, 3))
 
 
@@ -99,6 +100,11 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     "jacobi, maximal, filtered": (Jacobi("random", "maximal"), Chain(3), FILTERED, 4, 5),
     "jacobi, reuse": (Jacobi(redraw="reuse"), Chain(4), PLAIN, 3, 5),
     "jacobi, reuse, filtered": (Jacobi("repeat_left", "reuse", 0.9), Chain(3), FILTERED, 4, 5),
+    "jacobi, branching": (Jacobi(redraw="maximal"), Branching(4, 2, 2), PLAIN, 3, 5),
+    "jacobi, branching, fresh": (Jacobi("random"), Branching(3, 3, 1), PLAIN, 3, 5),
+    "jacobi, branching, filtered": (Jacobi("repeat_left", "reuse"), Branching(3, 3, 2), FILTERED, 4, 5),
+    "jacobi, two chains": (Jacobi(redraw="maximal"), Static(paths=TWO_CHAINS), FILTERED, 4, 5),
+    "eagle, branching": (Eagle(), Branching(3, 2, 2), PLAIN, 3, 5),
     "jacobi, repeat": (Jacobi("repeat_left", "coupled"), Chain(2), PLAIN, 3, 5),
     "jacobi, sample": (Jacobi("sample_left"), Chain(3), FILTERED, 4, 5),
 }

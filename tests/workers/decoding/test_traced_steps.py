@@ -17,7 +17,7 @@ import torch
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import Eagle, Jacobi
 from search_spaces.neighbourhoods import Additive, Multiplicative
-from search_spaces.trees import Adjacency, Chain, Dynamic, Static
+from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, Static
 from search_spaces.trial import DecodingConfig
 from search_spaces.verification import BlockVerification, JointVerification
 from tests.fakes import tape
@@ -43,6 +43,7 @@ CONFIGS = {
     ),
     "window": DecodingConfig(Jacobi(), Chain(4), AcceptanceRule()),
     "window, maximal": DecodingConfig(Jacobi(redraw="maximal"), Chain(4), AcceptanceRule()),
+    "window that branches": DecodingConfig(Jacobi(redraw="maximal"), Branching(3, 2, 2), AcceptanceRule()),
     "window, reuse": DecodingConfig(Jacobi(redraw="reuse"), Chain(4), AcceptanceRule()),
 }
 WIDEST = (3, 5)  # of the adjacency trees

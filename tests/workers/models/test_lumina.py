@@ -46,6 +46,10 @@ MODES: dict[str, dict[str, object]] = {
     },
     "jacobi": {"drafter": "jacobi", "tree": {"policy": "chain", "length": 7}},
     "long window": {"drafter": {"kind": "jacobi", "redraw": "maximal"}, "tree": {"policy": "chain", "length": 15}},
+    "window that branches": {
+        "drafter": {"kind": "jacobi", "redraw": "maximal"},
+        "tree": {"policy": "branching", "length": 6, "width": 3, "depth": 2},
+    },
 }  # fmt: skip
 CAPTIONS = ("a red ball", "a blue cat", "an image of a red cat")
 
@@ -218,7 +222,7 @@ def test_row_ends_count_nowhere(folder: Path, size: tuple[int, int]) -> None:
     plain = statistics("vanilla").statistics
     assert plain.emitted.tolist() == [1] * (count - 1)
     assert plain.mean_accepted_length == plain.step_compression == 1
-    for mode in ("chain", "static", "dynamic", "adjacency", "jacobi", "long window"):
+    for mode in ("chain", "static", "dynamic", "adjacency", "jacobi", "long window", "window that branches"):
         result = statistics(mode)
         assert int(result.statistics.emitted.sum()) == count - 1
         assert result.tokens.shape == (count,)

@@ -40,6 +40,7 @@ def test_rules_and_sizes_share_a_recording_but_kinds_of_children_do_not() -> Non
         (config(CHAIN, temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, "jacobi", temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, verification="block"), ("acceptance", "verification")),
+        (config({"policy": "branching", "length": 4, "width": 2, "depth": 1}, "jacobi"), ("tree", "policy")),
     ],
 )
 def test_what_replay_cannot_describe_is_refused(setting: DecodingConfig, path: tuple[str, ...]) -> None:
