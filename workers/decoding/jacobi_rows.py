@@ -20,7 +20,7 @@ from workers.decoding.redraws import Redraw
 from workers.decoding.rows import RowsBatch
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
-from workers.models.target import Target
+from workers.models.target import Prompt, Target
 
 
 def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
@@ -34,7 +34,7 @@ def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
 
 class RowWindows(JacobiWindow):
     """The windows of a batch's fronts. A front's window is emptied in every pass in which the front is not open, so
-    that it is new when a row begins; `admit` empties those of the new images' first rows.
+    that it is new when a row begins; `admit` empties all of a new image.
     """
 
     capturable = True
@@ -45,6 +45,16 @@ class RowWindows(JacobiWindow):
         self._redraws_lower = config.drafter.lower == "redrawn"
         if config.drafter.redraw == "reuse" and config.drafter.law == "published":
             self._redraw = reuse_as_pjd
+
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(batch)
+        assert isinstance(batch, RowsBatch)
+        self._fronts = batch.fronts
+
+    def admit(
+        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+    ) -> None:
+        self.known = self.known.view(self._fronts, -1).index_fill(1, indices, 0).flatten()
 
     def _emits_no_token(self, batch: RowsBatch) -> Tensor:
         """[F * B] 1 in rows that emit accepted drafts only, else 0."""
