@@ -109,7 +109,7 @@ class Jacobi(DrafterChoice):
     initialisation: how a position that was never drafted is filled. Its draft counts as a sample from uniform probs
     (`uniform`), or else as a point mass. redraw: how the drafts behind a rejection are replaced: `fresh` samples, with
     the random numbers of their position (`coupled`), or by keeping old ones (`maximal`, `reuse`; see
-    `workers.decoding.redraws`). threshold: of `reuse`. law: which probs a redraw that keeps old drafts states for its
+    `workers.decoding.redraws`). threshold: of `reuse`. probs: those that a redraw that keeps old drafts states for its
     drafts, those that it samples from or those of published code, which is not lossless.
     """
 
@@ -117,7 +117,7 @@ class Jacobi(DrafterChoice):
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     has_weights: ClassVar[bool] = False
     keeps_window: ClassVar[bool] = True
-    leading: ClassVar[tuple[str, ...]] = ("redraw", "law")
+    leading: ClassVar[tuple[str, ...]] = ("redraw", "probs")
     initialisation: Annotated[
         Literal["uniform", "random", "repeat_left", "sample_left"],
         "initialisation of a position that has no probs yet",
@@ -131,7 +131,7 @@ class Jacobi(DrafterChoice):
     threshold: Annotated[float | None, "ratio of probs above which `reuse` keeps a draft", Range(0, 1), Symbol("t")] = (
         None
     )
-    law: Annotated[
+    probs: Annotated[
         Literal["marginal", "published"] | None, "probs stated for redrawn drafts", Abbreviations(published="pub")
     ] = None
 
@@ -139,7 +139,7 @@ class Jacobi(DrafterChoice):
         # None where they have no effect, so that equal settings are equal
         for key, default, applies in (
             ("threshold", 0.5, self.redraw == "reuse"),
-            ("law", "marginal", self.keeps_drafts),
+            ("probs", "marginal", self.keeps_drafts),
         ):
             if applies and getattr(self, key) is None:
                 object.__setattr__(self, key, default)
@@ -153,7 +153,7 @@ class Jacobi(DrafterChoice):
 
     @property
     def is_exact(self) -> bool:
-        return self.law != "published"
+        return self.probs != "published"
 
     @property
     def draws_afresh(self) -> bool:
@@ -201,14 +201,14 @@ class JacobiRows(Jacobi):
 
     lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a row follows the
     target's probs in its context (`corrected`), or nothing, as published: a rejected draft is drawn anew and tested
-    again. law: `published` is PJD's under `reuse`, the old probs where a draft stays.
+    again. probs: `published` is PJD's under `reuse`, the old probs where a draft stays.
     """
 
     kind: ClassVar[str] = "jacobi_rows"
     short: ClassVar[str] = "jacrows"
     implementation: ClassVar[str] = "workers.decoding.jacobi_rows:RowWindows"
     keeps_window: ClassVar[bool] = False
-    leading: ClassVar[tuple[str, ...]] = ("lag", "redraw", "law", "lower")
+    leading: ClassVar[tuple[str, ...]] = ("lag", "redraw", "probs", "lower")
     lag: _Lag = 8
     lower: Annotated[
         Literal["corrected", "redrawn"], "what follows the accepted drafts of a lower row", Abbreviations(redrawn="red")

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
@@ -62,6 +62,11 @@ class Sampling(Params):
 
     def __repr__(self) -> str:
         return repr_without(self, dynamic_temperature=CONSTANT_TEMPERATURE)
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Self:
+        """What `to_mapping` wrote, or a part of it."""
+        return cls(**SECTIONS["sampling"].read(mapping))
 
     def to_mapping(self) -> dict[str, Any]:
         """The values by key, and the dynamic temperature's beside them."""

@@ -59,7 +59,7 @@ class Verification(Params, ABC):
 
     @abstractmethod
     def lengths(self, tests: ChainTests) -> Lengths:
-        """The law of the accepted length."""
+        """The probabilities of the accepted lengths."""
 
 
 VERIFICATIONS: Registry[type[Verification]] = Registry("verification", "search_spaces.rules")

@@ -31,7 +31,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.results": 4680,
     "orchestrator.run": 4359,
     "orchestrator.views": 1978,
-    "search_spaces": 4461,
+    "search_spaces": 4466,
     "specfrontier": 381,
     "workers": 395,
     "workers.data": 1891,

@@ -151,11 +151,11 @@ class JacobiWindow(Drafting):
         draft = Redraw(
             self._params,
             batch.rng,
-            target,
-            batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None],
-            self._nodes + (self._vocab_size + length),
-            tokens.gather(1, drafts),
-            old_probs,
+            target=target,
+            positions=batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None],
+            distances=self._nodes + (self._vocab_size + length),
+            tokens=tokens.gather(1, drafts),
+            probs=old_probs,
             drafted=depths < length,
         )
         self.tokens, self.probs = self._redraw(draft)

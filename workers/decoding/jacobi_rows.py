@@ -43,7 +43,7 @@ class RowWindows(JacobiWindow):
         super().__init__(config, target, drafter)
         assert isinstance(config.drafter, JacobiRows)
         self._redraws_lower = config.drafter.lower == "redrawn"
-        if config.drafter.redraw == "reuse" and config.drafter.law == "published":
+        if config.drafter.redraw == "reuse" and config.drafter.probs == "published":
             self._redraw = reuse_as_pjd
 
     def prepare(self, batch: Batch) -> None:

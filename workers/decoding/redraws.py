@@ -2,8 +2,8 @@
 
 A redraw maps a position's old draft t ~ p and the target's new probs q to a new draft. A window is lossless under every
 redraw if the probs that it keeps are the distribution of the new draft with t ~ p and fresh numbers, p and q held fixed
-(`law: marginal`), as everything that decides p and q comes from earlier positions. The published code of some redraws
-keeps other probs (`law: published`), and their images then have another distribution.
+(`probs: marginal`), as everything that decides p and q comes from earlier positions. The published code of some redraws
+keeps other probs (`probs: published`), and their images then have another distribution.
 
 Sources: SJD (Teng et al. 2024), SCD (arXiv 2510.24211), SJD++ (arXiv 2512.07503).
 """
@@ -74,8 +74,8 @@ def maximal(draft: Redraw) -> tuple[Tensor, Tensor]:
     q, p, drafted = draft.target, draft.probs, draft.drafted
     stays = drafted & (draft.uniforms(1) * draft.of_drafts(p) < draft.of_drafts(q))
     new = draft.sample(torch.where(drafted[..., None], (q - p).clamp_min(0), q))
-    law = torch.where(stays[..., None], p, q) if draft.params.law == "published" else q
-    return torch.where(stays, draft.tokens, new), law
+    probs = torch.where(stays[..., None], p, q) if draft.params.probs == "published" else q
+    return torch.where(stays, draft.tokens, new), probs
 
 
 def reuse(draft: Redraw) -> tuple[Tensor, Tensor]:
@@ -86,7 +86,7 @@ def reuse(draft: Redraw) -> tuple[Tensor, Tensor]:
     assert threshold is not None
     stays = drafted & (q > p * threshold)
     tokens = torch.where(draft.of_drafts(stays), draft.tokens, draft.sample(q))
-    if draft.params.law == "published":
+    if draft.params.probs == "published":
         return tokens, q
     return tokens, torch.where(drafted, p * stays + q * (p * ~stays).sum(2, keepdim=True), q)
 

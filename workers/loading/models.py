@@ -89,11 +89,11 @@ class Capabilities:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data that `from_mapping` reads."""
-        return asdict(self)
+        return asdict(self) | {"sampling": self.sampling.to_mapping()}
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        return cls(**{**mapping, "sampling": Sampling(**mapping["sampling"])})
+        return cls(**{**mapping, "sampling": Sampling.from_mapping(mapping["sampling"])})
 
 
 def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int, str]]:

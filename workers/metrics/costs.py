@@ -33,7 +33,7 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
 ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2  # tau before a setting was timed twice, and the degrees of freedom of that
-_POOLED_DOF = 4  # degrees of freedom with which the noise of all sessions counts in that of each
+_POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in that of each
 _TINY = 1e-18  # variance of a clock without noise
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -81,7 +81,7 @@ def sample_images(
     folder.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup.current()
     chunks = [captions[start : start + _IMAGES_PER_FILE] for start in range(0, len(captions), _IMAGES_PER_FILE)]
-    facts = [identity, target.name, asdict(target.sampling), seed]
+    facts = [identity, target.name, target.sampling.to_mapping(), seed]
     names = [digest([*facts, [[c.id, c.text] for c in chunk]]) for chunk in chunks]
     files = [folder / f"tokens-{name}.safetensors" for name in names]
     missing = [n for n, file in enumerate(files) if not file.exists()][group.rank :: group.size]

@@ -91,7 +91,7 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "rows": (Rows(1), NoTree(), EXACT),
     "rows of windows": (JacobiRows(redraw="maximal", lag=2), Chain(3), EXACT),
     "rows of windows, published": (
-        JacobiRows("random", "reuse", law="published", lag=1, lower="redrawn"),
+        JacobiRows("random", "reuse", probs="published", lag=1, lower="redrawn"),
         Chain(3),
         GSD,
     ),

@@ -155,7 +155,7 @@ def test_images_follow_the_targets_distribution(name: str) -> None:
 def test_windows_that_keep_the_published_probs_are_biased(
     redraw: Literal["maximal", "reuse"], initialisation: Literal["uniform", "random"]
 ) -> None:
-    drafter = Jacobi(initialisation, redraw, law="published")
+    drafter = Jacobi(initialisation, redraw, probs="published")
     assert not DecodingConfig(drafter, Chain(4), sampling=PLAIN).is_lossless(PLAIN)
     assert p_of_draws(drafter, Chain(4), PLAIN, 3, 5) < ALARM
 

@@ -74,7 +74,7 @@ def test_the_stated_probs_are_those_of_the_new_drafts(name: str, drafted: bool) 
 @pytest.mark.parametrize("redraw", ["maximal", "reuse"])
 def test_published_probs_are_others(redraw: Literal["maximal", "reuse"]) -> None:
     """SCD's are those of the branch that was taken; the port's of SJD++ are the target's."""
-    old, new, probs = drawn(Jacobi(redraw=redraw, law="published"))
+    old, new, probs = drawn(Jacobi(redraw=redraw, probs="published"))
     if redraw == "reuse":
         assert probs.equal(Q.expand_as(probs))
         assert p_value(new, Q) < ALARM

@@ -120,7 +120,7 @@ def test_a_target_that_reads_left_and_up_has_its_own_distribution(name: str, row
 def test_lower_rows_whose_rejected_drafts_are_drawn_anew_are_biased() -> None:
     target = neighbour_target(3, 3, row_ends=True, reads_upper_right=False)
     config = DecodingConfig(
-        JacobiRows("random", "reuse", law="published", lag=1, lower="redrawn"), Chain(2), sampling=PLAIN
+        JacobiRows("random", "reuse", probs="published", lag=1, lower="redrawn"), Chain(2), sampling=PLAIN
     )
     assert p_of_images(config, target, always) < ALARM
 

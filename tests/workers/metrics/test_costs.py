@@ -94,7 +94,7 @@ def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
         actual.append([math.log(entry.value) for entry in found])
     ratios = np.mean(stated, axis=0) / np.var(actual, axis=0)
     assert ratios.min() > 0.8
-    assert ratios[1:].mean() < 1.2
+    assert ratios[1:].mean() < 1.15
 
 
 def test_what_all_settings_of_a_moment_share_is_no_noise() -> None:
@@ -231,7 +231,7 @@ def test_intervals_of_differences_between_runs_cover(noise: float, state: float,
 @pytest.mark.parametrize("shapes", ["a", "ab"])
 def test_intervals_cover_the_truth_after_many_small_sessions(shapes: str) -> None:
     """As those of `specfrontier time`: one or two settings and three images of each, so that a session's own noise is
-    known badly. By that alone, the intervals cover the truth in 78 and 87 % of 600 runs; now in 96 and 95 %.
+    known badly. By that alone, the intervals cover the truth in 76 and 86 % of 1000 runs; now in 92 and 94 %.
     """
     rng, covered, passes = np.random.default_rng(12), [], np.array([255 * TRUTH["a"]])
     for _ in range(300):

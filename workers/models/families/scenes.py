@@ -90,7 +90,7 @@ class Scenes(Family):
                 f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target {body.config.vocab_size}; "
                 "train the target on this tokenizer's tokens"
             )
-        sampling = Sampling(**config["sampling"]) if "sampling" in config else SAMPLING
+        sampling = Sampling.from_mapping(config["sampling"]) if "sampling" in config else SAMPLING
         target = Target(config.get("name", folder.name), body, model.conditioner, codec, sampling)
         return target.to(device).eval().requires_grad_(False)
 
