@@ -40,7 +40,7 @@ from workers.metrics.definition import Direction
 
 _STOPPED_EARLY = "stopped early"  # the constraint that trials stopped by racing violate
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
-_BRANCH = re.compile(r"=([^.]+)")
+_BRANCH = re.compile(r"([^.=]+)=([^.]+)")
 
 # By URL. An abandoned view may still be writing a trial, because Optuna itself retries. The next view in this process
 # waits until that has ended, and then finds the trial.
@@ -239,24 +239,25 @@ def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[flo
 def short_names(names: Iterable[str]) -> Mapping[str, str]:
     """A short name for each parameter of a space, all different: `budget (exponential)`, `delta`.
 
-    The last key of a parameter, followed by the branch that it belongs to if another parameter has the same key, or by
-    all of its branches; else the name itself.
+    The last key of a parameter, followed by the branch that it belongs to if another parameter has the same key, by all
+    of its branches, or by these with their choices; else the name itself.
     """
     left, found = list(names), dict[str, str]()
-    for depth in (0, 1, None):
-        shorter = {name: _shorten_name(name, depth) for name in left}
+    for depth, choices in ((0, False), (1, False), (None, False), (None, True)):
+        shorter = {name: _shorten_name(name, depth, choices) for name in left}
         counts = Counter(shorter.values())
         found |= {name: short for name, short in shorter.items() if counts[short] == 1}
         left = [name for name in left if name not in found]
     return found | {name: name for name in left}
 
 
-def _shorten_name(name: str, depth: int | None) -> str:
-    """`space=eagle.acceptance=constant.budget` as `budget`, `budget (constant)` or `budget (eagle, constant)`. depth:
-    number of branches (None: all).
+def _shorten_name(name: str, depth: int | None, choices: bool) -> str:
+    """`space=eagle.acceptance=constant.budget` as `budget`, `budget (constant)`, `budget (eagle, constant)` or
+    `budget (space eagle, acceptance constant)`. depth: number of branches (None: all). choices: whether each has its
+    choice.
     """
     path, _, key = name.rpartition(".")
-    branches = _BRANCH.findall(path)
+    branches = [f"{choice} {label}" if choices else label for choice, label in _BRANCH.findall(path)]
     shown = branches if depth is None else branches[len(branches) - depth :]
     return f"{key} ({', '.join(shown)})" if shown else key
 

@@ -18,13 +18,15 @@ BUDGETS = [f"space={drafter}.acceptance=constant.budget" for drafter in ("eagle"
 
 
 def test_a_name_has_as_many_branches_as_it_needs() -> None:
-    names = ["acceptance.delta", "tree=chain.length", "tree=window.length", *BUDGETS, "a.kind", "b.kind"]
+    names = ["acceptance.delta", "tree=chain.length", "tree=window.length", *BUDGETS, "a=x.one", "b=x.one", "a.kind", "b.kind"]
     assert list(short_names(names).items()) == [
         ("acceptance.delta", "delta"),
         ("tree=chain.length", "length (chain)"),
         ("tree=window.length", "length (window)"),
         (BUDGETS[0], "budget (eagle, constant)"),
         (BUDGETS[1], "budget (jacobi, constant)"),
+        ("a=x.one", "one (a x)"),
+        ("b=x.one", "one (b x)"),
         ("a.kind", "a.kind"),
         ("b.kind", "b.kind"),
     ]
