@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1279,
     "orchestrator.results": 4680,
     "orchestrator.run": 4359,
-    "orchestrator.views": 1978,
+    "orchestrator.views": 1979,
     "search_spaces": 4466,
     "specfrontier": 381,
     "workers": 395,
