@@ -33,7 +33,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.views": 1979,
     "search_spaces": 4466,
     "specfrontier": 381,
-    "workers": 395,
+    "workers": 397,
     "workers.data": 1891,
     "workers.decoding": 4138,
     "workers.drafters": 717,

@@ -195,8 +195,10 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
         ValueError: a metric is unknown.
     """
     name, start = task.name(), time.perf_counter()
-    with suppress(FileNotFoundError, ValueError):  # a damaged one is computed again
+    with suppress(FileNotFoundError, ValueError):  # a damaged one, or one of damaged shards, is computed again
         stored = load_checked(worker.storage.read(name))
+        for shard in (*task.quality, *task.timing):
+            read_shard(worker.storage, shard, [])
         if stored.get("name") == name:
             return stored | {"ran": False}
     metrics, unavailable = select_metrics(task.metrics, worker.available)

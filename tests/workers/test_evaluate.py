@@ -313,6 +313,22 @@ def test_a_damaged_measurement_is_computed_again(evaluator: Evaluator, shards: l
     assert evaluator.make(task)["ran"] is False
 
 
+def test_a_stored_measurement_of_a_damaged_shard_names_it(
+    evaluator: Evaluator, shards: list[QualityShard], home: Path
+) -> None:
+    """A driver that was killed before it wrote a trial's record finds the measurement, and may find its shards torn."""
+    task = MeasureTask(CONFIG, names(evaluator, shards), (), (), METRICS[:1])
+    right = evaluator.make(task)
+    file = home / task.quality[0]
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert evaluator.run({"kind": "measure", **task.to_mapping()})["unusable"].keys() == {task.quality[0]}
+    file.unlink()
+    assert evaluator.run({"kind": "measure", **task.to_mapping()})["unusable"].keys() == {task.quality[0]}
+    evaluator.make(shards[0])
+    assert evaluator.make(task) == right | {"ran": False}
+
+
 def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
     x, y = a.double().numpy(), b.double().numpy()
     s, t = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
