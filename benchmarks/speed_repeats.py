@@ -104,7 +104,7 @@ def one_run(passes: Mapping[str, float], seed: int) -> Speeds:
     shapes = {config.shape: config for config in reversed(named.values())}
     late = named["static tree"]
     first = [config for config in reversed(shapes.values()) if config.shape != late.shape]
-    front = [named[name] for name in ("lantern chain", "sjd chain", "static tree")]
+    front = [named[name] for name in ("lantern chain", "scd window", "static tree")]
     requests = held_out_requests(models, 3 * CAPTIONS, seed=2 + seed)
     names = []
     for number, configs in enumerate((first, [first[0], late], front)):
