@@ -33,6 +33,11 @@ class Drawn:
     wall: float  # the same by the wall clock
 
     @property
+    def passes(self) -> float:
+        """Target passes of an image, prefill excluded: the mean."""
+        return statistics.fmean(s.passes for s in self.statistics)
+
+    @property
     def mean_accepted_length(self) -> float:
         rounds = sum(s.passes for s in self.statistics)
         return sum(int(s.emitted.sum()) for s in self.statistics) / rounds

@@ -1,7 +1,8 @@
-"""Every published method on the built-in model: speed at batch 1 and 16, accepted length, time by phase, and
+"""Every published method on the built-in model: speed at batch 1 and 8, passes, accepted length, time by phase, and
 quality.
 
     python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
+    python -m benchmarks.methods --timed 2 --repetitions 3 --images 96     # as docs/builtin_model.md has them
     python -m benchmarks.methods --images 0 --merge    # the timings alone, added to earlier results
     python -m benchmarks.methods --only eagle1 lantern --images 256
     python -m recipes eagle eagle3 --recipe-of eagle3 --out runs/equal     # drafters of equal training
@@ -70,6 +71,7 @@ def speed_row(paired: Paired) -> dict[str, Any]:
         "speedup_range": [paired.low, paired.high],
         "latency": paired.latency,
         "vanilla_latency": paired.vanilla,
+        "passes": drawn.passes,
         "mean_accepted_length": drawn.mean_accepted_length,
         "step_compression": drawn.step_compression,
         "mean_tree_depth": drawn.mean_tree_depth,
@@ -90,37 +92,52 @@ def quality_row(quality: Quality) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows as Markdown."""
-    head = (
-        "| method | speed-up b1 | speed-up b16 | accepted length | step compression | tree depth | s/image b1 | "
-        "target / drafter / accept / commit, ms per image | fid | drift | caption accuracy |"
-    )
-    lines = [head, "|" + "---|" * 11]
+    """The rows as Markdown: speed-ups at the batch sizes that were measured, the rest at the first of them."""
+    batches = list(dict.fromkeys(int(key[6:]) for row in rows.values() for key in row if key.startswith("batch_")))
+    head = [
+        "method",
+        *(f"speed-up, batch {batch}" for batch in batches),
+        *MEASURED,
+        "ms per image: target / drafter / ",
+    ]
+    head[-1] += "accept / commit"
+    lines = ["| " + " | ".join([*head, *(title for _, title, _ in QUALITY)]) + " |"]
+    lines.append("|" + "---|" * (len(head) + len(QUALITY)))
     for name, row in rows.items():
-        one, many, quality = row.get("batch_1"), row.get("batch_16"), row.get("quality", {})
-        cells = [name, _speed(one), _speed(many)]
-        if one:
-            cells += [f"{one[key]:.2f}" for key in ("mean_accepted_length", "step_compression", "mean_tree_depth")]
-            cells += [f"{one['latency']:.3f}", " / ".join(f"{1e3 * one['seconds'][phase]:.0f}" for phase in PHASES)]
+        speeds = [row.get(f"batch_{batch}") for batch in batches]
+        cells = [f"`{name}`" if name in PRESETS else name, *map(_speed, speeds)]
+        if one := next(filter(None, speeds), None):
+            cells += [f"{one[key]:{style}}" for key, style in MEASURED.values()]
+            cells.append(" / ".join(f"{1e3 * one['seconds'][phase]:.0f}" for phase in PHASES))
         else:
-            cells += ["-"] * 5
-        cells += [_estimate(quality.get(key), digits) for key, digits in QUALITY]
+            cells += ["–"] * (len(MEASURED) + 1)
+        cells += [_estimate(row.get("quality", {}).get(key), digits) for key, _, digits in QUALITY]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-QUALITY = (("fid", 2), ("drift", 2), ("caption_accuracy", 3))
+MEASURED = {
+    "passes": ("passes", ".1f"),
+    "accepted length": ("mean_accepted_length", ".2f"),
+    "s/image": ("latency", ".3f"),
+}
+QUALITY = (
+    ("fid", "fid", 2),
+    ("fid_minus_vanilla", "fid minus vanilla's, paired", 2),
+    ("drift", "drift", 2),
+    ("caption_accuracy", "caption accuracy", 3),
+)
 
 
 def _speed(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "-"
+        return "–"
     low, high = row["speedup_range"]
     return f"{row['speedup']:.2f} ({low:.2f}-{high:.2f})"
 
 
 def _estimate(pair: list[float] | None, digits: int) -> str:
-    return "-" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
+    return "–" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
 def measure_quality(models: Models, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
@@ -143,7 +160,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=384, help="captions for quality; 0 measures speed alone")
     parser.add_argument("--timed", type=int, default=3, help="captions timed at batch 1 in each repetition")
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--batches", type=int, nargs="*", default=[1, 16])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
     parser.add_argument("--merge", action="store_true", help="keep FILE's other methods and measurements")
     args = parser.parse_args()
