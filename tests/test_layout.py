@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 773,
     "orchestrator.replay": 810,
     "orchestrator.report": 1279,
-    "orchestrator.results": 4680,
+    "orchestrator.results": 4693,
     "orchestrator.run": 4359,
     "orchestrator.views": 1979,
     "search_spaces": 4466,

@@ -1,9 +1,10 @@
-"""Published results: `published.csv` has one line per row of the results tables of LANTERN, LANTERN++, Cool-SD,
-ADT-Tree and PEANUT.
+"""Published results: `published.csv` has one line per row of the papers' results tables.
 
 `sweep` and `label` name the config of a ready sweep that replicates the row. A row that no sweep can run has neither,
-and its `note` says why. The file has figures as printed; `Figure.value` is in the unit of this project's metric
-(LANTERN prints HPSv2 times 100). Figures without a metric here (seconds per component, spreads) are kept as text.
+and its `note` says why. `source` is where the figures were read (`SOURCES`). The file has figures as printed;
+`Figure.value` is in the unit of this project's metric (some papers print HPSv2 and CLIP scores times 100). Figures
+without a metric here (seconds per component, spreads) are kept as text. So are counts of passes, which include the
+prefill and, on Lumina and Emu3, row ends; their ratio to vanilla's is `step_compression`.
 LANTERN's accepted lengths count tokens drafted past an image's end and are means of images' means; here they are image
 tokens over target passes. The two are close on images of hundreds of tokens.
 
@@ -38,11 +39,19 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.metrics.estimate import Estimate
 
-_TEXTS = ("sweep", "label", "paper", "table", "model", "dataset", "method", "setting", "hardware", "note")
+_TEXTS = ("sweep", "label", "paper", "table", "model", "dataset", "method", "setting", "hardware", "source",
+          "note")  # fmt: skip
 METRICS = ("speedup", "mean_accepted_length", "step_compression", "mean_tree_depth", "latency", "fid", "clip_score",
            "precision", "recall", "hpsv2", "image_reward", "inception_score", "aesthetic")  # fmt: skip
 FOLDER = "papers/"
-_SCALES: Mapping[tuple[str, str], Decimal] = {("LANTERN", "hpsv2"): Decimal("0.01")}
+#: What the figures were read from, by `Published.source`.
+SOURCES: Mapping[str, str] = {
+    "paper": "the paper's own table",
+    "readme": "the README of the authors' code",
+    "summary": "another party's summary of the paper, not checked against it",
+    "abstract": "the paper's abstract",
+}
+_FRACTIONS = frozenset({"hpsv2", "clip_score"})  # at most 1; printed above 1, they are times 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class Figure:
 @dataclass(frozen=True, slots=True)
 class Published:
     """A row of a paper's table. images: number of images of its quality metrics. images and temperature are None if the
-    paper does not state them. figures: without a metric here, by the paper's own names."""
+    paper does not state them. figures: without a metric here, by the paper's own names. source: a key of `SOURCES`."""
 
     sweep: str
     label: str
@@ -72,6 +81,7 @@ class Published:
     metrics: Mapping[str, Figure]
     figures: Mapping[str, str]
     hardware: str
+    source: str
     note: str
 
 
@@ -105,13 +115,14 @@ def _row(row: Mapping[str, str]) -> Published:
         **{name: row[name] for name in _TEXTS},
         images=int(row["images"]) if row["images"] else None,
         temperature=float(row["temperature"]) if row["temperature"] else None,
-        metrics={name: _figure(row[name], row["paper"], name) for name in METRICS if row[name]},
+        metrics={name: _figure(row[name], name) for name in METRICS if row[name]},
         figures={key.strip(): value.strip() for key, sign, value in figures if sign},
     )
 
 
-def _figure(printed: str, paper: str, metric: str) -> Figure:
-    number, scale = Decimal(printed), _SCALES.get((paper, metric), Decimal(1))
+def _figure(printed: str, metric: str) -> Figure:
+    number = Decimal(printed)
+    scale = Decimal("0.01") if metric in _FRACTIONS and number > 1 else Decimal(1)
     exponent = int(number.as_tuple().exponent)
     return Figure(printed, float(number * scale), float(Decimal(5).scaleb(exponent - 1) * scale))
 
@@ -239,11 +250,13 @@ def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
     measured = [(row.row, figure) for row in rows for figure in row.figures if figure.measured is not None]
     metrics = dict.fromkeys(figure.metric for _, figure in measured)
     notes = [f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))]
+    sources = dict.fromkeys(row.row.source for row in rows if row.row.source != "paper")
+    notes += [f"published figures are from {SOURCES[source]}" for source in sources]
     for name, net in identity.extractors.items():
         if not metrics.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
             notes.append(f"{name} measured by {net}")
     if identity.target.startswith("lumina"):
-        notes.append("lengths: the paper counts row ends (2353 tokens per image), this project does not (2304)")
+        notes.append("lengths: papers count row ends (2353 tokens per image or more), this project does not (2304)")
     for metric in (metric for metric in metrics if metric in _BIASED):
         counts = {(f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured}
         notes += [

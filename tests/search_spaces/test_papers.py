@@ -13,13 +13,15 @@ import pytest
 
 from orchestrator.results.papers import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule
-from search_spaces.drafters import Eagle, Jacobi, NoDrafter
+from search_spaces.drafters import Eagle, Jacobi, JacobiRows, NoDrafter
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.params import ConfigError
+from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Exponential
 from search_spaces.sweep import SweepConfig, ready_spaces
-from search_spaces.trees import Adjacency, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.verification import JointVerification
 
 NAMES = [name for name in ready_spaces() if name.startswith("papers/")]
 #: Codes of the codebook and tokens of an image, by the entry of models.yaml.
@@ -31,6 +33,8 @@ TARGETS: dict[str, tuple[int, int]] = {
     "llamagen-xl-c2i": (16384, 576),
     "anole-7b": (8192, 1024),
     "lumina-mgpt-7b-768": (8192, 2304),
+    "janus-pro-7b": (16384, 576),
+    "emu3-gen": (32768, 8100),
 }
 MODELS = {
     "LlamaGen-XL Stage I": "llamagen-xl-stage1",
@@ -43,6 +47,15 @@ MODELS = {
     "Lumina-mGPT-7B-768": "lumina-mgpt-7b-768",
     "Lumina-mGPT": "lumina-mgpt-7b-768",
     "not stated": "lumina-mgpt-7b-768",
+    "LlamaGen": "llamagen-xl-stage2",
+    "Janus-Pro-7B": "janus-pro-7b",
+    "Emu3": "emu3-gen",
+}
+NEWER = ("SCD", "SJD-PAC", "SJD-SV", "PJD")  # training-free methods, whose windows are counted with the last token
+OWN_SAMPLING = {  # of the models, where the newer papers and their code state none
+    "llamagen-xl-stage2": Sampling(top_k=1000, cfg=7.5),
+    "janus-pro-7b": Sampling(top_k=1000, cfg=5.0),
+    "emu3-gen": Sampling(top_k=2048, cfg=3.0),
 }
 EAGLE2 = Dynamic(depth=5, width=10, nodes=58)
 STATIC = {"26": Static(name="eagle1_26"), "58": Static(name="lanternpp_58")}
@@ -65,6 +78,8 @@ def sampling(row: Published) -> Sampling:
     temperature = 1.0 if row.temperature is None else row.temperature
     if row.paper == "LANTERN" and row.model.startswith("LlamaGen"):
         return Sampling(temperature, top_k=1000, cfg=7.5)
+    if row.paper in NEWER and MODELS[row.model] in OWN_SAMPLING:
+        return OWN_SAMPLING[MODELS[row.model]]
     return Sampling(temperature, top_k=2000, cfg=4.0 if row.paper == "PEANUT" else 3.0)
 
 
@@ -90,8 +105,36 @@ def neighbourhood(row: Published) -> Additive:
 
 def static(row: Published) -> Static:
     """By the number of nodes that the row names; else the original tree, but for table 1 of LANTERN++ (appendix B)."""
-    unnamed = "58" if (row.paper, row.table) == ("LANTERN++", "1") else "26"
+    unnamed = "58" if row.paper == "SJD-PAC" or (row.paper, row.table) == ("LANTERN++", "1") else "26"
     return STATIC[parameters(row).get("N", unnamed).split()[0]]
+
+
+def windowed(row: Published) -> tuple[Jacobi, TreePolicy, AcceptanceRule] | None:
+    """Drafter, tree and rule of a method that drafts by Jacobi windows; None: of another method.
+
+    L is a window of L slots, the last token's among them; c a lag that on Lumina counts the token that starts a row.
+    SJD-PAC's tree has K^(D-1) leaves and (K^D - 1) / (K - 1) nodes, the root among them: 16 and 21.
+    """
+    given = parameters(row)
+    window, random = int(given.get("L", "16")), Jacobi("random")
+    chain = Chain(length=window - 1)
+    if row.method == "SJD-PAC":
+        branching = Branching(length=3 + window - 21 - 1, width=4, depth=2)
+        return Jacobi(redraw="fresh" if "PD only" in row.setting else "maximal"), branching, EXACT
+    if row.method == "GSD":
+        group = int(given.get("G", "14"))
+        return random, chain, AcceptanceRule(Grouped(below=group // 2, above=group - group // 2 - 1))
+    if row.method == "PJD":
+        lag = int(given["c"]) - row.model.startswith("Lumina")
+        rows = JacobiRows("random", "reuse", 0.5, "published", lag=lag, lower="redrawn")
+        return rows, Chain(length=7), EXACT
+    found = {
+        "SJD": (random, EXACT),
+        "SJD-SV": (random, AcceptanceRule(verification=JointVerification(0.8))),
+        "SCD-MC": (Jacobi("random", "maximal", probs="published"), EXACT),
+        "SCD-GS": (Jacobi("random", "coupled"), EXACT),
+    }.get(row.method)
+    return found and (found[0], chain, found[1])
 
 
 def expected(row: Published) -> DecodingConfig:
@@ -102,12 +145,14 @@ def expected(row: Published) -> DecodingConfig:
 
     if method == "Vanilla AR":
         return DecodingConfig(NoDrafter(), NoTree(), EXACT, baseline)
-    if method == "SJD":
-        return DecodingConfig(Jacobi("random"), Chain(length=15), EXACT, baseline)
+    if found := windowed(row):
+        return DecodingConfig(*found, baseline)
     if method == "Cool-SD":
         return drafted(static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1)))
     if method == "LANTERN++":
-        return drafted(static(row), AcceptanceRule(Multiplicative(int(given["k"]), float(given["lambda"]))))
+        # SJD-PAC states neither: its row has the speeds of this one
+        k, bound = int(given.get("k", "10")), float(given.get("lambda", "2"))
+        return drafted(static(row), AcceptanceRule(Multiplicative(k, bound)))
     if method.startswith("LANTERN"):
         return drafted(static(row) if "static" in method else EAGLE2, AcceptanceRule(neighbourhood(row)))
     if method.startswith("EAGLE"):
@@ -120,24 +165,32 @@ def expected(row: Published) -> DecodingConfig:
 
 
 def test_every_table_is_there() -> None:
-    """27 results tables; LANTERN's table 5 has no figures. Some are several sweeps: one a model, or one a size."""
+    """27 results tables; LANTERN's table 5 has no figures. Some are several sweeps: one a model, or one a size. Tables
+    of newer methods, which few sources number, are one sweep a model and set of captions.
+    """
+    pac = ("lumina-coco", "lumina-parti", "emu3-coco", "emu3-parti", "ablation")
     files = {re.sub(r"(table\d+).*", r"\1", name) for name in NAMES}
     assert files == {
         *(f"papers/lantern-table{n}" for n in (1, 2, 3, 4, 6, 7, 8, 9, 10, 11)),
         *(f"papers/lantern-pp-table{n}" for n in (1, 2, 3, 4, 5)),
         *(f"papers/cool-sd-table{n}" for n in (1, 2)),
         *(f"papers/{paper}-table{n}" for paper in ("adt-tree", "peanut") for n in (1, 2, 3, 4, 5)),
+        *(f"papers/scd-{model}" for model in ("lumina", "janus")),
+        *(f"papers/sjd-pac-{table}" for table in pac),
+        *(f"papers/sjd-sv-{table}" for table in ("lumina-coco", "lumina-parti", "emu3", "llamagen")),
+        "papers/pjd-table1",
     }
     assert sorted(tables()) == NAMES
 
 
 def test_rows_that_no_setting_stands_for() -> None:
-    left = Counter((row.paper, row.table, row.method, row.model) for row in published() if not row.sweep)
-    assert left == {
-        ("LANTERN", "4", "random replacement", "LlamaGen-XL Stage I"): 3,
-        ("LANTERN++", "1", "EAGLE-1", "Vicuna-7B"): 1,
-        ("LANTERN++", "1", "EAGLE-2", "Vicuna-7B"): 1,
-    }
+    left = Counter((row.paper, row.method) for row in published() if not row.sweep and row.source == "paper")
+    assert left == {("LANTERN", "random replacement"): 3, ("LANTERN++", "EAGLE-1"): 1, ("LANTERN++", "EAGLE-2"): 1}
+    newer = Counter(row.paper for row in published() if not row.sweep and row.source != "paper")
+    assert newer == {
+        "SCD": 2, "SJD-PAC": 4, "SJD-SV": 3, "SJD++": 1, "SJD-PV": 1, "PathRelax": 3, "CASCADE": 1, "Hawk": 4,
+        "SSD": 15, "MuLo-SD": 7,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -161,7 +214,8 @@ def test_each_setting_is_what_its_row_says(name: str, sweeps: dict[str, SweepCon
 def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None:
     sweep = sweeps[name]
     assert sweep.name == name.removeprefix("papers/")
-    assert re.match(r"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT), table [\dIV]+[:,]", sweep.about)
+    table = r"(table [\dIV]+|main table|ablation table|table of models)"
+    assert re.match(rf"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT|{'|'.join(NEWER)}), {table}[:,]", sweep.about)
     assert SweepConfig.parse(sweep.to_yaml(), "again") == sweep
     assert sweep.enqueue[0].label == "vanilla"
     assert sweep.enqueue[0].config == DecodingConfig(sampling=sweep.sampling)
@@ -192,6 +246,8 @@ def wants_images(sweep: SweepConfig) -> bool:
         ("adt-tree-table1", "first", "captions_val2017.json"),
         ("peanut-table5", "seeded", "PartiPrompts.tsv"),
         ("lantern-pp-table1", "seeded", "classes"),
+        ("pjd-table1", "seeded", "captions_val2017.json"),
+        ("sjd-pac-emu3-parti", "seeded", "PartiPrompts.tsv"),
     ],
 )
 def test_captions_are_the_papers(prefix: str, choose: str, source: str, sweeps: dict[str, SweepConfig]) -> None:

@@ -17,7 +17,17 @@ import pytest
 
 from orchestrator.cli.compare import compare
 from orchestrator.results.papers import METRICS as PRINTED
-from orchestrator.results.papers import TIMED, Figure, Published, published, replicate, rows_of, tables, verdict
+from orchestrator.results.papers import (
+    SOURCES,
+    TIMED,
+    Figure,
+    Published,
+    published,
+    replicate,
+    rows_of,
+    tables,
+    verdict,
+)
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.sweep import Sweep
@@ -32,6 +42,10 @@ from workers.metrics.registry import uses_timings
 
 TABLE = "papers/lantern-table2"
 ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT": 40}
+NEWER = {
+    "SCD": 9, "SJD-PAC": 26, "SJD++": 1, "SJD-PV": 1, "SJD-SV": 14, "PathRelax": 3, "CASCADE": 1, "Hawk": 4, "PJD": 8,
+    "SSD": 15, "MuLo-SD": 7,
+}  # fmt: skip
 
 
 def write(
@@ -53,8 +67,9 @@ def write(
 
 
 def test_every_row_is_there() -> None:
-    assert Counter(row.paper for row in published()) == ROWS
-    assert len(published()) == 298
+    assert Counter(row.paper for row in published() if row.source == "paper") == ROWS
+    assert Counter(row.paper for row in published() if row.source != "paper") == NEWER
+    assert {row.source for row in published()} == set(SOURCES)
 
 
 def test_figures_are_as_printed() -> None:
@@ -73,20 +88,25 @@ def test_figures_are_as_printed() -> None:
         ("papers/adt-tree-table3", "vanilla", "inception_score"): 30.25,
         ("papers/peanut-table5", "PEANUT", "aesthetic"): 5.80798,
         ("papers/peanut-table5", "PEANUT", "clip_score"): 0.3104,
+        ("papers/scd-lumina", "SCD-GS", "step_compression"): 4.21,
+        ("papers/sjd-pac-emu3-coco", "SJD-PAC", "clip_score"): 0.3099,
+        ("papers/pjd-table1-lumina", "PJD c=11", "latency"): 24.78,
     }
     for (sweep, label, metric), value in found.items():
         assert rows[sweep, label].metrics[metric].value == value
     assert {metric for row in published() for metric in row.metrics} == set(PRINTED)
 
 
-def test_hpsv2_is_brought_to_one_unit() -> None:
+def test_scores_are_brought_to_one_unit() -> None:
     lantern = rows_of(TABLE)[0].metrics["hpsv2"]
     assert lantern.printed == "23.18"
     assert [lantern.value, lantern.rounding] == pytest.approx([0.2318, 5e-5])
     adt = rows_of("papers/adt-tree-table1")[0].metrics["hpsv2"]
     assert (adt.printed, adt.value) == ("0.2309", 0.2309)
     values = [row.metrics["hpsv2"].value for row in published() if "hpsv2" in row.metrics]
-    assert 0.2 < min(values) < max(values) < 0.25
+    assert 0.2 < min(values) < max(values) < 0.3
+    scores = [row.metrics["clip_score"].value for row in published() if "clip_score" in row.metrics]
+    assert 0.25 < min(scores) < max(scores) < 0.35
 
 
 def test_what_is_no_metric_is_kept() -> None:
@@ -102,7 +122,7 @@ def test_the_file_is_whole() -> None:
     text = files("orchestrator.results").joinpath("published.csv").read_text("utf-8")
     head, *lines = csv.reader(text.splitlines())
     facts = ["sweep", "label", "paper", "table", "model", "dataset", "images", "temperature", "method", "setting"]
-    assert head == [*facts, *PRINTED, "figures", "hardware", "note"]
+    assert head == [*facts, *PRINTED, "figures", "hardware", "source", "note"]
     for number, line in enumerate(lines, start=2):
         assert len(line) == len(head), number
         row = dict(zip(head, line, strict=True))
@@ -279,7 +299,7 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "papers/mine: unknown published table; known published tables: papers/lantern-table1, "),
+        ([], "papers/mine: unknown published table; "),
         (["--by", "tree.policy"], "--published compares the whole table"),
         (["--x", "fid"], "--published compares the whole table"),
         (["papers/lantern-tabel2"], "lantern-tabel2: no sweep here"),
@@ -292,6 +312,15 @@ def test_what_cannot_be_compared(arguments: list[str], message: str, tmp_path: P
     assert message in ran.error
 
 
+def test_figures_that_are_not_from_the_paper_say_so(tmp_path: Path) -> None:
+    """Only they do."""
+    for table, source in (("papers/scd-lumina", "summary"), ("papers/sjd-pac-emu3-coco", "readme"), (TABLE, "paper")):
+        folder = write(tmp_path / source, near(table, {}), table=table)
+        notes = replicate(Sweep.open(folder), table).notes
+        said = [source for source, words in SOURCES.items() if any(words in note for note in notes)]
+        assert said == ([] if source == "paper" else [source])
+
+
 def test_a_table_alone_is_no_comparison() -> None:
     ran = run(compare, TABLE, "--published")
     assert ran.code == 2
@@ -299,6 +328,6 @@ def test_a_table_alone_is_no_comparison() -> None:
 
 
 def test_unknown_tables_are_refused() -> None:
-    assert len(tables()) == 38
+    assert len(tables()) == 51
     with pytest.raises(QueryError, match="did you mean 'papers/lantern-table2'"):
         rows_of("papers/lantern-table22")
