@@ -153,22 +153,29 @@ def make_predictions(worker: LoadedSweep, task: PredictTask) -> dict[str, Any]:
 
 @makes(QualityShard)
 def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
-    """Generate a shard's images and score them, a row for each.
+    """Generate a shard's images and score them, a row for each; those of an earlier sweep are taken over.
 
     Raises:
         ConfigError: the model does not support the config.
         OutOfMemory, Cancelled, DecodingError: see `Engines.generate`.
     """
+    about = {
+        "setting": shard.config.digest(),
+        "config": shard.config.to_mapping(),
+        "extractors": dict(worker.experiment.extractors),
+    }
 
     def compute() -> tuple[pa.Table, dict[str, Any]]:
         requests = requests_of(worker.captions, shard, shard.samples)
+        for earlier in worker.earlier:
+            if (table := earlier.find(shard, requests)) is not None:
+                return table, about | {"taken_from": earlier.storage.display_name}
         results, batch = worker.engines.generate(shard.config, requests, shard.batch)
         scores = worker.score(results)
         table = quality_table(
             results, seed=worker.spec.seed, batch=batch, features=scores.features, scores=scores.scores
         )
-        facts = {"setting": shard.config.digest(), "config": shard.config.to_mapping()}
-        return table, facts | {"extractors": dict(worker.experiment.extractors)}
+        return table, about
 
     return _make_shard(worker, shard, compute)
 

@@ -37,6 +37,7 @@ Examples:
   specfrontier launch papers/lantern-table2 --models models.yaml --check
   specfrontier launch my_sweep.yaml --address auto --out s3://bucket/sweeps --resume
   specfrontier launch my_sweep.yaml --resume --revive 7,12
+  specfrontier launch wider.yaml --from my_sweep
   specfrontier launch joint --models models.yaml#llamagen-xl
   specfrontier launch joint --trials 400 --workers 8 --set quality.batch=128 --study postgresql://host/optuna
   ray job submit --address http://head:8265 --working-dir . --runtime-env-json '{"excludes": ["weights", "sweeps"]}' \\
@@ -71,6 +72,7 @@ def launch(
     """
     with ends_with(WRONG_USAGE):
         config, storage = _read_space(space, options.changes(), options.out)
+        config, options = _with_earlier(config, storage, options)
         typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
 
@@ -105,6 +107,30 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
     storage = Storage(f"{root.rstrip('/')}/{SweepConfig.read_name(space, changes)}{sign}{query}")
     with plugins_of(storage):  # if it holds a sweep to resume
         return SweepConfig.read(space, changes), storage
+
+
+def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions) -> tuple[SweepConfig, LaunchOptions]:
+    """The sweep with what it takes over from earlier ones, or took over when it started.
+
+    Raises:
+        NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from others.
+    """
+    from orchestrator.results.store import EARLIER, IDENTITY, find_sweep
+
+    locations = options.earlier or []
+    if not locations and not storage.exists(EARLIER):
+        return config, options
+    from orchestrator.run.earlier import Earlier
+
+    places = {find_sweep(location).display_name for location in locations}
+    taken = Earlier.stored(storage)
+    if taken is None and storage.exists(IDENTITY):
+        raise ValueError("--from: this sweep exists, and took over nothing; start another with --name NAME")
+    if taken is not None and places - {source.store for source in taken.sources}:
+        started = ", ".join(source.store for source in taken.sources)
+        raise ValueError(f"--from: this sweep took over {started} when it started; leave the option out")
+    taken = taken or Earlier.read(locations, config)
+    return taken.extend(config), replace(options, taken=taken)
 
 
 def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,15 +64,17 @@ _OBJECTIVES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicte
 
 
 def sample_settings(
-    sweep: SweepConfig, capabilities: Capabilities, count: int
+    sweep: SweepConfig, capabilities: Capabilities, count: int, earlier: Collection[DecodingConfig] = ()
 ) -> Iterator[tuple[DecodingConfig, Mapping[str, Any] | None]]:
-    """The enqueued settings, then `count` random ones of the space that the model supports, each once (`Settings`).
+    """The enqueued settings, those of earlier sweeps' trials, then `count` random ones of the space, each once
+    (`Settings`); the model supports all but the first.
 
-    sweep: resolved. They depend on the space and the search's seed alone.
+    sweep: resolved. The random ones depend on the space and the search's seed alone.
     """
-    enqueued = {entry.config: sweep.space.params_of(entry.config, sweep.sampling) for entry in sweep.enqueue}
-    yield from enqueued.items()
-    settings = random_settings(sweep, lambda config: config not in enqueued and _can_run(capabilities, config))
+    given = dict.fromkeys(entry.config for entry in sweep.enqueue)
+    given |= dict.fromkeys(config for config in earlier if _can_run(capabilities, config))
+    yield from ((config, sweep.space.params_of(config, sweep.sampling)) for config in given)
+    settings = random_settings(sweep, lambda config: config not in given and _can_run(capabilities, config))
     yield from islice(settings, count)
 
 
@@ -125,9 +127,15 @@ def check_pool(sweep: SweepConfig, capabilities: Capabilities) -> None:
 
 
 def prediction_task(
-    sweep: SweepConfig, storage: Storage, capabilities: Capabilities, log: Callable[[str], None]
+    sweep: SweepConfig,
+    storage: Storage,
+    capabilities: Capabilities,
+    log: Callable[[str], None],
+    earlier: Collection[DecodingConfig] = (),
 ) -> PredictTask | None:
     """The task that predicts the pool of a resolved sweep; None if its sampler needs none, or the store has it.
+
+    earlier: configs of earlier sweeps' trials, which the sampler is told.
 
     Raises:
         ValueError: replay can describe no setting of the space.
@@ -135,7 +143,7 @@ def prediction_task(
     if not SAMPLERS.lookup(sweep.search.sampler).from_pool or storage.exists(PREDICTIONS):
         return None
     options = PoolOptions.split(sweep.search.options)[0]
-    settings, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, options.pool)))
+    settings, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, options.pool, earlier)))
     for why, count in left_out.items():
         log(f"the pool lacks {count} settings: {why}")
     return _task(sweep, _without_own_recordings(settings), options.captions)
@@ -153,8 +161,10 @@ def _without_own_recordings(settings: Settings) -> Settings:
     return {config: params for config, params in settings.items() if config not in keys or keys[config] in shared}
 
 
-def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> SettingsPool:
-    """The pool in the store. experiment: digest of what the sweep's results depend on.
+def read_pool(
+    sweep: SweepConfig, storage: Storage, experiment: str, earlier: Collection[DecodingConfig] = ()
+) -> SettingsPool:
+    """The pool in the store. experiment: digest of what the sweep's results depend on. earlier: see `prediction_task`.
 
     Raises:
         ValueError: it is damaged, or of other weights, captions or seeds, or of another version of the program.
@@ -169,7 +179,7 @@ def read_pool(sweep: SweepConfig, storage: Storage, experiment: str) -> Settings
     values = {name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES}
     features, guesses = describe_settings([setting.config for setting in settings], values)
     inside = [row for row, setting in enumerate(settings) if setting.params is not None]
-    enqueued = {entry.config for entry in sweep.enqueue}
+    enqueued = {*(entry.config for entry in sweep.enqueue), *earlier}
     return SettingsPool(
         [setting.params for setting in settings if setting.params is not None],
         features[inside],

@@ -10,6 +10,7 @@ trials.parquet, front.parquet, front.png, report.html    result files, rebuilt f
 events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
 mlflow.json                 where the sweep was logged to MLflow last
 predictions.parquet         settings that the replay sampler chooses from
+earlier.json                what was taken over from earlier sweeps (`launch --from`)
 store.id, *.lock            checks that all workers see this store, and that one process at a time writes (`locks`)
 """
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", "study.log"
+EARLIER = "earlier.json"
 TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
 TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folders by what a user sees as a file's name
 TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"

@@ -16,6 +16,7 @@ from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.checked_text import drop_damaged_lines
 from orchestrator.results.prices import read_prices
 from orchestrator.results.store import (
+    EARLIER,
     EVENTS,
     IDENTITY,
     SHARDS,
@@ -32,6 +33,7 @@ from orchestrator.results.trials import TrialRecord
 from orchestrator.run.build import Build
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
+from orchestrator.run.earlier import Earlier
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
@@ -102,14 +104,16 @@ def _launch(
         if options.address:
             check_demand(options.slots, alive_nodes())
         variables = {} if options.address is None else environment
-        spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0}
-        with closing(Pool(spec, slots, variables, emit, placement, _stored_facts(storage))) as pool:
+        earlier: Earlier = options.taken or Earlier()
+        spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0, "earlier": earlier.worker_arguments()}
+        with closing(Pool(spec, slots, variables, emit, placement, _stored_facts(storage, earlier))) as pool:
             emit({"event": "phase", "phase": "loading the models"})
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
             _check_facts(sweep, facts, capabilities, options)
+            told = _take_over(sweep, facts, earlier, storage)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
@@ -118,19 +122,19 @@ def _launch(
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
             log = partial(_emit_note, emit)
-            if predictions := prediction_task(sweep, storage, capabilities, log):
+            if predictions := prediction_task(sweep, storage, capabilities, log, _configs(told)):
                 about = f"predicting {len(predictions.configs)} settings from a recording"
                 build.want(SWEEP, Task.of(PREDICTIONS, predictions, about=about))
 
             def predicted_pool() -> SettingsPool:
                 build.wait(PREDICTIONS)
-                return read_pool(sweep, storage, identity.experiment)
+                return read_pool(sweep, storage, identity.experiment, _configs(told))
 
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
             trials = Trials(plan, build, identity.objectives, emit)
-            search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool)
+            search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool, told)
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             outcome = driver.run(records, options.revived)
             finished = Sweep(storage, identity, tuple(outcome.records))
@@ -185,16 +189,34 @@ def _store_id(storage: Storage) -> str:
     return storage.read(STORE_ID).decode("utf-8", "replace")
 
 
-def _stored_facts(storage: Storage) -> dict[str, Any]:
-    """What workers must share with those that generated a resumed sweep's images, and with those that timed its
-    settings; empty for a new sweep.
+def _stored_facts(storage: Storage, earlier: Earlier | None = None) -> dict[str, Any]:
+    """What workers must share with those that generated a resumed sweep's images, or those of earlier sweeps, and with
+    those that timed its settings; empty for a new sweep.
     """
     identity = read_identity(storage)
     if identity is None:
-        return {}
+        return earlier.required_facts if earlier else {}
     own = read_prices(storage).own
     facts = {"device": identity.device, "numerics": identity.numerics or None, "timing_device": own and own.hardware}
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, storage: Storage) -> list[TrialRecord]:
+    """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell the search.
+
+    Raises:
+        EarlierSweepError: their images depend on something else.
+    """
+    experiment = _experiment(sweep, facts)
+    for source in earlier.sources:
+        source.check(experiment, facts)
+    if earlier.sources and not storage.exists(EARLIER):
+        storage.write(EARLIER, earlier.to_json())
+    return [record for source in earlier.sources for record in source.results(sweep, facts)]
+
+
+def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:
+    return [record.config for record in records if record.config is not None]
 
 
 def _check_facts(

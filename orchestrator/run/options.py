@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class LaunchOptions:
     """The options of `specfrontier launch`, by their names; and what the command finds out from them.
 
-    revived: the trials of `revive`, as numbers. peak_bytes: memory that a worker needs, if it is known and checked.
+    revived: the trials of `revive`, as numbers. taken: what the sweep takes over (`orchestrator.run.earlier.Earlier`).
+    peak_bytes: memory that a worker needs, if it is known and checked.
     """
 
     out: str = o.option(
@@ -24,6 +25,9 @@ class LaunchOptions:
     )
     name: str | None = o.option("Name of the sweep. Default: the space's.", "NAME", key="name")
     resume: bool = o.flag("Resume the sweep, or start it.")
+    earlier: list[str] | None = o.option(
+        "A sweep of the same models, whose images and results a new sweep takes over. Repeatable.", "SWEEP", "--from"
+    )
     trials: int | None = o.option("Budget: total number of trials.", "N", key="budget.trials", min=1)
     images: int | None = o.option("Budget: images; no trial starts after that.", "N", key="budget.images", min=1)
     hours: float | None = o.option(
@@ -49,6 +53,7 @@ class LaunchOptions:
     revive: str | None = o.option("With --resume: run these trials, which racing stopped, to the end.", "N,M")
     check: bool = o.flag("Validate everything, print what would run, and exit.")
     revived: tuple[int, ...] = ()
+    taken: Any = None
     peak_bytes: int = 0
 
     @property

@@ -65,8 +65,8 @@ class Search:
     all trials share, and without any they would sample at random from then on. A sampler with a pool is told them by
     their features.
 
-    pool: of a sampler that chooses from one; called when the sampler is asked for the first time. None is enough to
-    check the sampler's options.
+    pool: of a sampler that chooses from one; called when the sampler is asked for the first time. An empty one is
+    enough to check the sampler's options. earlier: trials of other sweeps, told before the first proposal.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
@@ -77,6 +77,7 @@ class Search:
         sweep: SweepConfig,
         directions: Sequence[Direction],
         pool: Callable[[], SettingsPool] = SettingsPool.empty,
+        earlier: Sequence[TrialRecord] = (),
     ) -> None:
         self._pool = cache(pool)
         self._space: Space = sweep.space
@@ -92,6 +93,8 @@ class Search:
         self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
         self._asked = 0
+        for record in earlier:
+            self._learn(record, [objective.metric for objective in sweep.objectives])
 
     @property
     def is_stateful(self) -> bool:
@@ -156,11 +159,30 @@ class Search:
             trial = self._live[number] = self._study.ask()
             trial.set_user_attr(SETTING, config.digest())
 
+    def _learn(self, record: TrialRecord, objectives: Sequence[str]) -> None:
+        """Tell Optuna a trial of another sweep, unless the space does not have it and the sampler cannot use it."""
+        if record.config is None:
+            return
+        params = self._space.params_of(record.config, self._sampling)
+        if params is None and not self._choice.from_pool:
+            return
+        self._study.sampler = RandomSampler(seed=0)
+        if params is not None:
+            self._study.enqueue_trial(dict(params))
+        trial = self._study.ask()
+        if params is None:
+            trial.set_user_attr(SETTING, record.digest)
+        else:
+            self._space.suggest(trial, self._sampling)
+        self._finish(trial, record, objectives)
+
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
         """Tell Optuna the result of a trial. Trials must be told in the order of their numbers."""
         trial = self._live.pop(record.number, None)
-        if trial is None:
-            return
+        if trial is not None:
+            self._finish(trial, record, objectives)
+
+    def _finish(self, trial: Trial, record: TrialRecord, objectives: Sequence[str]) -> None:
         values = objective_values(record, objectives)
         if values is None:
             self._study.tell(trial, state=TrialState.FAIL)

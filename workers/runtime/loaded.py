@@ -20,6 +20,7 @@ from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
 from workers.runtime.device import compute_facts, pick_device, this_device
+from workers.runtime.earlier import EarlierImages
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks, limit_memory
 from workers.runtime.numerics import measure_numerics
@@ -58,6 +59,7 @@ class LoadedSweep:
     def __init__(self, spec: WorkerSpec) -> None:
         load_plugins()  # before the weights: one may be missing on this machine
         self.spec, self.storage = spec, _open_store(spec)
+        self.earlier = [EarlierImages.from_mapping(plain) for plain in spec.earlier]
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)
         entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)

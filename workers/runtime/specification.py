@@ -16,6 +16,7 @@ class WorkerSpec:
     no reference). seed: the seed of all images. metrics: requested names; None: all. batch_metrics: those of
     speed at other batch sizes than the first. worker: its name in results.
     token: content of the store's file store.id, if the driver wrote one. gpu_share: share of the GPU's memory.
+    earlier: sweeps whose images are taken over, each as `EarlierImages.from_mapping` reads it.
     """
 
     store: str
@@ -29,6 +30,7 @@ class WorkerSpec:
     batch_metrics: Sequence[str] = ()
     worker: str = "worker"
     gpu_share: float = 1.0
+    earlier: Sequence[Mapping[str, Any]] = ()
 
     @property
     def what(self) -> str:

@@ -1,0 +1,70 @@
+"""Images that earlier sweeps of the same models have generated: a new sweep takes their rows over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+
+from workers.data.records import ShardError, read_shard
+from workers.data.shards import QualityShard
+from workers.data.storage import Storage
+from workers.decoding.state import Request
+
+_Image = tuple[int, int]  # a caption's id, and the sample
+_IDENTIFYING = ("caption_id", "sample", "caption")
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierImages:
+    """The images of one earlier sweep, whose results depend on the same weights, seed and extractors.
+
+    shards: the names of the files that hold them, by their config's digest.
+    """
+
+    storage: Storage
+    shards: Mapping[str, Sequence[str]]
+    _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)  # by digest: file, caption's text
+
+    @classmethod
+    def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
+        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}."""
+        return cls(Storage(plain["store"]), plain["shards"])
+
+    def find(self, shard: QualityShard, requests: Sequence[Request]) -> pa.Table | None:
+        """The rows of a shard's images, in the order of `requests`; None unless this sweep has them all, readable.
+
+        An image depends on its config, its caption and its sample alone, so it may be in a shard of any size.
+        """
+        digest = shard.config.digest()
+        if digest not in self.shards:
+            return None
+        if digest not in self._files:
+            self._files[digest] = self._index(self.shards[digest])
+        known = self._files[digest]
+        places = [known.get((request.caption_id, request.sample)) for request in requests]
+        found = {place[0] for place in places if place}
+        if any(not place or place[1] != request.caption for place, request in zip(places, requests, strict=True)):
+            return None
+        try:
+            tables = [read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(found)]
+        except (FileNotFoundError, ShardError):
+            return None
+        table = pa.concat_tables(tables)
+        images = zip(table["caption_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
+        rows = {image: row for row, image in enumerate(images)}
+        return table.take([rows[request.caption_id, request.sample] for request in requests])
+
+    def _index(self, names: Sequence[str]) -> dict[_Image, tuple[str, str]]:
+        """The file and the caption's text of each image; those in files that cannot be read are left out."""
+        found: dict[_Image, tuple[str, str]] = {}
+        for name in names:
+            try:
+                table, _ = read_shard(self.storage, name, _IDENTIFYING, kind=QualityShard.kind)
+            except (FileNotFoundError, ShardError):
+                continue
+            for caption, sample, text in zip(*(table[column].to_pylist() for column in _IDENTIFYING), strict=True):
+                found[caption, sample] = (name, text)
+        return found
