@@ -121,7 +121,7 @@ class Jacobi(DrafterChoice):
     initialisation: Annotated[
         Literal["uniform", "random", "repeat_left", "sample_left"],
         "initialisation of a position that has no probs yet",
-        Abbreviations(uniform="unif"),
+        Abbreviations(uniform="unif", repeat_left="left", sample_left="sleft"),
     ] = "uniform"
     redraw: Annotated[
         Literal["fresh", "coupled", "maximal", "reuse"],
