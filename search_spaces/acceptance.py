@@ -39,8 +39,8 @@ class AcceptanceRule(Params):
     """When a drafted token is accepted, and what replaces a rejected one.
 
     resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2); 'paper' follows
-    the neighbourhood's own paper. Without neighbours the two are the same. verification: of a chain; mappings leave the
-    default out.
+    the neighbourhood's own paper. Without neighbours the two are the same. verification: mappings leave the default
+    out.
     """
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
@@ -78,8 +78,9 @@ class AcceptanceRule(Params):
 
     def is_exact(self, temperature: float) -> bool:
         """Whether tokens follow the target's own distribution at this temperature (at 0: are its argmax)."""
-        if temperature == 0:  # each draft is compared with the argmax, however a chain is verified
-            return self.neighbourhood.at_temperature_zero.exact and self.schedule.exact
+        if temperature == 0:  # each draft that is verified is compared with the argmax, however a chain is verified
+            verifies_all = not self.verification.implementation
+            return self.neighbourhood.at_temperature_zero.exact and self.schedule.exact and verifies_all
         return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
 
     @property
@@ -87,7 +88,7 @@ class AcceptanceRule(Params):
         """What its cost depends on: the neighbourhood's `work`; all of it if the residual sums every token's mass."""
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
         work = self.neighbourhood.work if is_cheap else self.neighbourhood
-        return work if self.verification == TOKEN else f"{work} {self.verification.kind}"
+        return work if self.verification == TOKEN else f"{work} {self.verification.work}"
 
     def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""

@@ -20,6 +20,7 @@ class DrafterChoice(Params):
     keeps_window: without weights, it keeps sampled drafts from pass to pass, so replay records chains of several
     lengths (see `workers.replay.windows`). Replay cannot describe other drafters without weights, nor windows that
     branch.
+    goes_on_unverified: it can draft behind tokens that no pass has verified (see `CachedDrafter.look_ahead`).
     """
 
     __slots__ = ()
@@ -27,6 +28,7 @@ class DrafterChoice(Params):
     has_weights: ClassVar[bool] = True
     has_drafts: ClassVar[bool] = True
     keeps_window: ClassVar[bool] = False
+    goes_on_unverified: ClassVar[bool] = False
 
     @property
     def is_exact(self) -> bool:
@@ -70,6 +72,7 @@ class Eagle(DrafterChoice):
 
     kind: ClassVar[str] = "eagle"
     implementation: ClassVar[str] = "workers.drafters.eagle:EagleDrafter"
+    goes_on_unverified: ClassVar[bool] = True
 
 
 @DRAFTERS.register
@@ -98,6 +101,7 @@ class Independent(DrafterChoice):
     kind: ClassVar[str] = "independent"
     short: ClassVar[str] = "indep"
     implementation: ClassVar[str] = "workers.drafters.independent:IndependentDrafter"
+    goes_on_unverified: ClassVar[bool] = True
 
 
 @DRAFTERS.register

@@ -227,6 +227,8 @@ class DecodingConfig:
     def _check_verification(self) -> None:
         """Raise ConfigError if drafts are verified together that are no chain, or depend on earlier passes' drafts."""
         verification = self.acceptance.verification
+        if verification.implementation:
+            self._check_skipping(verification.kind)
         if not verification.reads_later_drafts:
             return
         if self.policy.fixed is None or self.policy.bounds.width > 1:
@@ -238,6 +240,16 @@ class DecodingConfig:
                 "fresh"
             )
             raise ConfigError(("verification",), problem)
+
+    def _check_skipping(self, kind: str) -> None:
+        """Raise ConfigError if the drafter or the tree cannot go on behind unverified tokens."""
+        if not self.drafter.goes_on_unverified:
+            able = ", ".join(name for name, choice in DRAFTERS.items() if choice.goes_on_unverified)
+            problem = f"{kind!r} needs a drafter that goes on behind unverified tokens; choose one of {able}"
+            raise ConfigError(("verification",), problem)
+        if self.policy.adapts_to_rule:
+            problem = f"{kind!r} cannot be combined with {self.policy.kind!r} trees, which follow accepted lengths"
+            raise ConfigError(("verification",), f"{problem}; use another tree")
 
     @classmethod
     def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:

@@ -1,4 +1,4 @@
-"""Verification: how the drafts of a chain are accepted, one at a time or together.
+"""Verification: how drafts are accepted, one at a time or together, and which are emitted without a test.
 
 Shapes: B rows, N drafts, V tokens. A rule's ratios are omega S_q(x) / p(x) (see `acceptance`); q_i and p_i are the
 target's and the drafter's probs at draft i, and x_i is its token. Everything here uses tensors' methods only.
@@ -51,11 +51,19 @@ class Verification(Params, ABC):
     reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
     tree a chain, and the drafts of a pass need random numbers that no earlier pass has used. Otherwise each draft is
     tested alone, by its ratio and a number of its own, and `lengths` is not called.
+    implementation: "module:Class" of a drafting around the tree policy's own, which decides what is not verified; ""
+    if all drafts are.
     """
 
     __slots__ = ()
     exact: ClassVar[bool]
     reads_later_drafts: ClassVar[bool] = True
+    implementation: ClassVar[str] = ""
+
+    @property
+    def work(self) -> str:
+        """What the cost of a pass depends on."""
+        return self.kind
 
     @abstractmethod
     def lengths(self, tests: ChainTests) -> Lengths:
@@ -150,6 +158,45 @@ class JointVerification(Verification):
         before = within.new_ones(within.shape)  # the last draft's chance is its whole run's
         before[:, 1:] = within[:, :-1].masked_fill(~starts[:, 1:], 1)
         return Lengths(within * before.cumprod(1))
+
+
+class Skipping(TokenVerification, ABC):
+    """Some drafts are emitted unverified (VVS): the token at the end of a random path of the tree is the root of a
+    second tree, which is verified. Lossy.
+    """
+
+    __slots__ = ()
+    exact: ClassVar[bool] = False
+    implementation: ClassVar[str] = "workers.decoding.skipping:SkippingDrafting"
+
+    @property
+    def work(self) -> str:
+        return repr(self)
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class UniformSkipping(Skipping):
+    """Of every `interval` rounds of drafting, the second one is not verified."""
+
+    kind: ClassVar[str] = "uniform_skipping"
+    short: ClassVar[str] = "uskip"
+    interval: Annotated[int, "rounds of drafting, of which one is not verified", Range(2), Symbol("i")] = 5
+
+
+@VERIFICATIONS.register
+@dataclass(frozen=True, slots=True)
+class DynamicSkipping(Skipping):
+    """A verified round is followed by one that is not, if the paths of its tree are similar.
+
+    The similarity of two paths at a level is the cosine of their tokens' codebook rows there. It is averaged over all
+    pairs of every second path, and over the levels l with weights 0.9^l.
+    """
+
+    kind: ClassVar[str] = "dynamic_skipping"
+    short: ClassVar[str] = "dskip"
+    threshold: Annotated[float, "mean similarity of the paths from which a round is not verified", Range(-1, 1),
+                         Symbol("t")] = 0.7  # fmt: skip
 
 
 TOKEN = TokenVerification()

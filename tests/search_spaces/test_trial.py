@@ -238,7 +238,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "acceptance.alpha: not a key of verification 'token' but of 'joint'; "
      "known keys: neighbourhood, schedule, verification, resampling, budget"),
     ({**EAGLE_CHAIN, "acceptance": {"verification": "blok"}},
-     "acceptance.verification: must be one of token, block, joint, or a plugin's (--plugin MODULE), got 'blok'; "
+     "acceptance.verification: must be one of token, block, joint, uniform_skipping, dynamic_skipping, or a plugin's "
+     "(--plugin MODULE), got 'blok'; "
      "did you mean 'block'?"),
     ({**EAGLE2, "acceptance": {"resampling": "best"}},
      "acceptance.resampling: must be one of paper, optimal, got 'best'"),
@@ -386,7 +387,7 @@ def test_presets_carry_the_papers_names() -> None:
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac
-        zipar pjd pjd_maximal peanut"""
+        zipar pjd pjd_maximal peanut vvs vvs_dynamic"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
 
@@ -414,6 +415,7 @@ def test_the_strict_reader_takes_the_catalogue_as_well() -> None:
 def test_which_presets_are_lossless() -> None:
     is_relaxed = {name for name, entry in CATALOGUE.items() if entry.config.acceptance.is_relaxed}
     relaxed = {name for name in CATALOGUE if "lantern" in name} | {"uniform", "cool", "cool_linear", "gsd", "sjd_sv"}
+    relaxed |= {"vvs", "vvs_dynamic"}
     assert is_relaxed == relaxed
 
 

@@ -67,10 +67,13 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
 
 
 def build_drafting(config: DecodingConfig, target: Target, drafter: Drafter | None) -> Drafting:
-    """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree policy's."""
+    """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree policy's; inside of
+    another one if some drafts are not verified.
+    """
     choice = config.drafter if config.drafter.implementation and drafter is None else config.policy
     drafting: Drafting = load_object(choice.implementation)(config, target, drafter)
-    return drafting
+    around = config.acceptance.verification.implementation
+    return load_object(around)(config, target, drafting) if around else drafting
 
 
 def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from workers.decoding.sampling import repeat_streams, stream_rows
 from workers.decoding.state import Batch
@@ -213,6 +214,19 @@ class CachedDrafter(Drafter):
             cache=self.cache.at(columns, span),
         )
         return self.logits(batch, self._outputs)
+
+    def look_ahead(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
+        """Draft next behind tokens that no pass has verified: the first counts[b] of tokens [B, W], with features
+        [R, W, D] in place of the target's. Where the count is 0, the tokens of this pass are fed again. `commit`
+        replaces all of it.
+        """
+        is_fed, width = counts > 0, max(tokens.shape[1], self._tokens.shape[1])
+        tokens, own_tokens = (pad(x, (0, width - x.shape[1])) for x in (tokens, self._tokens))
+        features, own_features = (pad(x, (0, 0, 0, width - x.shape[1])) for x in (features, self._features))
+        self._tokens = torch.where(is_fed[:, None], tokens, own_tokens)
+        self._features = torch.where(self._per_row(is_fed)[:, None, None], features, own_features)
+        self._counts = torch.where(is_fed, counts, self._counts)
+        self._cached = torch.where(is_fed, batch.emitted, self._cached)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
         self._tokens, self._features, self._counts, self._cached = tokens, features, counts, batch.emitted

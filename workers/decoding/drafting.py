@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.trial import DecodingConfig
-from workers.decoding.accept import AcceptResult
+from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.drafter import Drafter
 from workers.decoding.sampling import to_probs, top_log_probs
 from workers.decoding.state import Batch
@@ -20,7 +20,7 @@ from workers.models.target import Prompt, Target
 
 
 class Drafting(ABC):
-    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it.
+    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it, `verified_levels` what of it is verified.
 
     A tree policy names its subclass by the attribute `implementation`; the engine makes it with the config (its
     sampling resolved), the target and the loaded drafter (None for methods without weights).
@@ -34,6 +34,10 @@ class Drafting(ABC):
         assert config.sampling is not None, "the sampling is resolved"
         self.sampling = config.sampling
 
+    @property
+    def verified_levels(self) -> int:
+        return self.max_levels
+
     def plan(self, batch: Batch) -> tuple[int, ...]:
         """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that may change its
         shapes from pass to pass.
@@ -43,6 +47,10 @@ class Drafting(ABC):
     @abstractmethod
     def draft(self, batch: Batch) -> DraftTree:
         """The tree below each row's root."""
+
+    def accept(self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
+        """Decide a pass; logits [B, N+1, V] are the target's. All drafts are verified here."""
+        return acceptor(tree, logits, batch)
 
     def prepare(self, batch: Batch) -> None:
         """Allocate what `batch` needs, and add the tensors that passes replace to `batch.buffers`, which removes the

@@ -80,7 +80,8 @@ class Engine:
         self.drafting = build_drafting(self.config, target, drafter)
         self.taps = drafter.taps if drafter else ()
         tables = tables or build_tables(self.config, target)
-        self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, self.drafting.max_levels, self.device)
+        levels = self.drafting.verified_levels
+        self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, levels, self.device)
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
         parts = [target.transformer, self.drafting, *([] if drafter is None else [drafter])]
@@ -192,7 +193,7 @@ class Engine:
         features, logits = run("target", lambda: self._verify(batch, tree))
         if self.observer is not None:
             self.observer(batch, tree, logits)
-        result: AcceptResult = run("acceptance", lambda: self.acceptor(tree, logits, batch))
+        result: AcceptResult = run("acceptance", lambda: self.drafting.accept(self.acceptor, tree, logits, batch))
         report: Tensor = run("commit", lambda: self.commit(batch, tree, result, logits, features))
         return report
 

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     SHAPE = 5  # the size of an adjacency tree under random initialisation
     NEIGHBOURS = 6  # the order of a random neighbour table
     RECORD = 7  # whether a pass is recorded for replay
+    PATH = 8  # which path of a tree is emitted unverified
 
 
 def _mix(z: Tensor) -> Tensor:

@@ -66,6 +66,9 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
     if not config.drafter.has_weights and not config.drafter.keeps_window:
         problem = f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         raise ConfigError(("drafter",), problem)
+    if config.acceptance.verification.implementation:
+        problem = f"{config.acceptance.verification.kind!r} emits tokens that no recorded pass has tested"
+        raise ConfigError(("acceptance", "verification"), problem)
     if config.acceptance.verification.reads_later_drafts:
         problem = f"replay tests drafts one at a time, and {config.acceptance.verification.kind!r} tests them together"
         raise ConfigError(("acceptance", "verification"), problem)
