@@ -25,7 +25,7 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 MAX_PACKAGE_LINES = {
     "orchestrator": 594,
     "orchestrator.cli": 3385,
-    "orchestrator.doctor": 773,
+    "orchestrator.doctor": 775,
     "orchestrator.replay": 820,
     "orchestrator.report": 1279,
     "orchestrator.results": 4695,
@@ -35,7 +35,7 @@ MAX_PACKAGE_LINES = {
     "specfrontier": 381,
     "workers": 404,
     "workers.data": 1891,
-    "workers.decoding": 4393,
+    "workers.decoding": 4403,
     "workers.drafters": 717,
     "workers.loading": 790,
     "workers.metrics": 3415,

@@ -204,7 +204,7 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
 
 
 def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, Models, list[str]]:
-    """The config with the most drafted nodes that a sweep may try: label, config, models, notes on omitted configs.
+    """The config with the most nodes in a pass that a sweep may try: label, config, models, notes on omitted configs.
 
     Raises:
         ConfigError: the models support none of the configs.
@@ -218,9 +218,11 @@ def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, 
 
 
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
-    """Sort key: nodes, levels, columns of the neighbour table."""
-    policy, table = setting[1].policy, setting[1].acceptance.neighbourhood.table_key
-    return policy.bounds.nodes, policy.bounds.depth, table[1] if table else 0
+    """Sort key: nodes and levels of a pass, columns of the neighbour table."""
+    bounds, rule = setting[1].policy.bounds, setting[1].acceptance
+    table = rule.neighbourhood.table_key
+    unverified = bounds.depth if rule.verification.implementation else 0  # a path in front of the tree
+    return bounds.nodes + unverified, bounds.depth + unverified, table[1] if table else 0
 
 
 def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from workers.decoding import accept
+from workers.decoding import accept, skipping
 
 Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tensor]]
 
 
 def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take away what the engine does on a CPU only: it stops loops early, so shapes depend on values."""
-    monkeypatch.setattr(accept, "all_done", lambda pending: False)
+    for module in (accept, skipping):
+        monkeypatch.setattr(module, "all_done", lambda pending: False)
     monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
 
 

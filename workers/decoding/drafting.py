@@ -35,6 +35,11 @@ class Drafting(ABC):
         self.sampling = config.sampling
 
     @property
+    def parts(self) -> tuple[Drafting, ...]:
+        """Itself, and the drafting that it is built around."""
+        return (self,)
+
+    @property
     def verified_levels(self) -> int:
         return self.max_levels
 

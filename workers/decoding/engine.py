@@ -84,7 +84,7 @@ class Engine:
         self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, levels, self.device)
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
-        parts = [target.transformer, self.drafting, *([] if drafter is None else [drafter])]
+        parts = [target.transformer, *self.drafting.parts, *([] if drafter is None else [drafter])]
         capturable = observer is None and all(vars(type(part)).get("capturable", False) for part in parts)
         self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's passes
         if capturable and graphs.are_supported(self.device):

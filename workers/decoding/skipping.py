@@ -67,7 +67,11 @@ class SkippingDrafting(Drafting):
         self.rule = config.acceptance.verification
         self._codes = normalize(target.codebook.float(), dim=1)
         self._order = torch.arange(self.max_levels + 1, device=target.device)
-        self._may_skip = False
+        self._may_skip = True
+
+    @property
+    def parts(self) -> tuple[Drafting, ...]:
+        return (self, *self.inner.parts)
 
     @property
     def verified_levels(self) -> int:
@@ -85,7 +89,7 @@ class SkippingDrafting(Drafting):
         self._recent = torch.zeros(
             batch.streams * batch.size, self.depth, width, dtype=dtype, device=batch.emitted.device
         )
-        self._may_skip = isinstance(self.rule, DynamicSkipping)
+        self._may_skip = True  # no pass has told otherwise; the longest pass is the one to plan for
         self._streams = batch.streams
         batch.buffers.add(self, "_rounds", "_recent")
 
@@ -222,7 +226,8 @@ class SkippingDrafting(Drafting):
 
 
 def _leaves(tree: DraftTree) -> Tensor:
-    """[B, N] nodes that exist and have no children."""
+    """[B, N] nodes that exist with all of their ancestors, and have no such children."""
     parents = tree.shape.parents.expand_as(tree.tokens) + 1
-    children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(1, parents, tree.exists.long())
-    return tree.exists & (children[:, 1:] == 0)
+    exists = ~(tree.shape.mask[:, 1:, 1:] & ~tree.exists[:, None]).any(2)
+    children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(1, parents, exists.long())
+    return exists & (children[:, 1:] == 0)

@@ -38,7 +38,7 @@ from search_spaces.schedules import Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
-from search_spaces.verification import BlockVerification, JointVerification
+from search_spaces.verification import BlockVerification, DynamicSkipping, JointVerification, UniformSkipping
 from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
 from workers.decoding import build, state
@@ -56,6 +56,8 @@ EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(
 LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
 BLOCK = AcceptanceRule(verification=BlockVerification())
 JOINT = AcceptanceRule(verification=JointVerification())
+UNIFORM = AcceptanceRule(Additive(8, 0.3), verification=UniformSkipping(2))
+SIMILAR = AcceptanceRule(verification=DynamicSkipping(-1.0))
 
 
 def adjacency(initialisation: Literal["horizontal", "vertical", "random", "tokenflock"]) -> Adjacency:
@@ -77,6 +79,9 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "taps, chain": (Eagle3(), Chain(4), LANTERN),
     "taps, dynamic": (Eagle3(), Dynamic(depth=4, width=4, nodes=12), EXACT),
     "dynamic": (Eagle(), Dynamic(depth=4, width=4, nodes=12), LANTERN),
+    "chain, skipping": (Eagle(), Chain(2), SIMILAR),
+    "static, skipping": (Eagle(), Static(name="eagle1_26"), SIMILAR),
+    "dynamic, skipping": (Eagle(), Dynamic(depth=3, width=3, nodes=8), UNIFORM),
     "adjacency, horizontal": (Eagle(), adjacency("horizontal"), EXACT),
     "adjacency, vertical": (Eagle(), adjacency("vertical"), LANTERN),
     "adjacency, random": (Independent(), adjacency("random"), LANTERN),
@@ -109,7 +114,7 @@ def decoded(engine: Engine) -> list[list[list[int]]]:
     ("sizes", "name", "temperature"),
     [
         *((sizes, name, 1.0) for sizes in (BASE, ROW_ENDS) for name in FAMILIES),
-        *((BASE, name, 0.0) for name in ("vanilla", "chain", "static", "dynamic", "window")),
+        *((BASE, name, 0.0) for name in ("vanilla", "chain", "static", "dynamic", "window", "dynamic, skipping")),
     ],
 )
 def test_captured_rounds_give_the_tokens_of_eager_ones(

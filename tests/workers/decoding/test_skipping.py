@@ -18,8 +18,9 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
 from tests.oracles import tabular
 from tests.workers.decoding.test_lossless import OneCaption, model_distribution
-from workers.decoding import skipping
+from workers.decoding import graphs, skipping
 from workers.decoding.engine import Engine
+from workers.decoding.fixed_tree import FixedTree
 from workers.decoding.skipping import MIN_EMITTED, SkippedTree, SkippingDrafting
 from workers.decoding.state import Batch, Request
 from workers.decoding.tree import DraftTree, fixed_shape
@@ -162,11 +163,14 @@ def made(rule: str = "dynamic") -> SkippingDrafting:
     return engine.drafting
 
 
-@pytest.mark.parametrize("missing", [(), (6,), (0, 3, 4, 6)])
+@pytest.mark.parametrize("missing", [(), (6,), (0, 3, 4, 6), (0,), (3,)])
 def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
-    """Each with the same probability (2,000 keys, chi-square at p > 1e-5), cut to the mean length, rounded down."""
+    """Each with the same probability (2,000 keys, chi-square at p > 1e-5), cut to the mean length, rounded down. Nodes
+    below a missing one are on none.
+    """
     tree, drafting = drafted(PATHS, TOKENS, missing), made()
-    nodes = [n for n in range(7) if n not in missing]
+    ancestors = tree.shape.mask[0, 1:, 1:]
+    nodes = [n for n in range(7) if not any(ancestors[n, m] for m in missing)]
     leaves = [n for n in nodes if not any(int(tree.shape.parents[0, m]) == n for m in nodes)]
     branches = {n: [TOKENS[m] for m in range(7) if tree.shape.mask[0, n + 1, m + 1]] for n in leaves}
     length = sum(map(len, branches.values())) // len(branches)
@@ -194,6 +198,18 @@ def test_similarity_is_the_mean_over_pairs_of_every_second_path() -> None:
             total, weight = total + 0.9**level * sum(cosines) / len(cosines), weight + 0.9**level
     assert float(drafting.similarity(tree)[0]) == pytest.approx(total / weight, abs=1e-6)
     assert float(drafting.similarity(drafted(((0,), (0, 0)), (3, 5)))[0]) == 0.0
+
+
+@pytest.mark.parametrize("is_capturable", [False, True])
+def test_a_tree_policy_that_cannot_be_captured_still_cannot(
+    is_capturable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "are_supported", lambda device: True)
+    monkeypatch.setattr(graphs, "CudaCapture", lambda device: None)
+    monkeypatch.setattr(FixedTree, "capturable", is_capturable)
+    target = toy_target()
+    engine = Engine(target, config("static", **RULES["uniform"]), toy_drafter("eagle", target))
+    assert (engine.new_capture is not None) == is_capturable
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from orchestrator.doctor.plan import _weight
 from search_spaces.presets import CATALOGUE, preset
 from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig, Sampling
@@ -144,6 +145,17 @@ def test_peaks_are_the_real_ones(config: DecodingConfig) -> None:
     peak = profiled_peak(toys(**changes), config, 8)
     found = footprint(on_meta(toys(**changes)), config, 8, 1)
     assert found.cache + found.activations == pytest.approx(peak, rel=0.1)
+
+
+def test_the_longest_pass_is_planned_for() -> None:
+    """Of rounds that are skipped by turns, the one with a second tree: as if every pass had one."""
+    rules = ({}, {"verification": "uniform_skipping"}, {"verification": "dynamic_skipping"})
+    chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 5}}
+    configs = [DecodingConfig.from_mapping({**chain, "acceptance": rule}).with_sampling(CFG) for rule in rules]
+    plain, uniform, similar = (footprint(on_meta(toys(vocab_size=512)), config, 8, 1).activations for config in configs)
+    assert uniform == similar > 1.1 * plain
+    labelled = [(str(number), config) for number, config in enumerate(configs)]
+    assert min(labelled, key=_weight) == labelled[0]
 
 
 @pytest.mark.slow
