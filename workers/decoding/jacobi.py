@@ -156,9 +156,13 @@ class JacobiWindow(Drafting):
             distances=self._nodes + (self._vocab_size + length),
             tokens=tokens.gather(1, drafts),
             probs=old_probs,
-            drafted=depths < length,
+            drafted=self._may_stay(depths, batch, tree, result),
         )
         self.tokens, self.probs = self._redraw(draft)
+
+    def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
+        """[B, N] whether a new level has an old draft, below the old slots `depths` [B, N], that a redraw may keep."""
+        return depths < self.max_levels
 
     @staticmethod
     def _rows(values: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:

@@ -69,6 +69,13 @@ class RowWindows(JacobiWindow):
         tree.exists = self._nodes < drafts[:, None]
         return tree
 
+    def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
+        assert isinstance(batch, RowsBatch)
+        # where no token follows the accepted drafts, the window begins with the one that was rejected
+        is_rejected = (self._emits_no_token(batch) > 0) & (result.num_emitted < tree.exists.sum(1))
+        may_stay = super()._may_stay(depths, batch, tree, result)
+        return may_stay & ~(is_rejected[:, None] & (self._nodes == 0))
+
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         assert isinstance(batch, RowsBatch)
         withheld = self._emits_no_token(batch)

@@ -20,6 +20,8 @@ from tests.oracles import tabular
 from tests.oracles.rows import PlainRows, image_probs, neighbour_target
 from workers.decoding.engine import Engine
 from workers.decoding.jacobi import JacobiWindow
+from workers.decoding.jacobi_rows import RowWindows
+from workers.decoding.redraws import Redraw
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.rows import FrontRNG, RowsBatch, front_count
 from workers.decoding.state import Batch, Request
@@ -189,6 +191,32 @@ def test_without_accepted_drafts_lower_rows_emit_corrections_or_nothing(
         drafter = JacobiRows(lag=2, lower=lower)  # type: ignore[arg-type]
         for result in decoded(target, DecodingConfig(drafter, Chain(3), sampling=PLAIN)):
             assert result.statistics.passes + 1 == expected
+
+
+@pytest.mark.parametrize("lower", ["redrawn", "corrected"])
+def test_a_rejected_draft_is_drawn_anew_though_the_redraw_would_keep_it(
+    lower: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All drafts are rejected here. The window of a lower row that emits no token begins with the rejected one."""
+    monkeypatch.setattr(FrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf))
+    target, batches, found = toy_target(config=FAMILIES["stand-ins"]), list[Batch](), set[tuple[bool, bool]]()
+    drafter = JacobiRows(redraw="reuse", threshold=0.0, lag=2, lower=lower)  # type: ignore[arg-type]
+    config = DecodingConfig(drafter, Chain(3), sampling=PLAIN)
+    engine = Engine(target, config, observer=lambda batch, tree, logits: batches.append(batch))
+    window = engine.drafting
+    assert isinstance(window, RowWindows)
+    redraw = window._redraw
+
+    def watched(draft: Redraw) -> tuple[Tensor, Tensor]:
+        batch = batches[-1]
+        assert isinstance(batch, RowsBatch)
+        is_lower = (batch.above < batch.grid.cols) & (batch.own < batch.above) & batch.is_open
+        found.update(zip(is_lower.tolist(), draft.drafted[:, 0].tolist(), strict=True))
+        return redraw(draft)
+
+    monkeypatch.setattr(window, "_redraw", watched)
+    list(engine.run(REQUESTS[:1]))
+    assert found == {(False, True), (True, lower == "corrected")}
 
 
 def test_positions_that_are_tested_again_get_new_numbers() -> None:

@@ -149,9 +149,10 @@ def test_peaks_are_the_real_ones(config: DecodingConfig) -> None:
 
 def test_the_longest_pass_is_planned_for() -> None:
     """Of rounds that are skipped by turns, the one with a second tree: as if every pass had one."""
-    rules = ({}, {"verification": "uniform_skipping"}, {"verification": "dynamic_skipping"})
+    kinds = ("token", "uniform_skipping", "dynamic_skipping")
     chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 5}}
-    configs = [DecodingConfig.from_mapping({**chain, "acceptance": rule}).with_sampling(CFG) for rule in rules]
+    parts = [{**chain, "acceptance": {"verification": kind}} for kind in kinds]
+    configs = [DecodingConfig.from_mapping(each).with_sampling(CFG) for each in parts]
     plain, uniform, similar = (footprint(on_meta(toys(vocab_size=512)), config, 8, 1).activations for config in configs)
     assert uniform == similar > 1.1 * plain
     labelled = [(str(number), config) for number, config in enumerate(configs)]
