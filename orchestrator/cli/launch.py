@@ -122,14 +122,14 @@ def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions)
         return config, options
     from orchestrator.run.earlier import Earlier
 
-    places = {find_sweep(location).display_name for location in locations}
+    places = {place.display_name: place.uri for place in map(find_sweep, locations)}
     taken = Earlier.stored(storage)
     if taken is None and storage.exists(IDENTITY):
         raise ValueError("--from: this sweep exists, and took over nothing; start another with --name NAME")
-    if taken is not None and places - {source.store for source in taken.sources}:
+    if taken is not None and places.keys() - {source.store for source in taken.sources}:
         started = ", ".join(source.store for source in taken.sources)
         raise ValueError(f"--from: this sweep took over {started} when it started; leave the option out")
-    taken = taken or Earlier.read(locations, config)
+    taken = taken.at(places) if taken else Earlier.read(locations, config)
     return taken.extend(config), replace(options, taken=taken)
 
 

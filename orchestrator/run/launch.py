@@ -212,7 +212,11 @@ def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, s
         source.check(experiment, facts)
     if earlier.sources and not storage.exists(EARLIER):
         storage.write(EARLIER, earlier.to_json())
-    return [record for source in earlier.sources for record in source.results(sweep, facts)]
+    told: dict[DecodingConfig | None, TrialRecord] = {}
+    for source in earlier.sources:
+        for record in source.results(sweep, facts):
+            told.setdefault(record.config, record)
+    return list(told.values())
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:

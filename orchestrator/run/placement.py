@@ -238,12 +238,12 @@ class WorkerAgreement:
         generating = self.first.get(GENERATE)
         if generating is None or self.stored:
             return
-        first = next(nodes for facts, nodes in self.groups if _diff_images(generating, facts) is None)
+        first = next(nodes for facts, nodes in self.groups if diff_images(generating, facts) is None)
         other, largest = max(self.groups, key=lambda group: len(group[1]))
         if len(largest) > len(first):
             raise PoolError(
                 f"workers on {len(largest)} nodes agree with each other but not with the first worker: "
-                f"{_diff_images(generating, other)}. Exclude the first worker's node, or name the nodes that "
+                f"{diff_images(generating, other)}. Exclude the first worker's node, or name the nodes that "
                 "generate in quality.nodes, and start again"
             )
 
@@ -251,12 +251,12 @@ class WorkerAgreement:
         if problem := _label_problem(facts, self.placement.generates, "quality.nodes"):
             return problem
         for other, nodes in self.groups:
-            if _diff_images(other, facts) is None:
+            if diff_images(other, facts) is None:
                 nodes.add(str(facts.get("node")))
                 break
         else:
             self.groups.append((facts, {str(facts.get("node"))}))
-        return _diff_images(self.first.get(GENERATE, self.stored), facts)
+        return diff_images(self.first.get(GENERATE, self.stored), facts)
 
     def _timing_problem(self, facts: Facts) -> str | None:
         labels = self.placement.times
@@ -281,7 +281,7 @@ def _label_problem(facts: Facts, labels: Labels, key: str) -> str | None:
     return None if has_labels(found, labels) else f"its node is without {describe_labels(labels)} of {key}"
 
 
-def _diff_images(first: Facts, other: Facts) -> str | None:
+def diff_images(first: Facts, other: Facts) -> str | None:
     """Why two workers would generate different images, as a message; None if they would not."""
     if problem := _diff_facts(first, other, _SAME_STEPS):
         return problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,6 +13,8 @@ from workers.data.records import ShardError, read_shard
 from workers.data.shards import QualityShard
 from workers.data.storage import Storage
 from workers.decoding.state import Request
+
+_logger = logging.getLogger(__name__)
 
 _Image = tuple[int, int]  # a caption's id, and the sample
 _IDENTIFYING = ("caption_id", "sample", "caption")
@@ -29,9 +32,13 @@ class EarlierImages:
     _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)  # by digest: file, caption's text
 
     @classmethod
-    def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
-        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}."""
-        return cls(Storage(plain["store"]), plain["shards"])
+    def open(cls, plain: Mapping[str, Any]) -> Self | None:
+        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}; None if it cannot be reached."""
+        try:
+            return cls(Storage(plain["store"]), plain["shards"])
+        except ValueError as error:
+            _logger.warning("%s; its images are generated again", error)
+            return None
 
     def find(self, shard: QualityShard, requests: Sequence[Request]) -> pa.Table | None:
         """The rows of a shard's images, in the order of `requests`; None unless this sweep has them all, readable.
@@ -50,7 +57,7 @@ class EarlierImages:
             return None
         try:
             tables = [read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(found)]
-        except (FileNotFoundError, ShardError):
+        except (OSError, ShardError):
             return None
         table = pa.concat_tables(tables)
         images = zip(table["caption_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
@@ -63,7 +70,7 @@ class EarlierImages:
         for name in names:
             try:
                 table, _ = read_shard(self.storage, name, _IDENTIFYING, kind=QualityShard.kind)
-            except (FileNotFoundError, ShardError):
+            except (OSError, ShardError):
                 continue
             for caption, sample, text in zip(*(table[column].to_pylist() for column in _IDENTIFYING), strict=True):
                 found[caption, sample] = (name, text)

@@ -59,7 +59,7 @@ class LoadedSweep:
     def __init__(self, spec: WorkerSpec) -> None:
         load_plugins()  # before the weights: one may be missing on this machine
         self.spec, self.storage = spec, _open_store(spec)
-        self.earlier = [EarlierImages.from_mapping(plain) for plain in spec.earlier]
+        self.earlier = [found for plain in spec.earlier if (found := EarlierImages.open(plain))]
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)
         entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)

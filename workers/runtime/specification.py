@@ -16,7 +16,7 @@ class WorkerSpec:
     no reference). seed: the seed of all images. metrics: requested names; None: all. batch_metrics: those of
     speed at other batch sizes than the first. worker: its name in results.
     token: content of the store's file store.id, if the driver wrote one. gpu_share: share of the GPU's memory.
-    earlier: sweeps whose images are taken over, each as `EarlierImages.from_mapping` reads it.
+    earlier: sweeps whose images are taken over, each as `EarlierImages.open` reads it.
     """
 
     store: str

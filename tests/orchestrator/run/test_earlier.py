@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 from orchestrator.results.store import EARLIER
 from orchestrator.results.sweep import Sweep
-from orchestrator.run.earlier import Earlier, EarlierSweepError
+from orchestrator.run.earlier import Earlier, EarlierSweepError, Source
+from orchestrator.run.launch import _take_over as take_over
 from orchestrator.run.study import Search
 from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import IMAGES, SAMPLING, write_sweep
 from workers.data.shards import FORMAT, Experiment
 from workers.data.storage import Storage
@@ -38,7 +42,8 @@ def facts(sweep: Sweep, **changed: Any) -> dict[str, Any]:
     identity = sweep.identity
     return {
         "models": identity.models, "extractors": identity.extractors, "captions": dict(identity.captions),
-        "reference": dict(identity.reference or {}), "timing_device": "", **changed,
+        "reference": dict(identity.reference or {}), "timing_device": "", "device": identity.device,
+        "numerics": identity.numerics, "precision": "float32", **changed,
     }  # fmt: skip
 
 
@@ -51,7 +56,8 @@ def earlier(tmp_path: Path) -> Sweep:
 def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     config = SweepConfig.from_mapping(SPACE)
     taken = Earlier.read([earlier.storage.uri], config)
-    front = {record.config for record in earlier.front_records}
+    front = front_of(earlier, "step_compression", "fid")
+    assert front != {record.config for record in earlier.front_records}, "it has other goals"
     assert {entry.config for entry in taken.front} == {c for c in front if c is not None and not c.is_vanilla}
     extended = taken.extend(config)
     assert extended.enqueue[1:] == taken.front
@@ -64,6 +70,76 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     whole, vanilla = dict(earlier.records[0].metrics), dict(earlier.records[0].history)[IMAGES // 2]
     stopped = earlier.records[9].metrics["fid"].value
     assert told[9].metrics["fid"].value == pytest.approx(stopped - vanilla["fid"].value + whole["fid"].value)
+
+
+def front_of(sweep: Sweep, more: str, less: str) -> set[DecodingConfig | None]:
+    """The configs of the complete trials that no other one beats."""
+    values = {r.number: (r.metrics[more].value, -r.metrics[less].value) for r in sweep.records if r.state == "complete"}
+    beaten = {n for n in values if any(o != values[n] and all(map(ge, o, values[n])) for o in values.values())}
+    return {record.config for record in sweep.records if record.number in values.keys() - beaten}
+
+
+def test_constraints_are_the_new_sweeps(earlier: Sweep) -> None:
+    limit = sorted(r.metrics["fid"].value for r in earlier.records if r.state == "complete")[10]
+    config = SweepConfig.from_mapping({**SPACE, "constraints": [f"fid <= {limit}"]})
+    taken = Earlier.read([earlier.storage.uri], config)
+    values = {record.config: record.metrics["fid"].value for record in earlier.records if record.metrics}
+    assert all(values[entry.config] <= limit for entry in taken.front)
+    for record in taken.sources[0].records:
+        if record.state == "complete":
+            assert [violation > 0 for violation in record.constraints.values()] == [values[record.config] > limit]
+
+
+def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> None:
+    for more in ({"objectives": ["step_compression", "kid"]}, {"constraints": ["kid <= 3"]}):
+        config = SweepConfig.from_mapping({**SPACE, **more})
+        source = Earlier.read([earlier.storage.uri], config).sources[0]
+        assert {record.state for record in source.records} > {"failed"}
+        assert {record.state for record in source.results(config, facts(earlier))} == {"failed"}
+
+
+def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
+    """What is on one's front is not told by the other; a trial of both is told once; labels differ."""
+    write_sweep(tmp_path / "elsewhere" / "mine", name="mine", seed=1, samples=1)
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    places = [str(tmp_path / place) for place in ("mine", "elsewhere/mine", "copy")]
+    config = SweepConfig.from_mapping(SPACE)
+    taken = Earlier.read(places, config)
+    labels = [entry.label for entry in taken.front]
+    assert len(set(labels)) == len(labels)
+    assert SweepConfig.parse(taken.extend(config).to_yaml(), "sweep.yaml").enqueue[1:] == taken.front
+    running = {entry.config for entry in taken.front}
+    assert all(record.config not in running for source in taken.sources for record in source.records)
+    known = facts(earlier)
+    experiment = Experiment(known["models"], known["captions"]["hash"], 0, known["extractors"], "float32")
+    own = replace(taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources))
+    told = [
+        record.config for record in take_over(config, known | {"precision": "float32"}, own, Storage(tmp_path / "new"))
+    ]
+    assert len(set(told)) == len(told)
+    assert {*told} == {record.config for source in taken.sources for record in source.results(config, known)}
+
+
+def _with_experiment(source: Source, experiment: Experiment) -> Source:
+    return replace(source, facts={**source.facts, "experiment": experiment.digest()})
+
+
+def test_places_have_their_credentials_back(earlier: Sweep) -> None:
+    taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
+    hidden = replace(taken, sources=(replace(taken.sources[0], store="s3://bucket/mine"),))
+    assert hidden.at({"s3://bucket/mine": "s3://key:secret@bucket/mine"}).worker_arguments()[0]["store"].count("secret")
+    assert hidden.at({}) == hidden
+
+
+def test_images_of_another_device_are_refused(earlier: Sweep) -> None:
+    new = Experiment(earlier.identity.models, "new captions", 0, earlier.identity.extractors, "bfloat16")
+    (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
+    source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
+    source = replace(source, facts={**source.facts, "device": "a processor"})
+    source.check(new, facts(earlier, device="a processor", precision="bfloat16"))
+    with pytest.raises(EarlierSweepError, match="another processor"):
+        source.check(new, facts(earlier, device="another processor", precision="bfloat16"))
+    replace(source, shards={}).check(new, facts(earlier, device="another processor", precision="bfloat16"))
 
 
 def test_what_was_taken_over_is_stored(earlier: Sweep, tmp_path: Path) -> None:
@@ -87,6 +163,8 @@ def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: di
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     assert source.results(config, facts(earlier))
     assert source.results(config, facts(earlier, **changed)) == []
+    cooler = SweepConfig.from_mapping({**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}})
+    assert source.results(cooler, facts(earlier)) == []
 
 
 def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> None:

@@ -11,7 +11,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import Sampling
 from workers.data.records import write_shard
 from workers.data.shards import QualityShard
-from workers.data.storage import Storage
+from workers.data.storage import Storage, StorageError
 from workers.decoding.state import Request
 from workers.runtime.earlier import EarlierImages
 
@@ -53,6 +53,23 @@ def test_all_images_or_none(earlier: EarlierImages) -> None:
     assert tokens(earlier, range(2), text="another") is None
     other = QualityShard(CONFIG.with_sampling(Sampling(temperature=0.5)), 0, 1, 1, 4)
     assert earlier.find(other, [Request(0, "caption 0", 0)]) is None
+
+
+def test_a_place_that_cannot_be_reached_has_none() -> None:
+    assert EarlierImages.open({"store": "nothing://host/mine", "shards": {}}) is None
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_store_that_does_not_respond_has_no_images(
+    earlier: EarlierImages, is_known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(storage: Storage, name: str) -> bytes:
+        raise StorageError(f"{name}: access denied")
+
+    if is_known:
+        assert tokens(earlier, range(5)) is not None
+    monkeypatch.setattr(Storage, "read", refuse)
+    assert tokens(earlier, range(5)) is None
 
 
 @pytest.mark.parametrize("is_known", [False, True])
