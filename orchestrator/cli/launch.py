@@ -110,21 +110,21 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
 
 
 def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions) -> tuple[SweepConfig, LaunchOptions]:
-    """The sweep with what it takes over from earlier ones, or took over when it started.
+    """The sweep with what it takes over from earlier ones, or took over when it started (has an identity).
 
     Raises:
         NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from others.
     """
     from orchestrator.results.store import EARLIER, IDENTITY, find_sweep
 
-    locations = options.earlier or []
-    if not locations and not storage.exists(EARLIER):
+    locations, has_started = options.earlier or [], storage.exists(IDENTITY)
+    if not locations and not (has_started and storage.exists(EARLIER)):
         return config, options
     from orchestrator.run.earlier import Earlier
 
     places = {place.display_name: place.uri for place in map(find_sweep, locations)}
-    taken = Earlier.stored(storage)
-    if taken is None and storage.exists(IDENTITY):
+    taken = Earlier.stored(storage) if has_started else None
+    if taken is None and has_started:
         raise ValueError("--from: this sweep exists, and took over nothing; start another with --name NAME")
     if taken is not None and places.keys() - {source.store for source in taken.sources}:
         started = ", ".join(source.store for source in taken.sources)

@@ -112,8 +112,12 @@ class Source:
             and self.facts["baseline"] == DecodingConfig(sampling=sweep.sampling).to_mapping()
         )
         if any(map(is_priced, names)):
-            comparable &= may_compare_speeds(self.hardware, facts["timing_device"])
-            comparable &= self.facts["timing"].get("batch") == sweep.timing.to_mapping()["batch"]
+            own, new = self.facts["timing"], sweep.timing.to_mapping()
+            comparable &= own.get("batch") == new["batch"]
+            if nodes := new.get("nodes"):  # those that time may not have the device of the first worker
+                comparable &= own.get("nodes") == nodes
+            else:
+                comparable &= may_compare_speeds(self.hardware, facts["timing_device"])
         if not comparable:
             return []
         return [record for record in self.records if record.state == FAILED or record.metrics.keys() >= {*names}]

@@ -210,8 +210,11 @@ def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, s
     experiment = _experiment(sweep, facts)
     for source in earlier.sources:
         source.check(experiment, facts)
-    if earlier.sources and not storage.exists(EARLIER):
-        storage.write(EARLIER, earlier.to_json())
+    if not storage.exists(IDENTITY):  # a launch that was killed here may have left another file
+        if earlier.sources:
+            storage.write(EARLIER, earlier.to_json())
+        else:
+            storage.remove(EARLIER)
     told: dict[DecodingConfig | None, TrialRecord] = {}
     for source in earlier.sources:
         for record in source.results(sweep, facts):

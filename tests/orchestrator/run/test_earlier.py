@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.store import EARLIER
+from orchestrator.cli.launch import _with_earlier
+from orchestrator.results.store import EARLIER, write_identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.earlier import Earlier, EarlierSweepError, Source
 from orchestrator.run.launch import _take_over as take_over
+from orchestrator.run.options import LaunchOptions
 from orchestrator.run.study import Search
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -176,6 +178,28 @@ def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> N
     assert not source.results(config, facts(earlier, timing_device="another"))
     other = SweepConfig.from_mapping({**timed, "timing": {"batch": 8}})
     assert not source.results(other, facts(earlier, timing_device="a processor"))
+    elsewhere = SweepConfig.from_mapping({**timed, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    known = facts(earlier, timing_device="a processor")
+    assert not source.results(elsewhere, known)
+    source = replace(source, facts={**source.facts, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    assert source.results(elsewhere, known)
+
+
+def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: Path) -> None:
+    """A launch may be killed before it writes the identity: the next one decides anew."""
+    storage, config = Storage(tmp_path / "wider"), SweepConfig.from_mapping(SPACE)
+    storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
+    write_sweep(tmp_path / "other", name="other", samples=1)
+    for locations in ([], [str(tmp_path / "other")]):
+        options = _with_earlier(config, storage, LaunchOptions(earlier=locations))[1]
+        assert [source.store for source in getattr(options.taken, "sources", ())] == locations
+    take_over(config, facts(earlier) | {"precision": "float32"}, Earlier(), storage)
+    assert not storage.exists(EARLIER)
+    storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
+    write_identity(storage, earlier.identity)
+    assert _with_earlier(config, storage, LaunchOptions())[1].taken.sources[0].name == "mine"
+    with pytest.raises(ValueError, match="--from"):
+        _with_earlier(config, storage, LaunchOptions(earlier=[str(tmp_path / "other")]))
 
 
 @pytest.mark.parametrize("part", ["models", "extractors", "seed", "format", "precision"])
