@@ -35,7 +35,7 @@ MAX_PACKAGE_LINES = {
     "specfrontier": 381,
     "workers": 404,
     "workers.data": 1891,
-    "workers.decoding": 4414,
+    "workers.decoding": 4417,
     "workers.drafters": 717,
     "workers.loading": 790,
     "workers.metrics": 3415,

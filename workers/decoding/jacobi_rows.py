@@ -70,11 +70,14 @@ class RowWindows(JacobiWindow):
         return tree
 
     def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
+        may_stay = super()._may_stay(depths, batch, tree, result)
+        if not self._redraws_lower:
+            return may_stay
         assert isinstance(batch, RowsBatch)
         # where no token follows the accepted drafts, the window begins with the one that was rejected
-        is_rejected = (self._emits_no_token(batch) > 0) & (result.num_emitted < tree.exists.sum(1))
-        may_stay = super()._may_stay(depths, batch, tree, result)
-        return may_stay & ~(is_rejected[:, None] & (self._nodes == 0))
+        is_lower = batch.is_open & (batch.above < batch.grid.cols)
+        is_rejected = is_lower & (result.num_emitted < tree.exists.sum(1))
+        return may_stay & (depths >= (result.num_emitted + is_rejected)[:, None])
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         assert isinstance(batch, RowsBatch)
