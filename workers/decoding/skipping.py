@@ -131,7 +131,7 @@ class SkippingDrafting(Drafting):
         return due & (self.similarity(tree) >= self.rule.threshold) if isinstance(self.rule, DynamicSkipping) else due
 
     def similarity(self, tree: DraftTree) -> Tensor:
-        """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if no level has two."""
+        """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is one path."""
         leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
         chosen = leaf & (leaf.cumsum(1) % 2 == 1)
         # how many chosen paths each node is on; the sum of vectors gives the sum of the cosines of all pairs
@@ -139,10 +139,10 @@ class SkippingDrafting(Drafting):
         paths = (below & chosen[..., None]).sum(1).float()
         at_level = (depth[:, None] == self._order[1 : self.depth + 1, None]) * paths[:, None]  # [B, depth, N]
         count, total = at_level.sum(2), at_level @ self._codes[tree.tokens]
-        pairs = count * (count - 1)
-        mean = (total.square().sum(2) - count) / pairs.clamp_min(1)
-        weights = (pairs > 0) * _DECAY ** self._order[: self.depth]
-        return (mean * weights).sum(1) / weights.sum(1).clamp_min(1e-9)
+        number = chosen.sum(1)
+        weights = (count > 0) * _DECAY ** self._order[: self.depth]
+        cosines = ((total.square().sum(2) - count) * weights).sum(1)
+        return cosines / (weights.sum(1) * number * (number - 1)).clamp_min(1)
 
     def _random_path(self, tree: DraftTree, batch: Batch) -> tuple[Tensor, Tensor]:
         """The tokens [B, depth] of a path from below the root to a leaf, chosen uniformly, and how many of them are
