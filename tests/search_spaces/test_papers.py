@@ -21,7 +21,7 @@ from search_spaces.schedules import Exponential
 from search_spaces.sweep import SweepConfig, ready_spaces
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
-from search_spaces.verification import JointVerification
+from search_spaces.verification import JointVerification, UniformSkipping
 
 NAMES = [name for name in ready_spaces() if name.startswith("papers/")]
 #: Codes of the codebook and tokens of an image, by the entry of models.yaml.
@@ -76,7 +76,7 @@ def parameters(row: Published) -> dict[str, str]:
 def sampling(row: Published) -> Sampling:
     """Guidance and top-k of the row's paper, temperature of the row (1 where none is printed)."""
     temperature = 1.0 if row.temperature is None else row.temperature
-    if row.paper == "LANTERN" and row.model.startswith("LlamaGen"):
+    if row.paper in ("LANTERN", "VVS") and row.model.startswith("LlamaGen"):
         return Sampling(temperature, top_k=1000, cfg=7.5)
     if row.paper in NEWER and MODELS[row.model] in OWN_SAMPLING:
         return OWN_SAMPLING[MODELS[row.model]]
@@ -99,7 +99,8 @@ def adjacency(row: Published) -> Adjacency:
 def neighbourhood(row: Published) -> Additive:
     given = parameters(row)
     distance, near = given.get("distance", "TVD").split()[0], given.get("neighbours", "l2")
-    k, delta = given.get("k", "1000"), given.get("delta", "0.4")  # of table 9, and of the figures of ADT-Tree
+    unstated = "0.2" if row.paper == "VVS" else "0.4"  # of VVS' script; of table 9, and of the figures of ADT-Tree
+    k, delta = given.get("k", "1000"), given.get("delta", unstated)
     return Additive(int(k), float(delta), divergence=distance.lower(), proximity=near)  # type: ignore[arg-type]
 
 
@@ -153,6 +154,8 @@ def expected(row: Published) -> DecodingConfig:
         # SJD-PAC states neither: its row has the speeds of this one
         k, bound = int(given.get("k", "10")), float(given.get("lambda", "2"))
         return drafted(static(row), AcceptanceRule(Multiplicative(k, bound)))
+    if method in ("VVS", "VVS-U"):
+        return drafted(EAGLE2, AcceptanceRule(neighbourhood(row), verification=UniformSkipping(5)))
     if method.startswith("LANTERN"):
         return drafted(static(row) if "static" in method else EAGLE2, AcceptanceRule(neighbourhood(row)))
     if method.startswith("EAGLE"):
@@ -179,6 +182,7 @@ def test_every_table_is_there() -> None:
         *(f"papers/sjd-pac-{table}" for table in pac),
         *(f"papers/sjd-sv-{table}" for table in ("lumina-coco", "lumina-parti", "emu3", "llamagen")),
         "papers/pjd-table1",
+        *(f"papers/vvs-{table}" for table in ("stage1", "stage2", "ablation")),
     }
     assert sorted(tables()) == NAMES
 
@@ -189,7 +193,7 @@ def test_rows_that_no_setting_stands_for() -> None:
     newer = Counter(row.paper for row in published() if not row.sweep and row.source != "paper")
     assert newer == {
         "SCD": 2, "SJD-PAC": 4, "SJD-SV": 3, "SJD++": 1, "SJD-PV": 1, "PathRelax": 3, "CASCADE": 1, "Hawk": 4,
-        "SSD": 15, "MuLo-SD": 7,
+        "SSD": 15, "MuLo-SD": 7, "VVS": 5,
     }  # fmt: skip
 
 
@@ -215,7 +219,7 @@ def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None
     sweep = sweeps[name]
     assert sweep.name == name.removeprefix("papers/")
     table = r"(table [\dIV]+|main table|ablation table|table of models)"
-    assert re.match(rf"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT|{'|'.join(NEWER)}), {table}[:,]", sweep.about)
+    assert re.match(rf"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT|VVS|{'|'.join(NEWER)}), {table}[:,]", sweep.about)
     assert SweepConfig.parse(sweep.to_yaml(), "again") == sweep
     assert sweep.enqueue[0].label == "vanilla"
     assert sweep.enqueue[0].config == DecodingConfig(sampling=sweep.sampling)
@@ -248,6 +252,7 @@ def wants_images(sweep: SweepConfig) -> bool:
         ("lantern-pp-table1", "seeded", "classes"),
         ("pjd-table1", "seeded", "captions_val2017.json"),
         ("sjd-pac-emu3-parti", "seeded", "PartiPrompts.tsv"),
+        ("vvs-", "seeded", "captions_val2017.json"),
     ],
 )
 def test_captions_are_the_papers(prefix: str, choose: str, source: str, sweeps: dict[str, SweepConfig]) -> None:

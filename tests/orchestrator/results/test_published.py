@@ -44,7 +44,7 @@ TABLE = "papers/lantern-table2"
 ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT": 40}
 NEWER = {
     "SCD": 9, "SJD-PAC": 26, "SJD++": 1, "SJD-PV": 1, "SJD-SV": 14, "PathRelax": 3, "CASCADE": 1, "Hawk": 4, "PJD": 8,
-    "SSD": 15, "MuLo-SD": 7,
+    "SSD": 15, "MuLo-SD": 7, "VVS": 14,
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def test_figures_are_as_printed() -> None:
         ("papers/scd-lumina", "SCD-GS", "step_compression"): 4.21,
         ("papers/sjd-pac-emu3-coco", "SJD-PAC", "clip_score"): 0.3099,
         ("papers/pjd-table1-lumina", "PJD c=11", "latency"): 24.78,
+        ("papers/vvs-stage2", "VVS-U", "step_compression"): 2.86,
     }
     for (sweep, label, metric), value in found.items():
         assert rows[sweep, label].metrics[metric].value == value
@@ -328,6 +329,6 @@ def test_a_table_alone_is_no_comparison() -> None:
 
 
 def test_unknown_tables_are_refused() -> None:
-    assert len(tables()) == 51
+    assert len(tables()) == 54
     with pytest.raises(QueryError, match="did you mean 'papers/lantern-table2'"):
         rows_of("papers/lantern-table22")
