@@ -151,7 +151,7 @@ class Earlier:
 
         Raises:
             NoSweepError, ValueError: see `Sweep.open`.
-            EarlierSweepError: one is given twice.
+            EarlierSweepError: one is given twice, or has another seed.
         """
         sweeps: dict[str, tuple[Sweep, Sweep]] = {}  # as they are, and by the new sweep's goals
         running: set[DecodingConfig] = set()
@@ -160,6 +160,9 @@ class Earlier:
         for earlier in map(Sweep.open, locations):
             if earlier.storage.uri in sweeps:
                 raise EarlierSweepError(f"--from {earlier.name}: given twice; name it once")
+            if earlier.identity.seed != sweep.seed:
+                seeds = f"its images have the seed {earlier.identity.seed}, this sweep {sweep.seed}"
+                raise EarlierSweepError(f"--from {earlier.name}: {seeds}; give both the same, or leave this sweep out")
             compared = _as_new(earlier, sweep)
             sweeps[earlier.storage.uri] = earlier, compared
             sampling = sweep.sampling or earlier.identity.sampling  # the target's own, if the sweep does not say
