@@ -336,7 +336,7 @@ def numpy_distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float(np.square(x.mean(0) - y.mean(0)).sum() + np.trace(s) + np.trace(t) - 2 * roots)
 
 
-def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[QualityShard]) -> None:
+def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[QualityShard], home: Path) -> None:
     session = TimingSession((VANILLA, CONFIG), 0, 4, (1, 2), 2)
     answer = evaluator.run({"kind": "timing", **session.to_mapping()})
     assert answer["ran"] is True
@@ -365,6 +365,11 @@ def test_timing_takes_turns_and_is_kept(evaluator: Evaluator, shards: list[Quali
     assert metrics["speedup"]["value"] == pytest.approx(math.exp(sum(vanilla) / 8 - sum(logs) / 8))
     assert metrics["latency"]["value"] == pytest.approx(math.exp(sum(logs) / 8))
     assert metrics["speedup"]["n"] == 16
+    task = MeasureTask(CONFIG, names(evaluator, shards), (answer["name"],), (), wanted)
+    file = home / answer["name"]
+    file.write_bytes(file.read_bytes()[:-9])
+    assert evaluator.run({"kind": "measure", **task.to_mapping()})["unusable"].keys() == {answer["name"]}
+    file.unlink()
 
 
 def test_settings_that_do_not_fit_are_refused_before_they_run(

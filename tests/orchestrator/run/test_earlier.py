@@ -115,11 +115,12 @@ def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
     known = facts(earlier)
     experiment = Experiment(known["models"], known["captions"]["hash"], 0, known["extractors"], "float32")
     own = replace(taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources))
-    told = [
-        record.config for record in take_over(config, known | {"precision": "float32"}, own, Storage(tmp_path / "new"))
-    ]
+    storage, known = Storage(tmp_path / "new"), known | {"precision": "float32"}
+    told = [record.config for record in take_over(config, known, own, storage)]
     assert len(set(told)) == len(told)
     assert {*told} == {record.config for source in taken.sources for record in source.results(config, known)}
+    write_identity(storage, earlier.identity)  # a resumed sweep's search is told the same
+    assert [record.config for record in take_over(config, known, own, storage)] == told
 
 
 def _with_experiment(source: Source, experiment: Experiment) -> Source:
@@ -165,6 +166,8 @@ def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: di
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     assert source.results(config, facts(earlier))
     assert source.results(config, facts(earlier, **changed)) == []
+    more = SweepConfig.from_mapping({**SPACE, "quality": {"samples": 2}})
+    assert source.results(more, facts(earlier)) == []
     cooler = SweepConfig.from_mapping({**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}})
     assert source.results(cooler, facts(earlier)) == []
 

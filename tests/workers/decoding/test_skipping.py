@@ -19,7 +19,8 @@ from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
 from tests.oracles import tabular
 from tests.workers.decoding.test_lossless import OneCaption, model_distribution
 from workers.decoding import graphs, skipping
-from workers.decoding.engine import Engine
+from workers.decoding.accept import Acceptor, AcceptResult
+from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.fixed_tree import FixedTree
 from workers.decoding.skipping import MIN_EMITTED, SkippedTree, SkippingDrafting
 from workers.decoding.state import Batch, Request
@@ -32,6 +33,7 @@ TREES: dict[str, dict[str, Any]] = {
     "static": {"policy": "static", "paths": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]},
     "dynamic": {"policy": "dynamic", "depth": 3, "width": 3, "nodes": 8},
 }
+LONG = {"policy": "chain", "length": 9}
 RULES: dict[str, dict[str, Any]] = {
     "uniform": {"verification": "uniform_skipping", "interval": 2},
     "dynamic": {"verification": "dynamic_skipping", "threshold": -1.0},
@@ -40,7 +42,7 @@ CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop"]
 
 
 def config(tree: str, drafter: str = "eagle", sampling: Sampling | None = None, **acceptance: Any) -> DecodingConfig:
-    parts = {"drafter": drafter, "tree": TREES[tree], "acceptance": acceptance}
+    parts = {"drafter": drafter, "tree": TREES.get(tree, LONG), "acceptance": acceptance}
     return DecodingConfig.from_mapping(parts).with_sampling(sampling or Sampling(cfg=2.0))
 
 
@@ -120,6 +122,82 @@ def test_what_is_cached_is_what_a_plain_pass_computes(family: Any, tree: str, ru
     assert not any(one and two for one, two in pairwise(seen)) or rule == "dynamic" or RULES[rule]["interval"] == 2
 
 
+@pytest.mark.parametrize("tree", ["static", "long"])
+def test_the_drafter_reads_the_last_features_that_a_pass_has_computed(
+    tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there are unverified tokens, in order. The static tree's paths are cut below its depth; the long
+    chain reads features of the prompt too.
+    """
+    engine = toy_engine(tree=tree)
+    drafting = engine.drafting
+    assert isinstance(drafting, SkippingDrafting)
+    admit, commit, look_ahead = drafting.admit, drafting.commit, drafting.drafter.look_ahead
+    computed, counts = list[Tensor](), list[int]()
+
+    def watch_admit(indices: Tensor, prompt: Any, captions: list[str], features: Tensor, first: Tensor) -> None:
+        computed[:] = [features]
+        admit(indices, prompt, captions, features, first)
+
+    def watch_commit(batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+        computed.append(features[:, : int(result.num_emitted[0])])
+        commit(batch, tree, result, logits, features)
+
+    def watch_look_ahead(batch: Batch, tokens: Tensor, features: Tensor, skipped: Tensor) -> None:
+        counts.append(int(skipped[0]))
+        torch.testing.assert_close(features[:, : counts[-1]], torch.cat(computed, 1)[:, -counts[-1] :])
+        look_ahead(batch, tokens, features, skipped)
+
+    monkeypatch.setattr(drafting, "admit", watch_admit)
+    monkeypatch.setattr(drafting, "commit", watch_commit)
+    monkeypatch.setattr(drafting.drafter, "look_ahead", watch_look_ahead)
+    list(engine.run(requests(2)))
+    assert len(counts) > 2
+    assert max(counts) == (2 if tree == "static" else 9)
+
+
+def test_the_second_tree_is_accepted_with_the_numbers_of_its_own_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, found, plain = list[int](), list[int](), Acceptor.__call__
+
+    def check(batch: Batch, drafted: DraftTree, logits: Tensor) -> None:
+        skipped = int(drafted.skipped[0]) if isinstance(drafted, SkippedTree) else 0
+        expected.append(int(batch.emitted[0]) + skipped)
+
+    def watch(acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
+        found.append(int(batch.token_positions[0, 0]))
+        return plain(acceptor, tree, logits, batch)
+
+    monkeypatch.setattr(Acceptor, "__call__", watch)
+    list(toy_engine(check).run(requests(1)))
+    assert found == expected
+
+
+def test_a_path_of_a_tree_that_is_not_finite_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = toy_engine()
+    drafting = engine.drafting
+    assert isinstance(drafting, SkippingDrafting)
+    draft, look_ahead, trees = drafting.inner.draft, drafting.drafter.look_ahead, list[DraftTree]()
+
+    def watch_draft(batch: Batch) -> DraftTree:
+        trees.append(draft(batch))
+        return trees[-1]
+
+    def spoil(batch: Batch, tokens: Tensor, features: Tensor, skipped: Tensor) -> None:
+        trees[-1].nonfinite = skipped > 0
+        look_ahead(batch, tokens, features, skipped)
+
+    monkeypatch.setattr(drafting.inner, "draft", watch_draft)
+    monkeypatch.setattr(drafting.drafter, "look_ahead", spoil)
+    with pytest.raises(DecodingError):
+        list(engine.run(requests(1)))
+
+
+def toy_engine(observer: Any = None, tree: str = "static") -> Engine:
+    target = toy_target(config=replace(BASE, rows=6, cols=6))
+    made = config(tree, **RULES["uniform"])
+    return Engine(target, made, toy_drafter("eagle", target), batch_size=1, observer=observer)
+
+
 def recomputed(vanilla: Engine, tokens: Tensor) -> Tensor:
     """Guided logits [V] behind these tokens, with each of them fed alone from an empty cache."""
     found = list[Tensor]()
@@ -165,8 +243,8 @@ def made(rule: str = "dynamic") -> SkippingDrafting:
 
 @pytest.mark.parametrize("missing", [(), (6,), (0, 3, 4, 6), (0,), (3,)])
 def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
-    """Each with the same probability (2,000 keys, chi-square at p > 1e-5), cut to the mean length, rounded down. Nodes
-    below a missing one are on none.
+    """Each with the same probability (40 images at 50 positions, chi-square at p > 1e-5), cut to the mean length,
+    rounded down. Nodes below a missing one are on none.
     """
     tree, drafting = drafted(PATHS, TOKENS, missing), made()
     ancestors = tree.shape.mask[0, 1:, 1:]
@@ -178,7 +256,8 @@ def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
     shares = {key: sum(tuple(b[:length]) == key for b in branches.values()) / len(branches) for key in counts}
     size = 2000
     batch = type("Rows", (), {})()
-    batch.keys, batch.token_positions = torch.arange(size) * 7919 + 1, torch.full((size, 1), 6)
+    row = torch.arange(size)
+    batch.keys, batch.token_positions = row % 40 * 7919 + 1, row[:, None] // 40
     many = replace(tree, tokens=tree.tokens.expand(size, -1), exists=tree.exists.expand(size, -1))
     tokens, lengths = drafting._random_path(many, batch)
     for row, count in zip(tokens.tolist(), lengths.tolist(), strict=True):
