@@ -29,7 +29,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.replay": 820,
     "orchestrator.report": 1279,
     "orchestrator.results": 4695,
-    "orchestrator.run": 4669,
+    "orchestrator.run": 4671,
     "orchestrator.views": 1979,
     "search_spaces": 4530,
     "specfrontier": 381,

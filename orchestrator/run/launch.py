@@ -113,7 +113,7 @@ def _launch(
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
             _check_facts(sweep, facts, capabilities, options)
-            told = _take_over(sweep, facts, earlier, storage)
+            earlier_trials = _take_over(sweep, facts, earlier, storage)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
@@ -122,19 +122,21 @@ def _launch(
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
             log = partial(_emit_note, emit)
-            if predictions := prediction_task(sweep, storage, capabilities, log, _configs(told)):
+            if predictions := prediction_task(sweep, storage, capabilities, log, _configs(earlier_trials)):
                 about = f"predicting {len(predictions.configs)} settings from a recording"
                 build.want(SWEEP, Task.of(PREDICTIONS, predictions, about=about))
 
             def predicted_pool() -> SettingsPool:
                 build.wait(PREDICTIONS)
-                return read_pool(sweep, storage, identity.experiment, _configs(told))
+                return read_pool(sweep, storage, identity.experiment, _configs(earlier_trials))
 
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
             trials = Trials(plan, build, identity.objectives, emit)
-            search = Search(sweep, [objective.direction for objective in identity.objectives], predicted_pool, told)
+            search = Search(
+                sweep, [objective.direction for objective in identity.objectives], predicted_pool, earlier_trials
+            )
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             outcome = driver.run(records, options.revived)
             finished = Sweep(storage, identity, tuple(outcome.records))
@@ -215,11 +217,11 @@ def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, s
             storage.write(EARLIER, earlier.to_json())
         else:
             storage.remove(EARLIER)
-    told: dict[DecodingConfig | None, TrialRecord] = {}
+    trials: dict[DecodingConfig | None, TrialRecord] = {}
     for source in earlier.sources:
         for record in source.results(sweep, facts):
-            told.setdefault(record.config, record)
-    return list(told.values())
+            trials.setdefault(record.config, record)
+    return list(trials.values())
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:
