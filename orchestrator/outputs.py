@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PLOTS, TABLES, PAGES, CONFIGS = (".png", ".pdf", ".svg"), (".csv", ".parquet", ".json"), (".html",), (".yaml", ".yml")
+PAPER_TABLES = (".tex", ".md")  # see `orchestrator.results.paper_tables`
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
 _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's copy of --working-dir

@@ -132,13 +132,17 @@ class Sweep(results.Sweep):
     def plot(
         self, x: str | None = None, y: str | None = None, *, where: Iterable[str] = (), ax: Axes | None = None
     ) -> Axes:
-        """Plot the front with error bars on matplotlib axes (by default on a new figure); returns them."""
+        """Plot the front with error bars on matplotlib axes (by default on a new figure); returns them.
+
+        Fonts, colours and sizes are those of matplotlib's style, where it sets any. Narrow axes have trial numbers in
+        the place of names.
+        """
         from matplotlib import pyplot
 
-        from orchestrator.results.plots import FIGURE_SIZE, plot_front
+        from orchestrator.results.plots import figure_size, plot_front
 
         if ax is None:
-            _, ax = pyplot.subplots(figsize=FIGURE_SIZE, layout="constrained")
+            _, ax = pyplot.subplots(figsize=figure_size(), layout="constrained")
         plot_front(ax, self._front(x, y, where), self.name)
         return ax
 

@@ -13,7 +13,7 @@ from orchestrator.cli import query_options as o
 from orchestrator.cli.text import show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
-from orchestrator.outputs import PAGES, write_output
+from orchestrator.outputs import PAGES, PAPER_TABLES, ending_of, write_output
 from orchestrator.results.text import clean, counted
 from workers.metrics.estimate import measured
 
@@ -33,6 +33,7 @@ Examples:
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
   specfrontier compare lantern-table2 --published
   specfrontier compare mine papers/lantern-table2 --published --json
+  specfrontier compare lantern-table2 --published --table table.tex
 """
 
 _PARTS = ("acceptance", "tree", "drafter")  # parts of a setting
@@ -65,6 +66,10 @@ class Output:
     out: str | None = option(
         "File of --html. Default: compare.html in this folder.", "FILE", callback=output_file(PAGES)
     )
+    table: str | None = option(
+        "Write the table of --published as .tex or .md, measured values beside the published ones.", "FILE",
+        callback=output_file(PAPER_TABLES),
+    )  # fmt: skip
     as_json: AsJson = False
 
 
@@ -80,10 +85,16 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
     """
     by = kind.by
     if kind.published:
-        if by or (query, prices) != (o.Query(), o.PriceOptions()) or output != Output(as_json=output.as_json):
-            raise CommandError("--published compares the whole table and can be combined with --json only", WRONG_USAGE)
-        compare_with_papers(sweeps, as_json=output.as_json)
+        if (
+            by
+            or (query, prices) != (o.Query(), o.PriceOptions())
+            or output != Output(as_json=output.as_json, table=output.table)
+        ):
+            raise CommandError("--published can be combined with --table and --json only: it compares all", WRONG_USAGE)
+        compare_with_papers(sweeps, output.table, as_json=output.as_json)
         return
+    if output.table is not None:
+        raise CommandError("--table is the table of --published; add it, or use `pareto --table`", WRONG_USAGE)
     if by is None and len(sweeps) < 2:
         raise CommandError("give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE)
     if output.html and (by or output.as_json or query != o.Query(x=query.x, y=query.y)):
@@ -258,8 +269,9 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
     ]
 
 
-def compare_with_papers(names: list[str], *, as_json: bool) -> None:
+def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -> None:
     """Print each sweep next to each table. names: sweeps and tables; without a table, the one with the sweep's name.
+    file: where the tables are written as a paper prints them.
 
     Raises:
         CommandError: no sweep, or no such table.
@@ -272,6 +284,12 @@ def compare_with_papers(names: list[str], *, as_json: bool) -> None:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
     replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
     lines = [line for entry in replications for line in ("", "", *_describe_replication(entry))][2:]
+    if file is not None:
+        from orchestrator.results.paper_tables import replication_table
+
+        ending = ending_of(file, PAPER_TABLES)
+        data = b"\n".join(replication_table(entry).write(ending) for entry in replications)
+        lines.append(f"table: {write_output(file, data)}")
     show([entry.to_mapping() for entry in replications], lines, as_json=as_json)
 
 
@@ -304,8 +322,7 @@ def _row_lines(row: TableRow) -> list[list[str]]:
     lines = []
     for figure in row.figures:
         value = "-" if figure.measured is None else str(figure.measured)
-        is_same_unit = float(figure.printed) == figure.published
-        printed = figure.printed if is_same_unit else f"{figure.published:g} ({figure.printed})"
+        printed = figure.in_our_unit + ("" if figure.in_our_unit == figure.printed else f" ({figure.printed})")
         z = "-" if figure.z is None else f"{figure.z:.1f}"
         lines.append([figure.metric, value, printed, z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]

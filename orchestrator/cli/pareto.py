@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,7 @@ from orchestrator.cli import query_options as o
 from orchestrator.cli.text import describe_front, show
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
-from orchestrator.outputs import CONFIGS, PLOTS, TABLES, ending_of, table_bytes, write_output
+from orchestrator.outputs import CONFIGS, PAPER_TABLES, PLOTS, TABLES, ending_of, table_bytes, write_output
 
 if TYPE_CHECKING:
     from orchestrator.results.front import Front
@@ -24,6 +25,7 @@ Examples:
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
   specfrontier pareto quickstart --lossless --config lossless.yaml
   specfrontier pareto mine --all --table trials.parquet
+  specfrontier pareto mine --table front.tex --column clip_score --plot front.pdf --plot-size 3.3x2.4
   specfrontier pareto quickstart --trial 0 --config vanilla.yaml
   specfrontier pareto mine --stopped
   specfrontier pareto mine --device A10G --batch 8
@@ -32,6 +34,7 @@ Examples:
 
 _NO_CHOICE = "--config: add --trial N, --best LIMIT, --lossless or --knee to choose the config"
 _MAX_LISTED = 10  # trials in a note
+_MIN_INCHES, _MAX_INCHES = 2.0, 40.0  # sides of a plot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,20 @@ class Output:
     everything: bool = flag("Also list trials that are not on the front.", "--all")
     stopped: bool = flag("Also list trials that racing stopped: after how many images, and why.")
     table: str | None = option(
-        "Write the rows with all columns: .csv, .parquet or .json.",
+        "Write the rows with all columns (.csv, .parquet or .json), or the table of a paper, with vanilla and the "
+        "choices (.tex or .md).",
         "FILE",
         "--table",
         "--csv",
-        callback=output_file(TABLES),
+        callback=output_file((*TABLES, *PAPER_TABLES)),
     )
-    plot: str | None = option("Plot the front: .png, .pdf or .svg.", "FILE", callback=output_file(PLOTS))
+    column: list[str] | None = option("Another metric for the table of a paper. Repeatable.", "METRIC")
+    plot: str | None = option(
+        "Plot the front: .png, .pdf or .svg. A matplotlibrc in this folder sets the style.",
+        "FILE",
+        callback=output_file(PLOTS),
+    )
+    plot_size: str | None = option("Width and height of the plot in inches, such as 3.3x2.4.", "WxH")
     long: o.Long = False
     as_json: AsJson = False
 
@@ -75,6 +85,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.T
     is_chosen = choosing.is_given()
     if output.config is not None and not is_chosen:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
+    size = _read_size(output)
     from orchestrator.results import choices as c
 
     front = query.front(prices.open(sweeps))
@@ -89,7 +100,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.T
     warnings += [c.NO_KNEE] if wanted.knee and choices.get("knee") is None else []
     facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
     rows = front.candidates if output.everything else front.members
-    written = _write_files(front, rows, chosen, output)
+    written = _write_files(front, rows, chosen, output, size)
     lines = [f"{what}: {file}" for what, file in written.items()]
     if "config" in written and chosen is not None:
         lines[-1] += f" ({_generate_command(chosen, written['config'])})"
@@ -172,20 +183,51 @@ def _to_mapping(front: Front, rows: list[Trial]) -> dict[str, Any]:
     }
 
 
-def _write_files(front: Front, rows: list[Trial], chosen: Trial | None, output: Output) -> dict[str, str]:
+def _read_size(output: Output) -> tuple[float, float] | None:
+    """The size of the plot.
+
+    Raises:
+        CommandError: it is no size, or an option has no file to apply to.
+    """
+    if output.column and (output.table is None or ending_of(output.table, (*TABLES, *PAPER_TABLES)) in TABLES):
+        raise CommandError("--column adds to the table of a paper: give --table a file in .tex or .md", WRONG_USAGE)
+    if output.plot_size is None:
+        return None
+    if output.plot is None:
+        raise CommandError("--plot-size is the size of --plot FILE; add it", WRONG_USAGE)
+    found = re.fullmatch(r"(\d+\.?\d*)\s*[x,×]\s*(\d+\.?\d*)", output.plot_size.strip())
+    size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in size):
+        problem = f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as 3.3x2.4"
+        raise CommandError(f"--plot-size {output.plot_size}: {problem}", WRONG_USAGE)
+    return size
+
+
+def _write_files(
+    front: Front, rows: list[Trial], chosen: Trial | None, output: Output, size: tuple[float, float] | None
+) -> dict[str, str]:
     """The files that were written, by option."""
     written = {}
     if output.plot is not None:
         from orchestrator.results.plots import front_plot
 
-        picture = front_plot(front, ", ".join(front.sweeps), ending_of(output.plot, PLOTS))
+        picture = front_plot(front, ", ".join(front.sweeps), ending_of(output.plot, PLOTS), size)
         written["plot"] = write_output(output.plot, picture)
     if output.table is not None:
-        table = table_bytes(front.table(rows), ending_of(output.table, TABLES))
-        written["table"] = write_output(output.table, table)
+        written["table"] = write_output(output.table, _table_file(front, rows, output))
     if output.config is not None and chosen is not None:
         written["config"] = write_output(output.config, chosen.config_text.encode())
     return written
+
+
+def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
+    from orchestrator.results.paper_tables import front_paper_table
+
+    ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
+    if ending in TABLES:
+        return table_bytes(front.table(rows), ending)
+    first = next(iter(front.sweeps.values()))
+    return front_paper_table(front, rows, [first.metric(name) for name in output.column or ()]).write(ending)
 
 
 def _generate_command(chosen: Trial, file: str) -> str:

@@ -150,6 +150,11 @@ class MetricRow:
     z: float | None
     verdict: Verdict
 
+    @property
+    def in_our_unit(self) -> str:
+        """The published figure as printed, or in the metric's unit if the paper has another."""
+        return self.printed if float(self.printed) == self.published else f"{self.published:g}"
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self) | {"measured": None if self.measured is None else self.measured.to_mapping()}

@@ -27,18 +27,20 @@ _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
 _MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "H", _BAR, "P", "*")
 _RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
     BEST: {"s": 250, "edgecolors": _ACCENT, "linewidths": 1.8},
-    KNEE: {"s": 150, "edgecolors": _INK, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
+    KNEE: {"s": 150, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
     LOSSLESS: {"s": 105, "edgecolors": "#1d7a4e", "linewidths": 1.5},
 }
 _MAX_NAMES = 12
 _MAX_PALE_BARS = 100  # trials; with more, only the front has error bars
 _MAX_LINE = 24  # characters of a name
-_LEGEND_COLUMNS, _LEGEND_BELOW_PT = 4, 38
+_LEGEND_COLUMN_PT, _LEGEND_BELOW_PT, _LEGEND_SIZE = 105, 38, 8.0
 FIGURE_SIZE = (7.6, 5.6)
 _DPI, _TRUETYPE = 120, 42
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
-_NAME_SIZE, _NAME_LINE, _NAME_GAP = 8.0, 10.5, 3.0  # of names in the margin, their lines, the gaps; in 1/72 inch
+_NAME_LINE, _NAME_GAP = 1.32, 3.0  # lines of names in the margin, in heights of letters; gaps between, in 1/72 inch
+_SMALL = 4.2  # inches; narrower axes have trial numbers beside their points in the place of names, and small letters
+_SMALL_TICKS, _SMALL_LABELS, _SMALL_LEGEND, _SMALL_LEGEND_COLUMN_PT, _SMALL_AREAS = 7.0, 8.0, 6.5, 74, 0.45
 _NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
@@ -63,12 +65,12 @@ def looks(families: Sequence[str]) -> dict[str, Look]:
     return {VANILLA: Look("ink", shapes)} | found
 
 
-def front_plot(front: Front, title: str = "", ending: str = ".png") -> bytes:
+def front_plot(front: Front, title: str = "", ending: str = ".png", size: tuple[float, float] | None = None) -> bytes:
     """A file of the first two metrics with one standard error in each direction (see `plot_front`).
 
-    ending: one of `orchestrator.outputs.PLOTS`.
+    ending: one of `orchestrator.outputs.PLOTS`. size: in inches; by default that of matplotlib's style, if it sets one.
     """
-    return _render(lambda plot: plot_front(plot, front, title), ending)
+    return _render(lambda plot: plot_front(plot, front, title), ending, size)
 
 
 def scatter_plot(
@@ -84,20 +86,28 @@ def scatter_plot(
                 size = 150 if name == VANILLA else 12
                 marker = _MARKERS[look.shape]
                 plot.scatter(
-                    values[rows, 0], values[rows, 1], s=size, color=look.rgb, marker=marker, alpha=0.7, label=name
+                    values[rows, 0], values[rows, 1], s=size, color=_colour(look), marker=marker, alpha=0.7, label=name
                 )
         _style(plot, *labels)
 
     return _render(draw, ending)
 
 
-def _render(draw: Callable[[Axes], None], ending: str) -> bytes:
-    """The file: equal plots are equal bytes. In PDF and SVG, text is text."""
+def figure_size() -> tuple[float, float]:
+    """The size in inches of a figure of its own: that of matplotlib's style, if it sets one."""
+    from matplotlib import rcParams, rcParamsDefault
+
+    own, default = rcParams["figure.figsize"], rcParamsDefault["figure.figsize"]
+    return FIGURE_SIZE if list(own) == list(default) else (own[0], own[1])
+
+
+def _render(draw: Callable[[Axes], None], ending: str, size: tuple[float, float] | None = None) -> bytes:
+    """The file: equal plots are equal bytes. In PDF and SVG, text is text, and a PDF has its fonts, as TrueType."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+    figure = Figure(figsize=size or figure_size(), layout="constrained")
     FigureCanvasAgg(figure)  # pyplot would keep global state
     draw(figure.add_subplot())
     buffer = io.BytesIO()
@@ -106,30 +116,78 @@ def _render(draw: Callable[[Axes], None], ending: str) -> bytes:
     return buffer.getvalue()
 
 
+def _styled(key: str, ours: Any) -> Any:
+    """matplotlib's setting, if its style sets one, else ours."""
+    import matplotlib
+
+    own, default = (dict(params.items())[key] for params in (matplotlib.rcParams, matplotlib.rcParamsDefault))
+    return ours if own == default else own
+
+
+def _ink() -> str:
+    return str(_styled("text.color", _INK))
+
+
+def _colour(look: Look) -> str:
+    """The colour of a family: of the style's cycle, if it sets one."""
+    if look.colour == "ink":
+        return _ink()
+    cycle = _styled("axes.prop_cycle", None)
+    colours = cycle.by_key().get("color") if cycle is not None else None
+    return str(colours[int(look.colour[1:]) % len(colours)]) if colours else look.rgb
+
+
+def _inches(plot: Axes) -> float:
+    """The width of the axes."""
+    figure: Any = plot.get_figure(root=True)
+    return float(plot.bbox.width / figure.dpi)
+
+
+def _areas(plot: Axes) -> float:
+    """The factor of all areas of markers."""
+    return _SMALL_AREAS if _inches(plot) < _SMALL else 1.0
+
+
 def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
+    from matplotlib.font_manager import FontProperties
     from matplotlib.transforms import ScaledTranslation
 
-    plot.set_xlabel(x)
-    plot.set_ylabel(y)
-    plot.set_title(clean(title), fontsize=11, loc="left", parse_math=False)
+    small = _inches(plot) < _SMALL
+    label_size = _styled("axes.labelsize", _SMALL_LABELS if small else "medium")
+    plot.set_xlabel(x, fontsize=label_size)
+    plot.set_ylabel(y, fontsize=label_size)
+    for axis in ("x", "y") if small else ():
+        plot.tick_params(axis, labelsize=_styled(f"{axis}tick.labelsize", _SMALL_TICKS))
+    if not small:  # a paper's figure has a caption
+        plot.set_title(clean(title), fontsize=_styled("axes.titlesize", 11), loc="left", parse_math=False)
     plot.grid(alpha=0.25, linewidth=0.6)
     plot.spines[["top", "right"]].set_visible(False)
     figure: Any = plot.get_figure(root=True)
-    below = plot.transAxes + ScaledTranslation(0, -_LEGEND_BELOW_PT / 72, figure.dpi_scale_trans)
+    legend_size = _styled("legend.fontsize", _SMALL_LEGEND if small else _LEGEND_SIZE)
+    scale = FontProperties(size=legend_size).get_size_in_points() / _LEGEND_SIZE
+    below = plot.transAxes + ScaledTranslation(0, -scale * _LEGEND_BELOW_PT / 72, figure.dpi_scale_trans)
     if plot.get_legend_handles_labels()[0]:
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-        plot.legend(frameon=False, fontsize=8, ncols=_LEGEND_COLUMNS, borderaxespad=0, **place)
+        columns = max(
+            1, round(72 * _inches(plot) / (scale * (_SMALL_LEGEND_COLUMN_PT if small else _LEGEND_COLUMN_PT)))
+        )
+        if small:
+            place |= {"handlelength": 1.2, "columnspacing": 0.8, "labelspacing": 0.2, "handletextpad": 0.4}
+        plot.legend(frameon=False, fontsize=legend_size, ncols=columns, borderaxespad=0, **place)
 
 
-def axis_label(metric: Metric) -> str:
-    """A metric as the label of an axis: `fid, lower is better`."""
+def axis_label(metric: Metric, *, small: bool = False) -> str:
+    """A metric as the label of an axis: `fid, lower is better`; `fid ↓` on small axes."""
+    if small:
+        return f"{metric.name} {'↑' if metric.direction == 'maximize' else '↓'}"
     unit = f" [{metric.unit}]" if metric.unit else ""
     return f"{metric.name}{unit}, {'higher' if metric.direction == 'maximize' else 'lower'} is better"
 
 
 def plot_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, Trial] | None = None) -> None:
     """Draw a front on matplotlib axes. Points off the front are pale, except vanilla. Those on it have names, up to a
-    dozen, and rings mark the choices (default: `default_choices`). With three metrics the front has no line.
+    dozen, or numbers if the axes are narrow, and rings mark the choices (default: `default_choices`). With three
+    metrics the front has no line. Fonts, colours and sizes are those of matplotlib's style, where it sets any.
     """
     candidates, (x, y, *_) = front.candidates, front.metrics
     values, errors = _points_of(candidates, front)
@@ -144,15 +202,16 @@ def plot_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
             with_errors = member or len(candidates) <= _MAX_PALE_BARS
             _points(plot, values[chosen], errors[chosen] if with_errors else None, look, strong=member)
         if rows.any():
-            plot.scatter([], [], color=look.rgb, marker=_MARKERS[look.shape], label=name)
+            plot.scatter([], [], s=36 * _areas(plot), color=_colour(look), marker=_MARKERS[look.shape], label=name)
     found = default_choices(front) if choices is None else choices
     _mark_choices(plot, front, found)
-    _style(plot, axis_label(x), axis_label(y), title)
+    small = _inches(plot) < _SMALL
+    _style(plot, axis_label(x, small=small), axis_label(y, small=small), title)
     if not candidates:
         plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
         return
     named = named_trials(front, found)
-    _write_names(plot, _points_of(named, front)[0], named)
+    (_write_numbers if small else _write_names)(plot, _points_of(named, front)[0], named)
 
 
 def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
@@ -163,22 +222,36 @@ def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
     return values.reshape(-1, 2), errors.reshape(-1, 2)
 
 
+def _write_numbers(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
+    """Write the trials' names in tables beside their points [n, 2]."""
+    for point, trial in zip(points, named, strict=True):
+        colour = _ink() if trial.on_front else _styled("text.color", _SOFT)
+        plot.annotate(
+            trial.name, (point[0], point[1]), (4, 4), textcoords="offset points", color=colour, zorder=5,
+            fontsize=_styled("legend.fontsize", _SMALL_LEGEND), parse_math=False,
+        )  # fmt: skip
+
+
 def _write_names(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
     """Write names in the right margin, each as near to the height of its point as the others allow, with a line to it.
 
     points: of the trials [n, 2].
     """
+    from matplotlib.font_manager import FontProperties
+
     figure: Any = plot.get_figure(root=True)
     figure.draw_without_rendering()  # sets the limits and the size of the plot
+    size = FontProperties(size=_styled("legend.fontsize", _LEGEND_SIZE)).get_size_in_points()
     texts = [short_title(trial) for trial in named]
     unit = figure.dpi / 72 / plot.get_window_extent().height  # 1/72 inch in heights of the plot
     heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[:, 1]
     order = np.argsort(heights)
-    sizes = np.array([unit * (_NAME_GAP + _NAME_LINE * len(text.splitlines())) for text in texts])
+    sizes = np.array([unit * (_NAME_GAP + _NAME_LINE * size * len(text.splitlines())) for text in texts])
     for i, height in zip(order, _apart(heights[order], sizes[order]), strict=True):
         plot.annotate(
             texts[i], (points[i, 0], points[i, 1]), (_NAME_PLACE, height), textcoords="axes fraction", ha="left",
-            va="center", fontsize=_NAME_SIZE, color=_INK if named[i].on_front else _SOFT, zorder=5, parse_math=False,
+            va="center", fontsize=size, color=_ink() if named[i].on_front else _styled("text.color", _SOFT), zorder=5,
+            parse_math=False,
             arrowprops={"arrowstyle": "-", "color": _LEADER, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 4},
         )  # fmt: skip
 
@@ -208,11 +281,12 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
     x, y = values.T
     if errors is not None:
         plot.errorbar(
-            x, y, xerr=errors[:, 0], yerr=errors[:, 1], fmt="none", ecolor=look.rgb, elinewidth=1.0,
+            x, y, xerr=errors[:, 0], yerr=errors[:, 1], fmt="none", ecolor=_colour(look), elinewidth=1.0,
             alpha=0.85 if strong else 0.3, zorder=2,
         )  # fmt: skip
-    size = (_STAR if look.shape == len(_MARKERS) - 1 else 1.0) * (_SIZE if strong else _PALE_SIZE)
-    face, edge = (look.rgb, "white") if strong else ("white", look.rgb)
+    size = (_STAR if look.shape == len(_MARKERS) - 1 else 1.0) * (_SIZE if strong else _PALE_SIZE) * _areas(plot)
+    ground, colour = _styled("axes.facecolor", "white"), _colour(look)
+    face, edge = (colour, ground) if strong else (ground, colour)
     plot.scatter(
         x, y, s=size, marker=_MARKERS[look.shape], facecolors=face, edgecolors=edge, linewidths=0.8,
         alpha=1 if strong else 0.7, zorder=3,
@@ -231,8 +305,14 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Trial]) -> None:
             plot.axhline(level, color=_ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
     for kind, trial in found.items():
         x, y = (trial[metric.name] for metric in front.metrics[:2])
-        plot.scatter([x], [y], facecolors="none", zorder=4, **_RINGS[kind])
-        plot.scatter([], [], facecolors="none", label=trial.choice, **(_RINGS[kind] | {"s": 60}))
+        plot.scatter([x], [y], facecolors="none", zorder=4, **_ring(plot, kind))
+        name = kind.replace("_", " ") if _inches(plot) < _SMALL else trial.choice
+        plot.scatter([], [], facecolors="none", label=name, **(_ring(plot, kind) | {"s": 60 * _areas(plot)}))
+
+
+def _ring(plot: Axes, kind: str) -> dict[str, Any]:
+    ring = {"edgecolors": _ink(), **_RINGS[kind]}
+    return ring | {"s": ring["s"] * _areas(plot)}
 
 
 def named_trials(front: Front, found: Mapping[str, Trial]) -> list[Trial]:

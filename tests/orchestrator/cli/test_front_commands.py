@@ -530,3 +530,23 @@ def test_pareto_lists_stopped_trials_with_the_rival_and_the_reason(tmp_path: Pat
     assert [trial["number"] for trial in rows] == [number for number in (9, 10) if policies[number] == policies[9]]
     ran = run(pareto, tmp_path / "a", "--stopped", "--where", "speedup>=1000")
     assert "racing stopped no trial" in ran.out
+
+
+def test_the_tables_and_plots_of_a_paper(one: Path, tmp_path: Path) -> None:
+    table, plot = tmp_path / "front.tex", tmp_path / "front.svg"
+    ran = run(pareto, one, "--table", table, "--column", "clip_score", "--plot", plot, "--plot-size", "3.3x2.4")
+    assert ran.code == 0, ran.error
+    assert r"clip\_score $\uparrow$" in table.read_text()
+    assert 'width="237.6pt" height="172.8pt"' in plot.read_text()
+    for wrong in (
+        ["--column", "clip_score"],
+        ["--column", "clip_score", "--table", tmp_path / "a.csv"],
+        ["--table", tmp_path / "a.tex", "--column", "nonsense"],
+        ["--plot-size", "3x3"],
+        ["--plot", tmp_path / "a.svg", "--plot-size", "3"],
+        ["--plot", tmp_path / "a.svg", "--plot-size", "0x1"],
+    ):
+        refused = run(pareto, one, *wrong)
+        assert refused.code == 2, wrong
+        assert refused.error
+    assert {path.name for path in tmp_path.iterdir()} == {"front.tex", "front.svg"}

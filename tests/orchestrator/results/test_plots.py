@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,7 +22,7 @@ from matplotlib.text import Annotation, Text
 from orchestrator.results.choices import BEST, LOSSLESS, default_choices
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.front_trial import KNEE
-from orchestrator.results.plots import front_plot, plot_front, short_title
+from orchestrator.results.plots import FIGURE_SIZE, figure_size, front_plot, plot_front, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -152,3 +156,50 @@ def test_labels_are_drawn_as_plain_text(tmp_path: Path) -> None:
         assert short_title(by_number[number]).replace("\n", " ") == by_number[number].setting
     notes = {note.get_text(): note for note in drawn(front).texts}
     assert not notes["costs $5 to $9"].get_parse_math()
+
+
+def test_a_narrow_figure_has_numbers_in_the_place_of_names_and_everything_within_it(front: Front) -> None:
+    figure = Figure(figsize=(3.3, 2.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    plot = figure.add_subplot()
+    plot_front(plot, front, "a title")
+    figure.draw_without_rendering()
+    numbers = {trial.name for trial in front.candidates}
+    assert {note.get_text() for note in plot.texts} <= numbers
+    legend = plot.get_legend()
+    assert legend is not None
+    parts = [plot.xaxis.label, plot.yaxis.label, *plot.texts, legend]
+    for frame in (part.get_window_extent() for part in parts):
+        assert figure.bbox.x0 <= frame.x0
+        assert frame.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= frame.y0
+        assert frame.y1 <= figure.bbox.y1
+    assert plot.bbox.height / figure.bbox.height > 0.4, "the plot has most of the figure"
+
+
+def test_a_style_sets_colours_fonts_and_size(front: Front) -> None:
+    style: Any = {
+        "axes.prop_cycle": cycler(color=["#123456"]),
+        "text.color": "#abcdef",
+        "legend.fontsize": 5.5,
+        "axes.labelsize": 6.5,
+        "figure.figsize": (5.0, 4.0),
+    }
+    with matplotlib.rc_context(style):
+        picture = front_plot(front, ending=".svg").decode()
+        plot = drawn(front)
+        assert figure_size() == (5.0, 4.0)
+    assert figure_size() == FIGURE_SIZE
+    assert 'width="360pt" height="288pt"' in picture
+    assert plot.xaxis.label.get_fontsize() == 6.5
+    assert {note.get_fontsize() for note in plot.texts} == {5.5}
+    assert "#123456" in picture
+    assert "#abcdef" in picture
+    assert "#123456" not in front_plot(front, ending=".svg").decode()
+
+
+def test_a_pdf_has_its_fonts_as_truetype(front: Front) -> None:
+    picture = front_plot(front, ending=".pdf", size=(3.3, 2.4))
+    assert re.findall(rb"/MediaBox \[ *0 0 ([\d.]+) ([\d.]+) *\]", picture) == [(b"237.6", b"172.8")]
+    assert b"/FontFile2" in picture
+    assert b"/Type3" not in picture

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.compare import compare
+from orchestrator.results.paper_tables import replication_table
 from orchestrator.results.papers import METRICS as PRINTED
 from orchestrator.results.papers import (
     SOURCES,
@@ -301,8 +302,8 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "papers/mine: unknown published table; "),
-        (["--by", "tree.policy"], "--published compares the whole table"),
-        (["--x", "fid"], "--published compares the whole table"),
+        (["--by", "tree.policy"], "--published can be combined with"),
+        (["--x", "fid"], "--published can be combined with"),
         (["papers/lantern-tabel2"], "lantern-tabel2: no sweep here"),
     ],
 )
@@ -332,3 +333,19 @@ def test_unknown_tables_are_refused() -> None:
     assert len(tables()) == 54
     with pytest.raises(QueryError, match="did you mean 'papers/lantern-table2'"):
         rows_of("papers/lantern-table22")
+
+
+def test_the_table_for_a_paper_has_published_values_beside_ours(tmp_path: Path) -> None:
+    folder = write(tmp_path / "lantern-table2", near(TABLE, AWAY))
+    table = replication_table(replicate(Sweep.open(folder), TABLE))
+    rows = {row[0].text: row for row in table.rows}
+    assert list(rows) == [row.label for row in rows_of(TABLE)]
+    bold = {(label, table.head[place]) for label, row in rows.items() for place, cell in enumerate(row) if cell.bold}
+    assert bold == {("LANTERN k=1000 delta=0.4", "fid"), ("EAGLE-2", "speedup")}
+    fid = list(table.head).index("fid")
+    assert rows["LANTERN k=1000 delta=0.4"][fid + 1].text == "18.76"
+    ran = run(compare, folder, "--published", "--table", tmp_path / "t.tex")
+    assert ran.code == 0, ran.error
+    assert (tmp_path / "t.tex").read_bytes() == table.write(".tex")
+    refused = run(compare, folder, folder, "--table", tmp_path / "u.tex")
+    assert (refused.code, (tmp_path / "u.tex").exists()) == (2, False)
