@@ -190,7 +190,8 @@ class DynamicSkipping(Skipping):
     """A verified round is followed by one that is not, if the paths of its tree are similar.
 
     The similarity of two paths at a level is the cosine of their tokens' codebook rows there, 0 if one of them is
-    shorter. It is averaged over all pairs of every second path, and over the longest one's levels l with weights 0.9^l.
+    shorter. It is averaged over all pairs of every second path, depth first, and over the longest one's levels l with
+    weights 0.9^l.
     """
 
     kind: ClassVar[str] = "dynamic_skipping"

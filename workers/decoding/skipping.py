@@ -35,7 +35,7 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, gather_rows, shape_from_parents
 from workers.models.target import Prompt, Target
 
-MIN_EMITTED = 5  # tokens of an image before a round may be skipped
+MIN_EMITTED = 6  # tokens of an image, its first one included, before a round may be skipped
 _DECAY = 0.9  # weight of a level's similarity over that of the level above
 
 
@@ -133,7 +133,7 @@ class SkippingDrafting(Drafting):
     def similarity(self, tree: DraftTree) -> Tensor:
         """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is one path."""
         leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
-        chosen = leaf & (leaf.cumsum(1) % 2 == 1)
+        chosen = leaf & (_paths_before(tree, leaf) % 2 == 0)
         # how many chosen paths each node is on; the sum of vectors gives the sum of the cosines of all pairs
         below = tree.shape.mask[:, 1:, 1:].expand(len(chosen), -1, -1)
         paths = (below & chosen[..., None]).sum(1).float()
@@ -231,3 +231,14 @@ def _leaves(tree: DraftTree) -> Tensor:
     exists = ~(tree.shape.mask[:, 1:, 1:] & ~tree.exists[:, None]).any(2)
     children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(1, parents, exists.long())
     return exists & (children[:, 1:] == 0)
+
+
+def _paths_before(tree: DraftTree, leaf: Tensor) -> Tensor:
+    """[B, N] how many paths are in front of a leaf's, depth first: those of earlier siblings, of its own and of its
+    ancestors. leaf [B, N]: the paths' ends.
+    """
+    is_on, parents = tree.shape.mask[:, 1:, 1:], tree.shape.parents
+    paths = (is_on & leaf[..., None]).sum(1)  # that a node is on
+    is_earlier = (parents[:, :, None] == parents[:, None]).tril(-1)
+    before_siblings = (is_earlier * paths[:, None]).sum(2)
+    return (is_on * before_siblings[:, None]).sum(2)

@@ -98,6 +98,23 @@ def test_one_of_so_many_rounds_is_skipped(interval: int) -> None:
     assert 7 in expected
 
 
+@pytest.mark.parametrize(("drafts", "second"), [(4, 5), (5, 11)])
+def test_no_round_is_skipped_before_six_tokens_behind_the_first(drafts: int, second: int) -> None:
+    """The published code does not count the token that the prompt's pass gives. A round here emits all of its drafts
+    and one token, and all of its drafts once more behind a skipped one.
+    """
+    target = toy_target(config=replace(BASE, rows=8, cols=8))
+    twin = IndependentDrafter(target, target.transformer, target.conditioner)
+    parts = {
+        "drafter": "independent",
+        "tree": {"policy": "chain", "length": drafts},
+        "acceptance": {"verification": "uniform_skipping"},
+    }
+    made = DecodingConfig.from_mapping(parts).with_sampling(Sampling(cfg=2.0))
+    (result,) = Engine(target, made, twin, batch_size=1).run(requests(1))
+    assert result.statistics.emitted.tolist()[:2] == [drafts + 1, second]
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("family", [BASE, ROW_ENDS], ids=["grid", "row ends"])
@@ -268,7 +285,7 @@ def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
 def test_similarity_is_the_mean_over_pairs_of_every_second_path() -> None:
     tree, drafting = drafted(PATHS, TOKENS), made()
     codes = drafting._codes
-    branches = [[7], [3, 11], [5, 13], [3, 9, 15]][::2]  # in the order of their leaves
+    branches = [[3, 9, 15], [3, 11], [5, 13], [7]][::2]  # depth first
     total = weight = 0.0
     for level in range(max(map(len, branches))):
         there = [codes[branch[level]] for branch in branches if len(branch) > level]
