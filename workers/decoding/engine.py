@@ -209,7 +209,7 @@ class Engine:
         row_ends = batch.row_end_pass(shape)
         if row_ends:
             x, columns, positions = row_ends.extend(x, columns, positions)
-        x, columns, positions = batch.join_fronts(x, columns, positions)
+        x, columns, positions = batch.join_wavefronts(x, columns, positions)
         if shape.is_chain:
             mask = batch.chain_mask(columns)
         else:
@@ -221,7 +221,7 @@ class Engine:
         features = self.target.transformer(x, positions, mask=mask[..., :span], cache=cache, taps=self.taps)
         if row_ends:
             features = row_ends.next_token_features(features)
-        features, read = self._split(batch.split_fronts(features))
+        features, read = self._split(batch.split_wavefronts(features))
         return read, batch.guided_logits(self.target.head, features)
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:

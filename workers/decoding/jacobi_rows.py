@@ -33,8 +33,8 @@ def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
 
 
 class RowWindows(JacobiWindow):
-    """The windows of a batch's fronts. A front's window is emptied in every pass in which the front is not open, so
-    that it is new when a row begins; `admit` empties all of a new image.
+    """The windows of a batch's wavefronts. A wavefront's window is emptied in every pass in which the wavefront is not
+    open, so that it is new when a row begins; `admit` empties all of a new image.
     """
 
     capturable = True
@@ -49,12 +49,12 @@ class RowWindows(JacobiWindow):
     def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         assert isinstance(batch, RowsBatch)
-        self._fronts = batch.fronts
+        self._wavefronts = batch.wavefronts
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
-        self.known = self.known.view(self._fronts, -1).index_fill(1, indices, 0).flatten()
+        self.known = self.known.view(self._wavefronts, -1).index_fill(1, indices, 0).flatten()
 
     def _emits_no_token(self, batch: RowsBatch) -> Tensor:
         """[F * B] 1 in rows that emit accepted drafts only, else 0."""

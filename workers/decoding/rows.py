@@ -1,8 +1,8 @@
 """Several rows of an image at once (ZipAR, PJD): row r + 1 begins when row r has `lag` tokens.
 
-An image has F fronts, each of which decodes one row; front f has the rows f, f + F, and so on. To drafters and to the
-acceptor a front is a chain of its own: a root, its drafts, and the tokens emitted, never past the row's end. A pass of
-the target has the chains of all fronts of an image side by side.
+An image has F wavefronts, each of which decodes one row; wavefront f has the rows f, f + F, and so on. To drafters and
+to the acceptor a wavefront is a chain of its own: a root, its drafts, and the tokens emitted, never past the row's end.
+A pass of the target has the chains of all wavefronts of an image side by side.
 
 A cell has the column and the position that it has in raster order, so nothing is ever moved. A query sees the prompt,
 the tokens that were emitted in the rows above, and its own row up to itself: not the cells above that are still empty,
@@ -36,42 +36,42 @@ from workers.models.target import Grid
 _KEY_STEP = 0x632BE59BD9B4E019  # odd and large, so that no other key, position or purpose has the same numbers
 
 
-def front_count(grid: Grid, lag: int) -> int:
+def wavefront_count(grid: Grid, lag: int) -> int:
     """Rows that can be active at once if each emits one token a pass. The pass that feeds a row's last token counts."""
     return min(grid.rows, grid.cols // min(lag, grid.cols) + 1)
 
 
-class FrontRNG(CounterRNG):
-    """The random numbers of F fronts of B images: those of their images, by token position.
+class WavefrontRNG(CounterRNG):
+    """The random numbers of F wavefronts of B images: those of their images, by token position.
 
-    keys [F * B]: the images', or others in fronts that decide a position more than once (see `renew`). They are not the
-    keys of samples and of exponential noise.
+    keys [F * B]: the images', or others in wavefronts that decide a position more than once (see `renew`). They are not
+    the keys of samples and of exponential noise.
     """
 
-    def __init__(self, images: CounterRNG, fronts: int) -> None:
-        super().__init__(images.keys.repeat(fronts), images.positions)
+    def __init__(self, images: CounterRNG, wavefronts: int) -> None:
+        super().__init__(images.keys.repeat(wavefronts), images.positions)
         self.images = images
 
     def renew(self, where: Tensor) -> None:
-        """Give the fronts at which where [F * B] is 1 new keys."""
+        """Give the wavefronts at which where [F * B] is 1 new keys."""
         self.keys = self.keys + where * _KEY_STEP
 
     def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
-        fronts = len(positions) // len(self.images.keys)
+        wavefronts = len(positions) // len(self.images.keys)
         if purpose == Purpose.ACCEPT:
             places = positions.clamp(max=self.positions - 1)[..., None]
             return generate(self.keys[:, None, None], places, purpose, torch.arange(slots, device=positions.device))
-        by_image = positions.view(fronts, -1, positions.shape[1]).transpose(0, 1).flatten(1)
+        by_image = positions.view(wavefronts, -1, positions.shape[1]).transpose(0, 1).flatten(1)
         numbers = self.images._numbers(generate, purpose, by_image, slots)
-        return numbers.view(-1, fronts, positions.shape[1], slots).transpose(0, 1).flatten(0, 1)
+        return numbers.view(-1, wavefronts, positions.shape[1], slots).transpose(0, 1).flatten(0, 1)
 
 
 class RowsBatch(Batch):
-    """A batch whose images are decoded at several rows at once. Fronts: see `Batch`.
+    """A batch whose images are decoded at several rows at once. Wavefronts: see `Batch`.
 
     counts [B, rows + 2]: tokens emitted of each image row, between two complete rows above and below the image. row
-    [F * B]: each front's row; `rows` when none is left. emitted: the image tokens up to the front's next one in raster
-    order.
+    [F * B]: each wavefront's row; `rows` when none is left. emitted: the image tokens up to the wavefront's next one in
+    raster order.
     """
 
     counts: Tensor
@@ -82,25 +82,25 @@ class RowsBatch(Batch):
 
     def __init__(self, size: int, *, grid: Grid, lag: int, **arguments: Any) -> None:
         self.grid, self.lag = grid, min(lag, grid.cols)
-        fronts, device = front_count(grid, lag), arguments["cache"].storage.device
+        wavefronts, device = wavefront_count(grid, lag), arguments["cache"].storage.device
         # tokens of the row above with which a row begins; the first row begins with the prefill
         lags = [0, *[self.lag] * (grid.rows - 1), grid.cols]
         if arguments["row_ends"] is None:
             lags[1] = grid.cols
         self._lags = torch.tensor(lags, device=device)
         self._first_counts = torch.tensor([grid.cols, 1, *[0] * (grid.rows - 1), grid.cols], device=device)
-        self._first_rows = torch.arange(fronts, device=device).clamp(max=grid.rows)
+        self._first_rows = torch.arange(wavefronts, device=device).clamp(max=grid.rows)
         self._cells = torch.arange(grid.tokens, device=device)
         self.counts, self.row = self._first_counts.repeat(size, 1), self._first_rows.repeat_interleave(size)
-        super().__init__(size, fronts=fronts, **arguments)
+        super().__init__(size, wavefronts=wavefronts, **arguments)
         self.image_rng = self.rng
-        self.rng: FrontRNG = FrontRNG(self.image_rng, fronts)
+        self.rng: WavefrontRNG = WavefrontRNG(self.image_rng, wavefronts)
         self.buffers.add(self.rng, "keys")
         self.buffers.add(self, "counts", "row", "above", "own", "is_open")
 
-    def fronts_of(self, indices: Tensor) -> Tensor:
-        """The fronts [F * n] of the captions at indices [n]."""
-        return stream_rows(indices, self.fronts, self.images)
+    def wavefronts_of(self, indices: Tensor) -> Tensor:
+        """The wavefronts [F * n] of the captions at indices [n]."""
+        return stream_rows(indices, self.wavefronts, self.images)
 
     @property
     def so_far(self) -> Tensor:
@@ -108,14 +108,14 @@ class RowsBatch(Batch):
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
         # of an image with so many tokens, the lowest row that has begun ends here at the latest: all rows above the
-        # fronts' are complete, and those between have `lag` tokens or more
-        behind = (self.fronts - 1) * (self.grid.cols - self.lag)
+        # wavefronts' are complete, and those between have `lag` tokens or more
+        behind = (self.wavefronts - 1) * (self.grid.cols - self.lag)
         super().sync_host_counts([min(count + behind, self.image_len) for count in emitted])
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
-        return None  # a row's first token comes from the front's own root
+        return None  # a row's first token comes from the wavefront's own root
 
-    def join_fronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def join_wavefronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.row_ends:
             begins = self.per_row(self.own == 0)
             root = torch.where(begins[:, None, None], self.row_ends.embedding.to(x.dtype), x[:, :1])
@@ -123,46 +123,46 @@ class RowsBatch(Batch):
         return self._join(x), self._join(columns), self._join(positions)
 
     def _join(self, x: Tensor) -> Tensor:
-        """[R, F * S, ...], of each image, from [F * R, S, ...], of each front."""
-        by_front = x.reshape(self.streams, self.fronts, self.images, *x.shape[1:])
-        return by_front.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+        """[R, F * S, ...], of each image, from [F * R, S, ...], of each wavefront."""
+        by_wavefront = x.reshape(self.streams, self.wavefronts, self.images, *x.shape[1:])
+        return by_wavefront.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
-    def split_fronts(self, features: Tensor) -> Tensor:
-        x = features.view(self.streams, self.images, self.fronts, -1, features.shape[2])
+    def split_wavefronts(self, features: Tensor) -> Tensor:
+        x = features.view(self.streams, self.images, self.wavefronts, -1, features.shape[2])
         return x.transpose(1, 2).flatten(0, 2)
 
     def chain_mask(self, columns: Tensor) -> Tensor:
         mask = super().chain_mask(columns)
         is_emitted = torch.arange(self.grid.cols, device=columns.device) < self.counts[:, 1:-1, None]
-        root = self.emitted - 1  # the front's first own cell, where it has its stand-in
+        root = self.emitted - 1  # the wavefront's first own cell, where it has its stand-in
         if self.row_ends:
             root = root + (self.own == 0)
-        is_above = self._cells < root.view(self.fronts, -1).T[..., None]  # [B, F, cells]
+        is_above = self._cells < root.view(self.wavefronts, -1).T[..., None]  # [B, F, cells]
         hidden = self.per_row(is_above & ~is_emitted.flatten(1)[:, None])
         hidden = pad(hidden, (self.image_column, mask.shape[3] - self.image_column - self.image_len))
-        by_front = mask.view(len(mask), self.fronts, -1, mask.shape[3])
-        return by_front.masked_fill_(hidden[:, :, None], -torch.inf).view_as(mask)
+        by_wavefront = mask.view(len(mask), self.wavefronts, -1, mask.shape[3])
+        return by_wavefront.masked_fill_(hidden[:, :, None], -torch.inf).view_as(mask)
 
     def admit(
         self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor, nonfinite: Tensor | None = None
     ) -> None:
-        fronts = self.fronts_of(indices)
+        wavefronts = self.wavefronts_of(indices)
         self.image_rng.admit(indices, keys)
-        self.rng.keys = self.rng.keys.index_copy(0, fronts, keys.repeat(self.fronts))
-        self._advances[fronts] = 1
+        self.rng.keys = self.rng.keys.index_copy(0, wavefronts, keys.repeat(self.wavefronts))
+        self._advances[wavefronts] = 1
         self.failed_prefills[indices] = torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
         self._tokens[indices, 0] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)
         self._restart(indices)
 
     def idle(self, indices: Tensor) -> None:
-        self._advances[self.fronts_of(indices)] = 0
+        self._advances[self.wavefronts_of(indices)] = 0
         self._restart(indices)
         self.buffers.copy_back()
 
     def _restart(self, indices: Tensor) -> None:
         self.counts[indices] = self._first_counts
-        self.row[self.fronts_of(indices)] = self._first_rows.repeat_interleave(len(indices))
+        self.row[self.wavefronts_of(indices)] = self._first_rows.repeat_interleave(len(indices))
         self._update_positions()
 
     def keep(self, indices: Tensor) -> None:
@@ -177,18 +177,18 @@ class RowsBatch(Batch):
         self._tokens.scatter_(1, self._by_image(places), self._by_image(tokens))
         self.counts = self.counts.scatter_add(1, self._by_image(self.row + 1), self._by_image(counts))
         is_fed = self.own >= self.grid.cols  # the pass has fed the row's last token
-        self.row = torch.where(is_fed, self.row + self.fronts, self.row).clamp(max=self.grid.rows)
+        self.row = torch.where(is_fed, self.row + self.wavefronts, self.row).clamp(max=self.grid.rows)
         self._update_positions()
         return self.by_image(counts, torch.sum)
 
     def _by_image(self, x: Tensor) -> Tensor:
         """[B, F * ...], from values [F * B, ...]."""
-        return x.view(self.fronts, -1, *x.shape[1:]).transpose(0, 1).flatten(1)
+        return x.view(self.wavefronts, -1, *x.shape[1:]).transpose(0, 1).flatten(1)
 
     def _update_positions(self) -> None:
         cols, row = self.grid.cols, self.row
         near = torch.stack([(row - 1).clamp(min=0), row, row + 1], dim=1)
-        upper, self.above, self.own = self.counts.repeat(self.fronts, 1).gather(1, near).unbind(1)
+        upper, self.above, self.own = self.counts.repeat(self.wavefronts, 1).gather(1, near).unbind(1)
         self.is_open = (self.above >= self._lags[row]) & (self.own < cols) & (self._advances > 0)
         self.emitted = (row * cols + self.own).clamp(max=self.image_len)
         begins = self.own == 0

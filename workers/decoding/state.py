@@ -44,9 +44,9 @@ class Batch:
     and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions. failed_prefills [B]:
     1 where the probs of the first token were not finite, else 0.
 
-    Images are decoded in raster order here. A subclass may decode an image at F `fronts` at once. What drafters and the
-    acceptor read then has an entry for every front, as if each were a caption, [F * B]: all captions' first fronts come
-    first. Only what is said to be of images has B entries.
+    Images are decoded in raster order here. A subclass may decode an image at F `wavefronts` at once. What drafters and
+    the acceptor read then has an entry for every wavefront, as if each were a caption, [F * B]: all captions' first
+    wavefronts come first. Only what is said to be of images has B entries.
 
     row_ends: the end-of-row tokens, for targets that have them.
 
@@ -76,13 +76,13 @@ class Batch:
         cache: KVCache,
         row_ends: RowEnds | None = None,
         capture: Capture | None = None,
-        fronts: int = 1,
+        wavefronts: int = 1,
     ) -> None:
         device = cache.storage.device
         self.cfg, self.prompt_len, self.image_len, self.cache = cfg, prompt_len, image_len, cache
-        self.streams, self.static, self.fronts = stream_count(cfg), capture is not None, fronts
+        self.streams, self.static, self.wavefronts = stream_count(cfg), capture is not None, wavefronts
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
-        self.emitted = torch.ones(fronts * size, dtype=torch.int64, device=device)
+        self.emitted = torch.ones(wavefronts * size, dtype=torch.int64, device=device)
         self.root = torch.zeros_like(self.emitted)
         self._advances = torch.ones_like(self.emitted)  # 0 in idle rows
         self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
@@ -121,7 +121,7 @@ class Batch:
     @property
     def size(self) -> int:
         """Number of draft trees of a pass: B, or F * B."""
-        return self.fronts * self.images
+        return self.wavefronts * self.images
 
     @property
     def so_far(self) -> Tensor:
@@ -129,8 +129,8 @@ class Batch:
         return self.emitted
 
     def by_image(self, x: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
-        """What is reported of each image [B], from values of each front."""
-        return x if self.fronts == 1 else reduce(x.view(self.fronts, -1), 0)
+        """What is reported of each image [B], from values of each wavefront."""
+        return x if self.wavefronts == 1 else reduce(x.view(self.wavefronts, -1), 0)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the unconditional ones."""
@@ -148,14 +148,14 @@ class Batch:
         """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head."""
         return guided_logits(head, features, self.cfg)
 
-    def join_fronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def join_wavefronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A pass's inputs [R, S, D], columns and positions [R, S] as the transformer takes them: with the slots of an
-        image's fronts side by side.
+        image's wavefronts side by side.
         """
         return x, columns, positions
 
-    def split_fronts(self, features: Tensor) -> Tensor:
-        """A pass's features [R, S, D] of each front, from those of each image."""
+    def split_wavefronts(self, features: Tensor) -> Tensor:
+        """A pass's features [R, S, D] of each wavefront, from those of each image."""
         return features
 
     def chain_mask(self, columns: Tensor) -> Tensor:

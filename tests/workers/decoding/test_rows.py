@@ -23,7 +23,7 @@ from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.jacobi_rows import RowWindows
 from workers.decoding.redraws import Redraw
 from workers.decoding.rng import CounterRNG, Purpose
-from workers.decoding.rows import FrontRNG, RowsBatch, front_count
+from workers.decoding.rows import RowsBatch, WavefrontRNG, wavefront_count
 from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import Result
 from workers.decoding.tree import DraftTree
@@ -184,7 +184,9 @@ def test_what_is_cached_of_emitted_cells_is_never_overwritten(drafter: JacobiRow
 def test_without_accepted_drafts_lower_rows_emit_corrections_or_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf))
+    monkeypatch.setattr(
+        WavefrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf)
+    )
     target = toy_target(config=FAMILIES[family])
     passes = ROWS * COLS, decoded(target, DecodingConfig(Rows(2), sampling=PLAIN))[0].statistics.passes + 1
     for lower, expected in zip(("redrawn", "corrected"), passes, strict=True):
@@ -198,7 +200,9 @@ def test_a_rejected_draft_is_drawn_anew_though_the_redraw_would_keep_it(
     lower: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All drafts are rejected here. The window of a lower row that emits no token begins with the rejected one."""
-    monkeypatch.setattr(FrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf))
+    monkeypatch.setattr(
+        WavefrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf)
+    )
     target, batches, found = toy_target(config=FAMILIES["stand-ins"]), list[Batch](), set[tuple[bool, bool]]()
     drafter = JacobiRows(redraw="reuse", threshold=0.0, lag=2, lower=lower)  # type: ignore[arg-type]
     config = DecodingConfig(drafter, Chain(3), sampling=PLAIN)
@@ -221,7 +225,7 @@ def test_a_rejected_draft_is_drawn_anew_though_the_redraw_would_keep_it(
 
 def test_positions_that_are_tested_again_get_new_numbers() -> None:
     images = CounterRNG(torch.tensor([5, 9]), 12)
-    numbers, places = FrontRNG(images, 3), torch.arange(12).repeat(6, 1)
+    numbers, places = WavefrontRNG(images, 3), torch.arange(12).repeat(6, 1)
     before = numbers.uniforms(places, 1)
     torch.testing.assert_close(before, images.uniforms(places[:2], 1).repeat(3, 1, 1))
     numbers.renew(torch.tensor([0, 0, 1, 0, 0, 0]))
@@ -244,11 +248,11 @@ def test_the_first_rows_window_is_that_of_raster_order(redraw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("grid", "lag", "fronts"),
+    ("grid", "lag", "wavefronts"),
     [((24, 24), 8, 4), ((24, 24), 24, 2), ((24, 24), 99, 2), ((3, 8), 1, 3), ((48, 48), 16, 4)],
 )
-def test_number_of_fronts(grid: tuple[int, int], lag: int, fronts: int) -> None:
-    assert front_count(Grid(*grid), lag) == fronts
+def test_number_of_wavefronts(grid: tuple[int, int], lag: int, wavefronts: int) -> None:
+    assert wavefront_count(Grid(*grid), lag) == wavefronts
 
 
 @pytest.mark.parametrize("drafter", [Rows(), JacobiRows()])
