@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -84,6 +84,12 @@ class Drafting(ABC):
 
     def set_bounds(self, bounds: Sequence[int]) -> None:
         """The values of `next_bounds`."""
+
+    def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
+        """For plans: the values of `next_bounds` that change what a pass of so many images costs, with the share of
+        passes that have them.
+        """
+        return {(): 1.0}
 
 
 class VanillaDrafting(Drafting):

@@ -15,7 +15,7 @@ Lossy: unverified tokens are what the drafter proposed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
@@ -223,6 +223,12 @@ class SkippingDrafting(Drafting):
     def set_bounds(self, bounds: Sequence[int]) -> None:
         if bounds:
             self._may_skip = bool(bounds[0])
+
+    def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
+        # of an image's passes; images do not skip in step. How often trees are similar is not known before
+        share = 1 / (self.rule.interval - 1) if isinstance(self.rule, UniformSkipping) else 1.0
+        shortest = (1 - share) ** images
+        return {(1,): 1 - shortest, (0,): shortest}
 
 
 def _leaves(tree: DraftTree) -> Tensor:

@@ -44,6 +44,9 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.flops + other.flops, self.moved + other.moved, self.kernels + other.kernels)
 
+    def __mul__(self, share: float) -> Work:
+        return Work(round(self.flops * share), round(self.moved * share), round(self.kernels * share))
+
 
 class FusedAttention(TorchFunctionMode):
     """Attention on the meta device as fused kernels compute it: without storing scores.
@@ -261,7 +264,7 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
 
 
 class _BatchCost(NamedTuple):
-    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass."""
+    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass (the mean of usual ones)."""
 
     kept: int
     peak: int
@@ -290,8 +293,13 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: i
         first = meter.take_work()
         if passes == 1:
             return _BatchCost(kept, meter.peak + meter.live - before_tables, prefill, first)
-        engine.step(state)
-    return _BatchCost(kept, meter.peak, prefill, meter.take_work())
+        one_pass = Work()
+        for bounds, share in engine.drafting.usual_bounds(batch).items():
+            if bounds:
+                engine.drafting.set_bounds(bounds)
+            engine.step(state)
+            one_pass += meter.take_work() * share
+    return _BatchCost(kept, meter.peak, prefill, one_pass)
 
 
 def _measure_codec(target: Target, count: int) -> Meter:

@@ -159,6 +159,27 @@ def test_the_longest_pass_is_planned_for() -> None:
     assert min(labelled, key=_weight) == labelled[0]
 
 
+def test_passes_with_a_second_tree_are_as_many_as_the_interval_says() -> None:
+    """Of an image's 3 passes in 4 rounds, one; of two images' passes, 1 - (2/3)^2, as they do not skip in step."""
+    chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 5}}
+    for images, share in ((1, 1 / 3), (2, 5 / 9)):
+        always, never, found = (
+            footprint(
+                on_meta(toys(vocab_size=512)),
+                DecodingConfig.from_mapping({**chain, "acceptance": acceptance}).with_sampling(CFG),
+                images,
+                1,
+            ).one_pass
+            for acceptance in (
+                {"verification": "uniform_skipping", "interval": 2},
+                {"verification": "uniform_skipping", "interval": 10**9},
+                {"verification": "uniform_skipping", "interval": 4},
+            )
+        )
+        for one, two, mean in zip(*((w.flops, w.moved, w.kernels) for w in (always, never, found)), strict=True):
+            assert mean == pytest.approx(share * one + (1 - share) * two, abs=2)
+
+
 @pytest.mark.slow
 def test_small_models_lead_to_published_sizes(tmp_path: Path) -> None:
     """Parameters and caches of real small LlamaGens are polynomials of width and depth: fitted there, they say what the
