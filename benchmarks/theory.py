@@ -72,7 +72,7 @@ class Recorder(Acceptor):
 
     def __init__(self, engine: Engine) -> None:
         rule, tables = engine.acceptor.rule, engine.acceptor.tables
-        super().__init__(rule, tables, engine.sampling, engine.drafting.max_levels, engine.device)
+        super().__init__(rule, tables, engine.sampling, engine.drafting.verified_levels, engine.device)
         self.rounds: list[Rounds] = []
 
     def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

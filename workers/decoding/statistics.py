@@ -15,8 +15,10 @@ from workers.decoding.timer import PHASES, PhaseTimer
 class ImageStatistics:
     """The passes of one image.
 
-    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, drafted tree
-    `depth` and `nodes`. `seconds` by phase: the image's equal share of its prefill and of each of its passes.
+    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, levels drafted
+    (`depth`) and `nodes` that the target reads behind the root. A pass with an unverified path drafts the levels of two
+    trees, and emits and reads the path's tokens as well. `seconds` by phase: the image's equal share of its prefill and
+    of each of its passes.
     """
 
     emitted: Tensor  # [passes] int64
