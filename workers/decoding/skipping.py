@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig
 from search_spaces.verification import DynamicSkipping, UniformSkipping
 from workers.decoding import rng
@@ -45,6 +46,7 @@ class SkippedTree(DraftTree):
 
     path [B, depth]: tokens. skipped [B]: how many of them are emitted unverified; 0 in rows whose whole tree is
     verified, whose path does not exist. below: the tree that is verified. ahead: the batch as it is behind the path.
+    levels: drafted in this pass, by both trees; the first one's may be more than the path's.
     """
 
     path: Tensor
@@ -58,12 +60,11 @@ class SkippingDrafting(Drafting):
 
     capturable = True
 
-    def __init__(self, config: DecodingConfig, target: Target, inner: TreeDrafting) -> None:
-        super().__init__(config, target, inner.drafter)
-        assert isinstance(inner.drafter, CachedDrafter), "the config has checked what the drafter can do"
-        self.inner, self.drafter = inner, inner.drafter
-        self.depth = inner.max_levels
-        self.max_levels, self.max_nodes = 2 * self.depth, self.depth + inner.max_nodes
+    def __init__(self, config: DecodingConfig, target: Target, inner: Drafting) -> None:
+        self.inner, self.drafter = _able(config, inner)
+        super().__init__(config, target, self.drafter)
+        self.depth = self.inner.max_levels
+        self.max_levels, self.max_nodes = 2 * self.depth, self.depth + self.inner.max_nodes
         self.rule = config.acceptance.verification
         self._codes = normalize(target.codebook.float(), dim=1)
         self._order = torch.arange(self.max_levels + 1, device=target.device)
@@ -229,6 +230,22 @@ class SkippingDrafting(Drafting):
         share = 1 / (self.rule.interval - 1) if isinstance(self.rule, UniformSkipping) else 1.0
         shortest = (1 - share) ** images
         return {(1,): 1 - shortest, (0,): shortest}
+
+
+def _able(config: DecodingConfig, inner: Drafting) -> tuple[TreeDrafting, CachedDrafter]:
+    """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config says."""
+    rule, drafter, tree = config.acceptance.verification, config.drafter, config.policy
+    if not isinstance(rule, UniformSkipping | DynamicSkipping):
+        problem = f"{rule.kind!r} does not say which rounds are skipped; give it a drafting of its own"
+        raise ConfigError(("acceptance", "verification"), problem)
+    if not isinstance(inner, TreeDrafting):
+        key, kind = (("tree", "policy"), tree.kind) if drafter.has_weights else (("drafter",), drafter.kind)
+        problem = f"{rule.kind!r} drafts two trees in a pass; {type(inner).__name__} of {kind!r} is no TreeDrafting"
+        raise ConfigError(key, f"{problem}, which could")
+    if not isinstance(inner.drafter, CachedDrafter):
+        problem = f"{rule.kind!r} drafts behind unverified tokens, which needs a CachedDrafter"
+        raise ConfigError(("drafter",), f"{problem}; {type(inner.drafter).__name__} of {drafter.kind!r} is none")
+    return inner, inner.drafter
 
 
 def _leaves(tree: DraftTree) -> Tensor:

@@ -13,8 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from search_spaces.drafters import Jacobi, Medusa
 from search_spaces.params import ConfigError
+from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.verification import Skipping, TokenVerification
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
 from tests.oracles import tabular
 from tests.workers.decoding.test_lossless import OneCaption, model_distribution
@@ -322,6 +325,26 @@ def test_refused_by_key(drafter: str, tree: str, acceptance: dict[str, Any]) -> 
     with pytest.raises(ConfigError) as caught:
         config(tree, drafter, **acceptance)
     assert caught.value.path[0] == "acceptance"
+
+
+@pytest.mark.parametrize(
+    ("drafter", "part", "attribute", "value", "key"),
+    [
+        ("medusa", Medusa, "goes_on_unverified", True, ("drafter",)),
+        ("jacobi", Jacobi, "goes_on_unverified", True, ("drafter",)),
+        ("eagle", Chain, "implementation", "workers.decoding.drafting:VanillaDrafting", ("tree", "policy")),
+        ("eagle", TokenVerification, "implementation", Skipping.implementation, ("acceptance", "verification")),
+    ],
+)
+def test_a_class_that_cannot_do_what_its_config_says_is_refused_by_key(
+    drafter: str, part: type, attribute: str, value: Any, key: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, attribute, value)
+    rule = "token" if part is TokenVerification else "uniform_skipping"
+    target = toy_target()
+    with pytest.raises(ConfigError) as caught:
+        Engine(target, config("chain", drafter, verification=rule), toy_drafter(drafter, target))
+    assert caught.value.path == key
 
 
 def test_trees_that_adapt_are_refused() -> None:
