@@ -139,16 +139,16 @@ class Jacobi(DrafterChoice):
         Literal["marginal", "published"] | None, "probs stated for redrawn drafts", Abbreviations(published="pub")
     ] = None
 
-    def check(self) -> None:
+    def lacks(self, name: str) -> str:
         # None where they have no effect, so that equal settings are equal
-        for key, default, applies in (
-            ("threshold", 0.5, self.redraw == "reuse"),
-            ("probs", "marginal", self.keeps_drafts),
-        ):
-            if applies and getattr(self, key) is None:
+        if (name == "threshold" and self.redraw != "reuse") or (name == "probs" and not self.keeps_drafts):
+            return f"redraw {self.redraw!r} has none; remove it, or use 'reuse'"
+        return ""
+
+    def check(self) -> None:
+        for key, default in (("threshold", 0.5), ("probs", "marginal")):
+            if getattr(self, key) is None and not self.lacks(key):
                 object.__setattr__(self, key, default)
-            elif not applies and getattr(self, key) is not None:
-                raise ConfigError((key,), f"redraw {self.redraw!r} has none; remove it, or use 'reuse'")
 
     @property
     def keeps_drafts(self) -> bool:

@@ -189,8 +189,15 @@ class Params:
     def __post_init__(self) -> None:
         for key, field in self.fields().items():
             with at(key):
-                object.__setattr__(self, field.name, field.fit(getattr(self, field.name)))
+                value = getattr(self, field.name)
+                if value is not None and (problem := self.lacks(field.name)):
+                    raise ConfigError((), problem)
+                object.__setattr__(self, field.name, field.fit(value))
         self.check()
+
+    def lacks(self, name: str) -> str:
+        """Why a field must be None; empty if it need not. The fields before it are checked already."""
+        return ""
 
     def check(self) -> None:
         """Check the rules that involve several fields. ConfigError names the key to change."""

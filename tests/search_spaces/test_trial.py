@@ -204,6 +204,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
      "drafter.probs: redraw 'fresh' has none; remove it, or use 'reuse'"),
     ({"drafter": {"kind": "jacobi", "redraw": "maximal", "threshold": 0.5}, "tree": {"policy": "chain", "length": 3}},
      "drafter.threshold: redraw 'maximal' has none; remove it, or use 'reuse'"),
+    ({"drafter": {"kind": "jacobi", "redraw": "coupled", "threshold": 2}, "tree": {"policy": "chain", "length": 3}},
+     "drafter.threshold: redraw 'coupled' has none; remove it, or use 'reuse'"),
     ({"drafter": {"kind": "jacobi", "redraw": "reuse", "threshold": -0.1}, "tree": {"policy": "chain", "length": 3}},
      "drafter.threshold: must be in [0, 1], got -0.1"),
     ({"drafter": "eagle", "tree": {"policy": "dynamic", "dept": 3}},
