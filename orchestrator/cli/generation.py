@@ -183,18 +183,19 @@ def generate_images(
     ]
     with ends_with(WRONG_USAGE):
         replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA)
+    baseline = _vanilla(config, setting, models.target.sampling)
     vanilla, timings = None, list[dict[str, Any]]()
     with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
         if options.against is None:
             seconds = gallery.generate(requests)
         else:
-            baseline = _vanilla(config, setting, models.target.sampling)
             vanilla = Gallery(models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA)
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
             vanilla_seconds, seconds = map(sum, _by_setting(timings, "wall"))
     header = _header(mapping, gallery.engine, models, setting, len(requests)) | {
         "preset": preset,
+        "lossless": config.is_lossless(baseline.sampling),
         "samples": options.samples,
         "warnings": _warnings(gallery, config.drafter.kind, entry.files),
         "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},
@@ -203,7 +204,7 @@ def generate_images(
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
             others: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
-            vanilla.write(header | others, vanilla_seconds)
+            vanilla.write(header | others | {"lossless": True}, vanilla_seconds)
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     return as_json if options.as_json else _summary(statistics, folder, replaced)
 
@@ -320,7 +321,8 @@ def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, A
     """Statistics over all images.
 
     Accepted length: all tokens except those of the prefills, divided by all target passes. Step compression and tree
-    depth: means over the images. `latency`: wall time per image at this batch size. `seconds`: sums over the images.
+    depth: means over the images. `latency`: wall time per image at this batch size, a process's warm-up included unless
+    the run was timed against vanilla's. `seconds`: sums over the images.
     """
     passes = sum(row["target_passes"] for row in rows)
     means = {name: sum(row[name] for row in rows) / len(rows) for name in _MEANS}
@@ -340,6 +342,9 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     last run."""
     means, config = statistics["overall"], statistics["config"]
     images, speed = means["images"], f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}"
+    warm_up = ", warm-up included" if statistics["against"] is None else ""
+    is_vanilla = DecodingConfig.from_mapping(config).is_vanilla
+    exactness = "" if is_vanilla else ", lossless" if statistics["lossless"] else ", not lossless"
     tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
     passes = f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} tokens"
     drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
@@ -348,11 +353,11 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     ratio += ", of one batch, so without an error" if against is not None and against["error"] is None else ""
     return "\n".join(
         [
-            f"{statistics['setting']}, target {statistics['target']} on {statistics['device']}",
+            f"{statistics['setting']}{exactness}, target {statistics['target']} on {statistics['device']}",
             *([statistics["origin"]] if statistics["origin"] else []),
             _describe_sampling(config["sampling"], statistics["default_sampling"]),
-            f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s: {speed}",
-            passes + ("" if DecodingConfig.from_mapping(config).is_vanilla else drafts),
+            f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s{warm_up}: {speed}",
+            passes + ("" if is_vanilla else drafts),
             *([] if promised is None else [promised["text"]]),
             *(
                 []

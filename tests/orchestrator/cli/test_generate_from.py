@@ -103,8 +103,25 @@ def test_without_a_sweep_vanilla_has_the_configs_own_sampling(sweep: Sweep, tmp_
     assert ran.code == 0, ran.err
     other = json.loads((tmp_path / "vanilla" / "statistics.json").read_text())
     assert (other["config"]["drafter"]["kind"], other["config"]["sampling"]["cfg"]) == ("none", 2.0)
+    assert other["lossless"] is json.loads((tmp_path / "statistics.json").read_text())["lossless"] is True
     assert "speed-up against vanilla in this run: " in ran.out
     assert "±" not in ran.out.split("in this run: ")[1], "a single batch has no error"
+
+
+def test_a_run_says_whether_it_is_lossless(sweep: Sweep, tmp_path: Path) -> None:
+    """The rule decides: vanilla has the sampling of the run."""
+    drafts = ("--preset", "eagle1", "--models", str(sweep.models))
+    trial = ("--from", place(sweep), "--trial", "0")
+    for words, expected in (
+        (drafts, True),
+        ((*drafts, "--set", "acceptance=uniform"), False),
+        ((*drafts, "--set", "sampling.cfg=2"), True),
+        (trial, True),
+    ):
+        ran = specfrontier("generate", CAPTIONS[0], *words, "--out", str(tmp_path))
+        assert ran.code == 0, ran.err
+        assert json.loads((tmp_path / "statistics.json").read_text())["lossless"] is expected
+        assert ("not lossless" in ran.out) is not expected
 
 
 def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_path: Path) -> None:
