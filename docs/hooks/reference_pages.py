@@ -179,9 +179,9 @@ def _signature(name: str, entry: Callable[..., Any]) -> str:
 
 
 def _params(params: type[Params]) -> list[str]:
-    """A parameter class: the first paragraph of its docstring, and its fields."""
-    about = _escaped((inspect.getdoc(params) or "").partition("\n\n")[0].replace("\n", " "))
-    return [about, _table(params.fields().values())] if params.fields() else [about]
+    """A parameter class: its docstring, and its fields."""
+    about = [_escaped(text.replace("\n", " ")) for text in (inspect.getdoc(params) or "").split("\n\n")]
+    return [*about, _table(params.fields().values())] if params.fields() else about
 
 
 def _table(fields: Iterable[ParamField]) -> str:
