@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.query_options import Space
-from orchestrator.cli.text import describe_front, safe_text, shown_table, terminal_width
+from orchestrator.cli.text import describe_front, for_output, safe_text, shown_table, terminal_width
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, flag, grouped, say_on_terminal
@@ -422,7 +422,7 @@ def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> s
     from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)
-    found = front_of([sweep])
+    found = for_output(front_of([sweep]), long=False)
     notes = sweep_notes(sweep)
     if outcome.untimed:
         again = command(storage, "time")

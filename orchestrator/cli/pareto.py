@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import describe_front, show
+from orchestrator.cli.text import describe_front, for_output, show
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PAPER_TABLES, PLOTS, TABLES, ending_of, table_bytes, write_output
@@ -88,7 +88,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.T
     size = _read_size(output)
     from orchestrator.results import choices as c
 
-    front = query.front(prices.open(sweeps))
+    front = for_output(query.front(prices.open(sweeps)), long=output.long, as_json=output.as_json)
     corner = o.read_point(output.reference_point, len(front.metrics))
     facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
     facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
@@ -104,7 +104,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.T
     lines = [f"{what}: {file}" for what, file in written.items()]
     if "config" in written and chosen is not None:
         lines[-1] += f" ({_generate_command(chosen, written['config'])})"
-    lines = [*describe_front(front, rows, facts, choices.values(), long=output.long), *lines]
+    lines = [*describe_front(front, rows, facts, choices.values()), *lines]
     show(_to_mapping(front, rows) | facts | {"written": written}, lines, as_json=output.as_json)
 
 
@@ -127,8 +127,8 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
             if record.stop is not None and record.number in chosen:
                 facts = {"sweep": name, "number": record.number, "label": record.label, "cause": record.cause or ""}
                 facts |= {
-                    "setting": sweep.names.name(record.config),
-                    "description": sweep.names.describe(record.config),
+                    "setting": front.names.name(record.config),
+                    "description": front.names.describe(record.config),
                 }
                 found.append(facts | asdict(record.stop))
     return found

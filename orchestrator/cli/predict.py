@@ -113,10 +113,10 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
 
 def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
     """The predicted front as lines of text."""
-    rows = []
+    rows, names = [], predicted.names.alike(setting.config for setting in predicted.front)
     for setting in predicted.front:
         estimates = [setting.prediction.values[name] for name in _VALUES]
-        rows.append([predicted.names.name(setting.config), *map(str, estimates)])
+        rows.append([names.name(setting.config), *map(str, estimates)])
     lines: list[str] = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
     lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")

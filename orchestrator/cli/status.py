@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import choice_lines, front_table, show
+from orchestrator.cli.text import choice_lines, for_output, front_table, show
 from orchestrator.options import AsJson
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     opened = None if is_preparing(storage) else Sweep.open(storage)
     now = sweep_status(storage, opened)
     if opened is not None:
-        front = front_of([opened])
+        front = for_output(front_of([opened]), long=long, as_json=as_json)
         limits = [limit] if (limit := default_limit(front)) else []
         choices = choose(front, limits)
     facts: dict[str, Any] = asdict(now)
@@ -44,7 +44,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     facts |= choices_mapping(choices, limits)
     lines = _describe(now)
     if front is not None and front.candidates:
-        lines += ["", *front_table(front, front.members, long=long), "", *choice_lines(front, choices.values())]
+        lines += ["", *front_table(front, front.members), "", *choice_lines(front, choices.values())]
     show(facts, lines, as_json=as_json)
 
 

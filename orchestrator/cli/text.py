@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -109,15 +110,20 @@ def _cell(text: str) -> Text:
     return cell
 
 
+def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
+    """The front with its settings' names as a command shows them. long: in full. JSON has the names of other files."""
+    from orchestrator.results.names import Form
+
+    return replace(front, form=Form.FULL if long else Form.OWN if as_json else Form.ABBREVIATED)
+
+
 def describe_front(
     front: Front,
     rows: list[Trial],
     facts: dict[str, Any],
     choices: Iterable[Trial],
-    *,
-    long: bool = False,
 ) -> list[str]:
-    """The front as lines of text. facts: of `pareto`, those that it was asked for. long: names of settings in full."""
+    """The front as lines of text. facts: of `pareto`, those that it was asked for."""
     metrics = " against ".join(
         f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)" for m in front.metrics
     )
@@ -129,11 +135,11 @@ def describe_front(
         f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
     ]
     if "stopped" in facts:
-        lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1, long=long)]
+        lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
     notes = [f"note: {text}" for text in facts.get("warnings", ())]
     if not front.candidates:
         return [*lines, *notes]
-    lines += ["", *front_table(front, rows, long=long), ""]
+    lines += ["", *front_table(front, rows), ""]
     for name, sweep in front.sweeps.items():
         if sweep.baseline is not None:
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
@@ -188,15 +194,15 @@ def _describe_values(front: Front, record: TrialRecord) -> str:
     return ", ".join(f"{m.name} {record.metrics[m.name]}" for m in front.metrics if m.name in record.metrics)
 
 
-def front_table(front: Front, rows: Sequence[Trial], *, long: bool = False) -> list[str]:
+def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
     """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are columns if there is
-    room, else lines below. long: names of settings in full.
+    room, else lines below.
     """
     head, cells = ["trial", "setting", *(metric.name for metric in front.metrics), "front"], []
     for row in rows:
         share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
         values = [str(row.metrics[name]) for name in row.objectives]
-        cells.append([row.name, row.description if long else row.setting, *values, share])
+        cells.append([row.name, row.setting, *values, share])
     lines = []
     labels = [row.record.label for row in rows]
     labels = ["" if label == row.setting else label for label, row in zip(labels, rows, strict=True)]
@@ -221,11 +227,11 @@ def _footnote(name: str, rows: Sequence[Trial], column: Sequence[str]) -> str:
     return "within error of each other: " + ", ".join(f"{first} and {second}" for first, second in pairs)
 
 
-def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool, long: bool) -> str:
+def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:
     if not trials:
         return "racing stopped no trial"
     names = [f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"]) for trial in trials]
-    settings = [trial["description" if long else "setting"] for trial in trials]
+    settings = [trial["setting"] for trial in trials]
     cells = [
         [name, setting, str(trial["images"]), str(trial["rival"]), trial["cause"]]
         for name, setting, trial in zip(names, settings, trials, strict=True)

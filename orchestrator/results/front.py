@@ -14,7 +14,7 @@ from orchestrator.results.bounds import Bounds
 from orchestrator.results.compare import hypervolume, reference_point, require_comparable, sampled_hypervolumes
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.joint import JointErrors, directions, standard_error, values_of
-from orchestrator.results.names import SettingNames
+from orchestrator.results.names import Form, SettingNames
 from orchestrator.results.pareto import Floats, front_confidence, knee, knee_confidence, nondominated
 from orchestrator.results.query import NoChoiceError, QueryError, passing, require_list
 from orchestrator.results.sweep import Sweep
@@ -31,7 +31,7 @@ class Front:
 
     sweeps: by name. metrics: two or three, the first of which is to be the best within limits on the others. trials:
     all trials as a table, with a column `sweep`. rows: those in it that may be on the front. left_out: number of the
-    others by reason.
+    others by reason. form: of the settings' names; `ABBREVIATED`: if one on the front must be (`SettingNames.alike`).
     """
 
     sweeps: Mapping[str, Sweep]
@@ -39,11 +39,15 @@ class Front:
     trials: pyarrow.Table
     rows: Sequence[int]
     left_out: Mapping[str, int]
+    form: Form = Form.OWN
 
     @cached_property
     def names(self) -> SettingNames:
         """The names of the settings."""
-        return SettingNames.across(sweep.identity.sampling for sweep in self.sweeps.values())
+        baselines = [sweep.identity.sampling for sweep in self.sweeps.values()]
+        if self.form is Form.ABBREVIATED:
+            return SettingNames.across(baselines).alike(trial.config for trial in self.members)
+        return SettingNames.across(baselines, self.form)
 
     @cached_property
     def candidates(self) -> list[Trial]:

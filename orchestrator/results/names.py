@@ -6,12 +6,13 @@ enough, or if a number has many digits, values are rounded or omitted and the na
 `eagle-adj(n30,b0.75) add(k100,d0.14)#8629c1`.
 
 A name depends on the setting and the baseline alone, so equal names mean equal settings, in one sweep and across sweeps
-with one baseline.
+with one baseline. Where names stand in one table, all have abbreviated words if one must (`SettingNames.alike`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Any, NamedTuple, Self
 
 from search_spaces.acceptance import EXACT
@@ -84,28 +85,43 @@ class _Part(NamedTuple):
         return all(_is_exact(value) for _, value in self.values)
 
 
+class Form(Enum):
+    """How names are written: each abbreviated if it must be, all with abbreviated words, or in full without a limit."""
+
+    OWN = auto()
+    ABBREVIATED = auto()
+    FULL = auto()
+
+
 class SettingNames:
     """Names of settings, of at most 40 characters; different settings have different names.
 
-    baseline: sampling that names omit; None names every sampling in full.
+    baseline: sampling that names omit; None names every sampling in full. form: the names' form; `FULL` has no limit.
     """
 
-    def __init__(self, baseline: Sampling | None) -> None:
-        self._baseline = baseline
+    def __init__(self, baseline: Sampling | None, form: Form = Form.OWN) -> None:
+        self._baseline, self._form = baseline, form
         self._names: dict[DecodingConfig, str] = {}
 
     @classmethod
-    def across(cls, baselines: Iterable[Sampling | None]) -> Self:
+    def across(cls, baselines: Iterable[Sampling | None], form: Form = Form.OWN) -> Self:
         """The names in several sweeps together. If their baselines differ, plain sampling is omitted instead."""
         found = set(baselines)
-        return cls(found.pop() if len(found) == 1 else Sampling())
+        return cls(found.pop() if len(found) == 1 else Sampling(), form)
+
+    def alike(self, configs: Iterable[DecodingConfig]) -> SettingNames:
+        """These names, in which all words are abbreviated if those of one of these settings are."""
+        is_short = any(_new_name(config, self._baseline, Form.OWN)[1] for config in configs)
+        return SettingNames(self._baseline, Form.ABBREVIATED) if is_short and self._form is Form.OWN else self
 
     def name(self, config: DecodingConfig | None) -> str:
         """The setting's name."""
         if config is None:
             return NO_SETTING
+        if self._form is Form.FULL:
+            return self.describe(config)
         if config not in self._names:
-            self._names[config] = _new_name(config, self._baseline)
+            self._names[config] = _new_name(config, self._baseline, self._form)[0]
         return self._names[config]
 
     def describe(self, config: DecodingConfig | None) -> str:
@@ -113,13 +129,15 @@ class SettingNames:
         return NO_SETTING if config is None else describe(config, self._baseline)
 
 
-def _new_name(config: DecodingConfig, baseline: Sampling | None) -> str:
-    parts = _parts(config, baseline)
+def _new_name(config: DecodingConfig, baseline: Sampling | None, form: Form) -> tuple[str, bool]:
+    """The setting's name, and whether its words are abbreviated."""
+    parts, words = _parts(config, baseline), (False, True) if form is Form.OWN else (True,)
     if all(part.is_exact for part in parts):
-        for short in (False, True):
+        for short in words:
             if len(name := _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS)) <= MAX_NAME:
-                return name
-    return f"{_fit(parts, MAX_NAME - _HASH - 1)}#{_hash(config)}"
+                return name, short
+    text, short = _fit(parts, MAX_NAME - _HASH - 1, words)
+    return f"{text}#{_hash(config)}", short
 
 
 def _hash(config: DecodingConfig) -> str:
@@ -190,14 +208,16 @@ def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> 
     return "".join(part.text(short=short, digits=digits, shown=count) for part, count in zip(parts, shown, strict=True))
 
 
-def _fit(parts: list[_Part], limit: int) -> str:
-    """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values of the longest."""
+def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, bool]:
+    """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values of the longest; and
+    whether words are abbreviated. words: whether they may be, in the order of preference.
+    """
     shown = _all_values(parts)
-    for short, digits in ((False, 3), (True, 3), (True, 2)):
+    for short, digits in (*((short, 3) for short in words), (True, 2)):
         if len(text := _join(parts, shown, short=short, digits=digits)) <= limit:
-            return text
+            return text, short
     while len(text) > limit and any(shown):
         lengths = [len(part.text(short=True, digits=2, shown=count)) for part, count in zip(parts, shown, strict=True)]
         shown[max((i for i, count in enumerate(shown) if count), key=lengths.__getitem__)] -= 1
         text = _join(parts, shown, short=True, digits=2)
-    return text[:limit]
+    return text[:limit], True

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.compare import compare
 from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
-from orchestrator.cli.text import shown_table
+from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
 from orchestrator.results.front import front_of
 from orchestrator.results.locks import driver_lock
@@ -97,7 +97,7 @@ def test_the_front_fits_the_terminal(one: Path, columns: int, monkeypatch: pytes
     assert ("label" in head, "within error of" in head) == (is_wide, is_wide)
     below = {line.partition(":")[0] for line in table if ":" in line}
     assert below == (set() if is_wide else {"labels", "within error of each other"})
-    members = front_of([Sweep.open(one)]).members
+    members = for_output(front_of([Sweep.open(one)]), long=False).members
     assert all(any(row.startswith(f"{m.name} ") and f" {m.setting} " in row for row in table) for m in members)
 
 
@@ -105,6 +105,9 @@ def test_settings_in_words_on_request(one: Path) -> None:
     short, long = run(pareto, one).out, run(pareto, one, "--long").out
     members = front_of([Sweep.open(one)]).members
     assert all(member.description in long for member in members)
+    cut = [member.setting for member in members if member.setting != member.description]
+    assert cut
+    assert not any(name in long for name in cut), "below the table either"
     assert not any(member.description in short for member in members if member.description != member.setting)
 
 

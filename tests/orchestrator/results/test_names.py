@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.replay.rounding import RoundingSampler
-from orchestrator.results.names import MAX_NAME, NO_SETTING, SettingNames
+from orchestrator.results.names import MAX_NAME, NO_SETTING, Form, SettingNames
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import DRAFTERS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
@@ -60,6 +60,22 @@ def name(config: DecodingConfig) -> str:
 )
 def test_names(config: DecodingConfig, text: str) -> None:
     assert name(config) == text
+
+
+def test_words_of_names_in_one_table_are_abbreviated_alike() -> None:
+    narrow, wide, short = (
+        setting(acceptance=ADDITIVE),
+        setting(tree=DYNAMIC, acceptance=ADDITIVE),
+        setting(),
+    )
+    names = SettingNames(BASE)
+    assert names.alike([narrow, short]).name(narrow) == name(narrow) == "eagle-chain4 additive(k100,d0.1)"
+    together = names.alike([narrow, wide])
+    assert together.name(narrow) == "eagle-chain4 add(k100,d0.1)"
+    assert together.name(wide) == name(wide) == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    assert together.describe(narrow) == names.describe(narrow)
+    full = SettingNames(BASE, Form.FULL)
+    assert full.alike([wide]).name(wide) == full.name(wide) == names.describe(wide)
 
 
 def test_a_custom_tree_has_a_hash() -> None:
