@@ -33,7 +33,7 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
 CHAINS, TREES = 150, 250  # the most operations of a step: chains, static trees and windows; trees of varying shape
-SKIPPING = 450  # of a pass that drafts a second tree behind unverified tokens
+SKIPPING = 460  # of a pass that drafts a second tree behind unverified tokens
 ROWS = 225  # the same of several rows at once
 LARGEST = 330  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")
