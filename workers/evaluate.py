@@ -31,7 +31,9 @@ from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, t
 from workers.data.records import ShardError, read_shard, tokens_of, write_shard
 from workers.data.reference import FILE
 from workers.data.shards import (
+    FACTS,
     PREDICTIONS,
+    TAKEN_FROM,
     MeasureTask,
     PredictTask,
     QualityShard,
@@ -169,7 +171,7 @@ def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
         requests = requests_of(worker.captions, shard, shard.samples)
         for earlier in worker.earlier:
             if (table := earlier.find(shard, requests)) is not None:
-                return table, about | {"taken_from": earlier.storage.display_name}
+                return table, about | {TAKEN_FROM: earlier.storage.display_name}
         results, batch = worker.engines.generate(shard.config, requests, shard.batch)
         scores = worker.score(results)
         table = quality_table(
@@ -315,15 +317,14 @@ def _make_shard(
     shard.
     """
     name, start = shard.name(worker.experiment), time.perf_counter()
-    ran, facts = False, {}
+    ran, metadata = False, dict[str, Any]()
     if not worker.storage.exists(name):
         table, about = compute()
-        facts = {"images": shard.images, **_timed(worker, start)}
+        metadata = {**about, "images": shard.images, **_timed(worker, start)}
         # a second worker may have been quicker: trials may have read its file
         if ran := not worker.storage.exists(name):
             common = shard_metadata(shard, worker.experiment, worker.captions, worker.device)
-            write_shard(worker.storage, name, table, common | dict(about) | facts)
+            write_shard(worker.storage, name, table, common | metadata)
     if not ran:
         _, metadata = read_shard(worker.storage, name, [], fix="")
-        facts = {key: metadata[key] for key in ("images", "seconds", "worker")}
-    return {"name": name, **facts, "ran": ran}
+    return {"name": name, **{key: metadata[key] for key in FACTS if key in metadata}, "ran": ran}

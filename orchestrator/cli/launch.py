@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.results.locks import Lock
     from orchestrator.results.sweep import Sweep
     from orchestrator.results.trials import TrialRecord
+    from orchestrator.run.earlier import Earlier
     from orchestrator.run.tasks import Outcome
     from orchestrator.views.follower import Ending, View, Views
     from orchestrator.views.mlflow import MlflowView
@@ -81,7 +82,7 @@ def launch(
     options = replace(options, revived=stopped_trials(storage, options.revive))
     uri, sampling = _preflight(config, storage, options)
     if options.check:
-        typer.echo(describe_plan(replace(config, sampling=sampling), storage))
+        typer.echo(describe_plan(replace(config, sampling=sampling), storage, options.taken))
         return storage.uri
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
@@ -115,22 +116,24 @@ def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions)
     Raises:
         NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from others.
     """
-    from orchestrator.results.store import EARLIER, IDENTITY, find_sweep
+    from orchestrator.results.store import EARLIER, IDENTITY, NoSweepError, find_sweep
 
     locations, has_started = options.earlier or [], storage.exists(IDENTITY)
     if not locations and not (has_started and storage.exists(EARLIER)):
         return config, options
     from orchestrator.run.earlier import Earlier
 
-    places = {place.display_name: place.uri for place in map(find_sweep, locations)}
-    taken = Earlier.stored(storage) if has_started else None
-    if taken is None and has_started:
+    try:
+        places = {place.display_name: place.uri for place in map(find_sweep, locations)}
+        taken = Earlier.stored(storage) if has_started else Earlier.read(locations, config)
+    except NoSweepError as error:
+        raise NoSweepError(f"--from {error}") from error
+    if taken is None:
         raise ValueError("--from: this sweep exists, and took over nothing; start another with --name NAME")
-    if taken is not None and places.keys() - {source.store for source in taken.sources}:
+    if has_started and places.keys() - {source.store for source in taken.sources}:
         started = ", ".join(source.store for source in taken.sources)
         raise ValueError(f"--from: this sweep took over {started} when it started; leave the option out")
-    taken = taken.at(places) if taken else Earlier.read(locations, config)
-    return taken.extend(config), replace(options, taken=taken)
+    return taken.extend(config), replace(options, taken=taken.at(places))
 
 
 def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> None:
@@ -193,16 +196,33 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions) ->
 
     uri = resolve_uri(storage, options.tracking_uri) if options.mlflow else ""
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
-        sampling = preflight(config, storage, address=options.address, study=options.study, mlflow=uri)
+        sampling = preflight(
+            config, storage, address=options.address, study=options.study, mlflow=uri, earlier=options.taken
+        )
     return uri, sampling
 
 
-def describe_plan(config: SweepConfig, storage: Storage) -> str:
+def describe_plan(config: SweepConfig, storage: Storage, earlier: Earlier | None = None) -> str:
     """What --check prints, the sweep as it would run, with all defaults: a line for each part of the sweep, and one for
     each parameter that is searched.
     """
     head = f"{config.name}: {config.about}".rstrip(": ")
-    return "\n".join([_fill(head), *(_line(label, text) for label, text in _parts(config, storage) if text)])
+    parts = [*_earlier(config, storage, earlier), *_parts(config, storage)]
+    return "\n".join([_fill(head), *(_line(label, text) for label, text in parts if text)])
+
+
+def _earlier(config: SweepConfig, storage: Storage, earlier: Earlier | None) -> Iterator[tuple[str, str]]:
+    """What is taken over from each earlier sweep."""
+    if earlier is None:
+        return
+    from orchestrator.results.store import IDENTITY
+    from workers.data.captions import captions_hash, read_captions
+
+    captions = {"hash": captions_hash(read_captions(**config.captions.to_mapping()))}
+    facts = None if storage.exists(IDENTITY) else {"captions": captions}
+    yield from (("from", text) for text in earlier.describe(config, facts))
+    fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
+    yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:

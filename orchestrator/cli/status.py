@@ -51,7 +51,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
     from orchestrator.results.launches import RUNNING
-    from orchestrator.results.text import describe_duration
+    from orchestrator.results.text import clean, counted, describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)
@@ -65,6 +65,9 @@ def _describe(now: SweepStatus) -> list[str]:
         f"trials    {now.finished}{planned} finished{failed}{running}",
         f"images    {now.images:,}",
     ]
+    if now.taken is not None:
+        told, sweeps = counted(now.taken["trials"], "trial"), ", ".join(map(clean, now.taken["sweeps"]))
+        lines.append(f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}")
     if now.idle_s is not None:
         lines.append(f"last event {describe_duration(now.idle_s)} ago")
     lines += [f"          {event}" for event in now.events]

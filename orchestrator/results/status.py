@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.launches import RUNNING, EventLog, Launch, describe_event, find_launch, read_events
 from orchestrator.results.prices import is_priced
-from orchestrator.results.store import EVENTS, Identity, command, planned_trials
+from orchestrator.results.store import EARLIER, EVENTS, Identity, command, planned_trials
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, State, TrialRecord
+from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 from workers.metrics.timings import Device
 from workers.runtime.logs import log_folder
@@ -138,7 +139,8 @@ class SweepStatus:
     each. running: trials that the latest launch started and did not finish. images: those generated, each config's
     counted once. lost: workers and clusters that the launch lost, with the time. events: the latest, described. idle_s:
     seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the
-    workers' logs, if it is on this machine.
+    workers' logs, if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`), the
+    number of images copied so far (0 if the store has no events), and of trials that the search was told.
     """
 
     name: str
@@ -155,6 +157,7 @@ class SweepStatus:
     idle_s: float | None
     warnings: tuple[str, ...] = ()
     logs: str | None = None
+    taken: Mapping[str, Any] | None = None
 
 
 def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | None = None) -> SweepStatus:
@@ -183,7 +186,17 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
         warnings=(*_damage(log, records if storage.exists(EVENTS) else ()), *([] if sweep is None else _notes(sweep))),
         logs=None if logs is None else str(logs),
+        taken=_taken(storage, log),
     )
+
+
+def _taken(storage: Storage, log: EventLog) -> Mapping[str, Any] | None:
+    """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
+    if not storage.exists(EARLIER):
+        return None
+    sources = load_checked(storage.read(EARLIER))["sources"]
+    names, told = [source["name"] for source in sources], sum(len(source["records"]) for source in sources)
+    return {"sweeps": names, "images": log.taken, "trials": told}
 
 
 def _notes(sweep: Sweep) -> list[str]:

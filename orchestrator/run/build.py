@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
 from workers.data.records import ShardError, read_shard
-from workers.data.shards import SHARDS, TIMINGS
+from workers.data.shards import FACTS, SHARDS, TIMINGS
 from workers.data.storage import Storage
 
 DAMAGED = "damaged"  # folder of the files that were set aside
@@ -158,7 +158,7 @@ class Build:
         if task.about:
             self._emit_phase(task)
             return
-        facts = {"images": output["images"], "seconds": output["seconds"], "worker": output["worker"]}
+        facts = {key: output[key] for key in FACTS if key in output}
         self._emit({"event": "shard", "trial": task.trial, "kind": task.kind, **facts})
 
     def _fail(self, task: Task, cause: str, *, permanent: bool) -> None:

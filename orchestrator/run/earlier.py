@@ -5,14 +5,14 @@ is generated twice, and a sweep of more captions generates the others alone.
 
 Fronts: the configs on the earlier fronts, by the new sweep's objectives and constraints where these were measured, run
 after those of `enqueue`, on the images that they have, so that the new front has them too. The budget of trials is
-raised by their number.
+raised by their number, that of images by theirs.
 
 Results: the search is told the other trials as finished, stopped or failed, whatever they are, before its first
 proposal, if they have all metrics of the objectives and constraints. It needs the same captions, reference, samples and
 baseline for that, and the same device if it searches for speed.
 
-The store's file `earlier.json` has all of it, written when the sweep starts: a resumed sweep is the same one, whatever
-the earlier ones do meanwhile.
+The store's file `earlier.json` has all of it, the trials that are told included, written when the sweep starts: a
+resumed sweep is the same one, whatever the earlier ones do meanwhile, and whatever device it has then.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from typing import Any, Self
 from orchestrator.results.prices import is_priced, violations
 from orchestrator.results.store import EARLIER, plugins_of
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted
 from orchestrator.results.trials import FAILED, TrialRecord, may_compare_speeds
 from orchestrator.run.placement import diff_images
 from orchestrator.run.racing import at_full_size
+from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import Enqueued
@@ -40,7 +42,7 @@ from workers.data.storage import Storage
 
 _FACTS = ("experiment", "format", "models", "extractors", "captions", "reference", "seed", "samples", "baseline",
           "timing", "device", "numerics")  # fmt: skip
-_PARTS = ("format", "models", "extractors", "seed")  # of the experiment, besides captions and precision
+_PARTS = ("format", "seed", "models", "extractors")  # of the experiment, besides captions and precision
 
 
 class EarlierSweepError(ValueError):
@@ -52,8 +54,9 @@ class Source:
     """One earlier sweep, as it was when the new one started.
 
     store: its folder or URI. facts: of its identity (`_FACTS`). hardware: of the device of its speeds; "" if it has
-    none. shards: the files of its images by their config's digest. records: its trials that the new sweep does not run,
-    with the metrics that are expected on all images, and the new sweep's constraints (see `_as_new`).
+    none. shards: the files of its images by their config's digest. images: their number. records: its trials that the
+    new sweep does not run, with the metrics that are expected on all images, and the new sweep's constraints (see
+    `_as_new`); once the sweep has started, those that its search was told (see `Earlier.decide`).
     """
 
     store: str
@@ -61,6 +64,7 @@ class Source:
     facts: Mapping[str, Any]
     hardware: str
     shards: Mapping[str, tuple[str, ...]]
+    images: int
     records: tuple[TrialRecord, ...]
 
     @classmethod
@@ -68,59 +72,73 @@ class Source:
         """The sweep as it is now. records: those to tell (see `Source`)."""
         plain = json.loads(json.dumps(sweep.identity.to_mapping(), default=str))
         shards: dict[str, dict[str, None]] = {}
+        images: dict[str, int] = {}
         for record in sweep.records:
-            if record.config is not None:
+            if record.config is not None and record.image_shards:
                 shards.setdefault(record.digest, {}).update(dict.fromkeys(record.image_shards))
+                images[record.digest] = max(record.images, images.get(record.digest, 0))
         return cls(
             sweep.storage.uri,
             sweep.name,
             {name: plain[name] for name in _FACTS},
             sweep.machine.device.hardware if sweep.machine else "",
-            {digest: tuple(names) for digest, names in shards.items() if names},
+            {digest: tuple(names) for digest, names in shards.items()},
+            sum(images.values()),
             tuple(records),
         )
 
-    def check(self, experiment: Experiment, facts: Mapping[str, Any]) -> None:
-        """Check that the new sweep's images would be the same ones. facts: of a worker.
+    def check(self, facts: Mapping[str, Any]) -> None:
+        """Check that the new sweep's images would be the same ones. facts: its `format`, `seed`, `models` and
+        `extractors`.
 
         Raises:
             EarlierSweepError: they depend on something else.
         """
-        if replace(experiment, captions=self.facts["captions"]["hash"]).digest() == self.facts["experiment"]:
-            if problem := diff_images(self.required_facts, facts):
-                raise EarlierSweepError(f"--from {self.name}: its images are others: {problem}; leave this sweep out")
-            return
-        own = {"format": FORMAT, "seed": experiment.seed, **{part: facts[part] for part in ("models", "extractors")}}
-        changed = [part for part in _PARTS if own[part] != self.facts[part]] or ["the models' dtype"]
-        raise EarlierSweepError(
-            f"--from {self.name}: its images depend on other values of {', '.join(changed)}; restore them, or leave "
-            "this sweep out"
-        )
+        if changes := differences({part: self.facts[part] for part in _PARTS}, {part: facts[part] for part in _PARTS}):
+            raise self._refused(f"depend on other values: {describe_differences(changes)}")
+
+    def check_loaded(self, experiment: Experiment, facts: Mapping[str, Any]) -> None:
+        """As `check`, with all that images depend on. facts: of a worker."""
+        self.check({"format": FORMAT, "seed": experiment.seed, **facts})
+        if replace(experiment, captions=self.facts["captions"]["hash"]).digest() != self.facts["experiment"]:
+            raise self._refused(f"depend on another dtype of the models than {experiment.precision}")
+        if problem := diff_images(self.required_facts, facts):
+            raise self._refused(f"are others: {problem}")
+
+    def _refused(self, problem: str) -> EarlierSweepError:
+        return EarlierSweepError(f"--from {self.name}: its images {problem}; restore them, or leave this sweep out")
 
     @property
     def required_facts(self) -> dict[str, Any]:
         """Facts that workers must share with those that generated its images; empty without any."""
         return {name: self.facts[name] for name in ("device", "numerics") if self.shards and self.facts[name]}
 
+    def incomparable(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Why its values cannot be compared with those of a new sweep: what differs, by key; empty if they can.
+
+        facts: of a worker, as far as they are known before one has started.
+        """
+        new: dict[str, Any] = {**facts, "samples": sweep.quality.samples}
+        if sweep.sampling is not None:
+            new["baseline"] = DecodingConfig(sampling=sweep.sampling).to_mapping()
+        own: dict[str, Any] = {
+            key: self.facts[key] for key in ("captions", "reference", "samples", "baseline") if key in new
+        }
+        own["captions"], new["captions"] = own["captions"]["hash"], new["captions"]["hash"]
+        if any(map(is_priced, _goals(sweep))):
+            timing, device = sweep.timing.to_mapping(), facts.get("timing_device", "")
+            own |= {key: self.facts["timing"].get(key) for key in ("batch", "nodes") if timing.get(key)}
+            new |= timing
+            # those that time may not have the device of the first worker if nodes are named
+            if not timing.get("nodes") and not may_compare_speeds(self.hardware, device):
+                own["timing_device"] = self.hardware
+        return differences(own, {key: new[key] for key in own})
+
     def results(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> list[TrialRecord]:
         """The trials to tell to the search of a new sweep; none if their values cannot be compared with its own."""
-        names = [*(objective.metric for objective in sweep.objectives), *(c.metric for c in sweep.constraints)]
-        comparable = (
-            self.facts["captions"]["hash"] == facts["captions"]["hash"]
-            and self.facts["reference"] == facts["reference"]
-            and self.facts["samples"] == sweep.quality.samples
-            and self.facts["baseline"] == DecodingConfig(sampling=sweep.sampling).to_mapping()
-        )
-        if any(map(is_priced, names)):
-            own, new = self.facts["timing"], sweep.timing.to_mapping()
-            comparable &= own.get("batch") == new["batch"]
-            if nodes := new.get("nodes"):  # those that time may not have the device of the first worker
-                comparable &= own.get("nodes") == nodes
-            else:
-                comparable &= may_compare_speeds(self.hardware, facts["timing_device"])
-        if not comparable:
+        if self.incomparable(sweep, facts):
             return []
-        return [record for record in self.records if record.state == FAILED or record.metrics.keys() >= {*names}]
+        return [record for record in self.records if record.state == FAILED or record.metrics.keys() >= _goals(sweep)]
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data; without credentials."""
@@ -128,14 +146,14 @@ class Source:
         shards = {digest: list(names) for digest, names in self.shards.items()}
         return {
             "store": Storage(self.store).display_name, "name": self.name, "facts": dict(self.facts),
-            "hardware": self.hardware, "shards": shards, "records": records,
+            "hardware": self.hardware, "shards": shards, "images": self.images, "records": records,
         }  # fmt: skip
 
     @classmethod
     def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
         records = tuple(TrialRecord.from_json(record.encode()) for record in plain["records"])
         shards = {digest: tuple(names) for digest, names in plain["shards"].items()}
-        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], shards, records)
+        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], shards, plain["images"], records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +196,40 @@ class Earlier:
         return cls(sources, tuple(Enqueued(label, config) for config, label in front.items()))
 
     def extend(self, sweep: SweepConfig) -> SweepConfig:
-        """The sweep with the earlier fronts' configs after its own, and a budget that is larger by their number."""
-        budget = replace(sweep.budget, trials=sweep.budget.trials + len(self.front))
+        """The sweep with the earlier fronts' configs after its own, and budgets that are larger by them and their
+        images.
+        """
+        count, budget = len(self.front), sweep.budget
+        images = None if budget.images is None else budget.images + count * sweep.captions.count * sweep.quality.samples
+        budget = replace(budget, trials=budget.trials + count, images=images)
         return replace(sweep, enqueue=(*sweep.enqueue, *self.front), budget=budget)
+
+    def decide(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> Self:
+        """The same with the trials alone that the search of a new sweep is told, each once. facts: of a worker."""
+        told: dict[DecodingConfig | None, TrialRecord] = {}
+        sources = []
+        for source in self.sources:
+            new = [record for record in source.results(sweep, facts) if record.config not in told]
+            told |= {record.config: record for record in new}
+            sources.append(replace(source, records=tuple(new)))
+        return replace(self, sources=tuple(sources))
+
+    @property
+    def told(self) -> list[TrialRecord]:
+        """The trials to tell the search, once it is decided which (see `decide`)."""
+        return [record for source in self.sources for record in source.records]
+
+    def describe(self, sweep: SweepConfig, facts: Mapping[str, Any] | None = None) -> list[str]:
+        """A sentence on what is taken over from each sweep. facts: see `Source.incomparable`; None: it is decided."""
+        lines = []
+        for source in self.sources:
+            records = source.records if facts is None else source.results(sweep, facts)
+            told = counted(len(records), "trial")
+            if facts is not None and (changes := source.incomparable(sweep, facts)):
+                told = f"no trial, because {describe_differences(changes)}"
+            images = f"up to {counted(source.images, 'image')} of {counted(len(source.shards), 'setting')}"
+            lines.append(f"{source.name}: {images}; the search is told {told}")
+        return lines
 
     def to_json(self) -> bytes:
         front = [entry.to_mapping() for entry in self.front]
@@ -218,6 +267,11 @@ class Earlier:
     def required_facts(self) -> dict[str, Any]:
         """Facts that workers must share with those that generated the images; empty without any."""
         return next((source.required_facts for source in self.sources if source.shards), {})
+
+
+def _goals(sweep: SweepConfig) -> set[str]:
+    """The metrics of a sweep's objectives and constraints."""
+    return {*(objective.metric for objective in sweep.objectives), *(limit.metric for limit in sweep.constraints)}
 
 
 def _free_label(record: TrialRecord, sweep: str, labels: Collection[str]) -> str:

@@ -113,7 +113,7 @@ def _launch(
             capabilities = Capabilities.from_mapping(facts["capabilities"])
             sweep = sweep.resolve(capabilities.sampling)
             _check_facts(sweep, facts, capabilities, options)
-            earlier_trials = _take_over(sweep, facts, earlier, storage)
+            earlier_trials = _take_over(sweep, facts, earlier, storage, emit)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
@@ -203,7 +203,9 @@ def _stored_facts(storage: Storage, earlier: Earlier | None = None) -> dict[str,
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, storage: Storage) -> list[TrialRecord]:
+def _take_over(
+    sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, storage: Storage, emit: EventSink
+) -> list[TrialRecord]:
     """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell the search.
 
     Raises:
@@ -211,17 +213,17 @@ def _take_over(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, s
     """
     experiment = _experiment(sweep, facts)
     for source in earlier.sources:
-        source.check(experiment, facts)
-    if not storage.exists(IDENTITY):  # a launch that was killed here may have left another file
-        if earlier.sources:
-            storage.write(EARLIER, earlier.to_json())
-        else:
-            storage.remove(EARLIER)
-    trials: dict[DecodingConfig | None, TrialRecord] = {}
-    for source in earlier.sources:
-        for record in source.results(sweep, facts):
-            trials.setdefault(record.config, record)
-    return list(trials.values())
+        source.check_loaded(experiment, facts)
+    if storage.exists(IDENTITY):
+        return earlier.told
+    for text in earlier.describe(sweep, facts):
+        _emit_note(emit, f"takes over from {text}")
+    earlier = earlier.decide(sweep, facts)
+    if earlier.sources:
+        storage.write(EARLIER, earlier.to_json())
+    else:  # a launch that was killed here may have left another file
+        storage.remove(EARLIER)
+    return earlier.told
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:

@@ -26,9 +26,14 @@ class LaunchOptions:
     name: str | None = o.option("Name of the sweep. Default: the space's.", "NAME", key="name")
     resume: bool = o.flag("Resume the sweep, or start it.")
     earlier: list[str] | None = o.option(
-        "A sweep of the same models, whose images and results a new sweep takes over. Repeatable.", "SWEEP", "--from"
+        "A sweep of the same models, whose images and results a new sweep takes over. Repeatable. The budget counts "
+        "the trials besides those of its front.",
+        "SWEEP",
+        "--from",
     )
-    trials: int | None = o.option("Budget: total number of trials.", "N", key="budget.trials", min=1)
+    trials: int | None = o.option(
+        "Budget: total number of trials, without the fronts of --from.", "N", key="budget.trials", min=1
+    )
     images: int | None = o.option("Budget: images; no trial starts after that.", "N", key="budget.images", min=1)
     hours: float | None = o.option(
         "Budget: wall clock of the sweep, without the time between launches.", "H", key="budget.hours"

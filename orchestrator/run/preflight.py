@@ -22,6 +22,7 @@ from orchestrator.results.store import SWEEP, Identity, check_unused, read_ident
 from orchestrator.results.text import without_credentials
 from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import parent_folder
+from orchestrator.run.earlier import Earlier, Source
 from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
 from orchestrator.run.timing import session_of
@@ -44,7 +45,7 @@ from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on
 from workers.metrics import fid
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import BLOCKS
-from workers.metrics.extractors import check_weights, load_extractors, unavailable_metrics
+from workers.metrics.extractors import Extractors, check_weights, load_extractors, unavailable_metrics
 from workers.metrics.metric import METRICS
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import uses_timings, weight_keys
@@ -83,12 +84,18 @@ class _Inputs:
 
 
 def preflight(
-    sweep: SweepConfig, storage: Storage, *, address: str | None = None, study: str | None = None, mlflow: str = ""
+    sweep: SweepConfig,
+    storage: Storage,
+    *,
+    address: str | None = None,
+    study: str | None = None,
+    mlflow: str = "",
+    earlier: Earlier | None = None,
 ) -> Sampling | None:
     """Raise an error for anything that would fail later, in the workers or after their work.
 
     Returns the sampling of the sweep, by default the target's; None if only the cluster has the target's files. Takes a
-    few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none.
+    few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none. earlier: what the sweep takes over.
 
     Raises:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
@@ -131,6 +138,7 @@ def preflight(
     for check in _CHECKS if identity else (*_CHECKS, _constraint_problems):  # an older version let such a sweep start
         for path, problem in check(inputs):
             raise ConfigError(path, problem)
+    _check_sources(inputs, earlier.sources if earlier and identity is None else ())
     check_configs(inputs.sweep, inputs.capabilities)
     check_pool(inputs.sweep, inputs.capabilities)
     Search(inputs.sweep, directions)
@@ -197,6 +205,28 @@ def _read_inputs(sweep: SweepConfig) -> _Inputs:
                 **sweep.reference.to_mapping(), extractors=tuple(extractors.values()), size=capabilities.image_size
             )
     return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions)
+
+
+def _check_sources(inputs: _Inputs, sources: Sequence[Source]) -> None:
+    """Check that the images of earlier sweeps depend on the same files.
+
+    Raises:
+        EarlierSweepError: names the files' keys, with both hashes.
+    """
+    if not sources:
+        return
+    sweep, entry = inputs.sweep, inputs.entry
+    extractors = Extractors.load(
+        entry.folder,
+        image_size=inputs.capabilities.image_size,
+        captions=[caption.text for caption in inputs.captions],
+        device=torch.device("meta"),
+        weights=entry.metrics,
+        metrics=sorted(sweep.requested_metrics) or None,
+    )
+    facts = {"format": FORMAT, "seed": sweep.seed, "models": entry.hashes, "extractors": extractors.identities}
+    for source in sources:
+        source.check(facts)
 
 
 def _unavailable_metrics(inputs: _Inputs) -> Problems:

@@ -24,6 +24,7 @@ from orchestrator.results.text import clean, counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Event, EventSink
+from workers.data.shards import TAKEN_FROM
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
@@ -97,9 +98,10 @@ class Progress:
     """The state of a sweep, updated by its events.
 
     planned, planned_images: the budget (None: no limit). done, failed, stopped: numbers of trials, those of earlier
-    launches included. images: generated in this launch. objectives: metric and direction. running: trials by number.
-    candidates: the last events of trials that meet the constraints, by number. phase: what is prepared. is_over:
-    whether the launch has returned. Times are in seconds, by the monotonic clock.
+    launches included. images: generated in this launch. taken: images of earlier sweeps that it copied. objectives:
+    metric and direction. running: trials by number. candidates: the last events of trials that meet the constraints, by
+    number. phase: what is prepared. is_over: whether the launch has returned. Times are in seconds, by the monotonic
+    clock.
     """
 
     planned: int | None
@@ -109,6 +111,7 @@ class Progress:
     failed: int = 0
     stopped: int = 0
     images: int = 0
+    taken: int = 0
     running: dict[int, _Trial] = field(default_factory=dict)
     candidates: dict[int, Event] = field(default_factory=dict)
     phase: str = ""
@@ -136,9 +139,10 @@ class Progress:
             self._given += (self.share or 0.0) - before
         elif kind == "shard":
             self._add_shard(event, now)
+            self._given += (self.share or 0.0) - before if TAKEN_FROM in event else 0.0
         elif kind in ("trial_finished", "trial_revived", "revival_failed"):
-            self._finish(event)
-            self._given += 0.0 if event.get("new", True) else (self.share or 0.0) - before
+            is_made = self._finish(event)
+            self._given += 0.0 if is_made and event.get("new", True) else (self.share or 0.0) - before
         elif kind == "workers":
             self.note = "" if event["alive"] and not self.workers else self.note  # that none was running
             self.workers = event["alive"]
@@ -150,18 +154,22 @@ class Progress:
         self.note = event.get("note", self.note)
 
     def _add_shard(self, event: Event, now: float) -> None:
-        self._shard_at = now
-        self.images += event["images"] if event["kind"] == "quality" else 0
+        if TAKEN_FROM in event:
+            self.taken += event["images"]
+        else:
+            self._shard_at = now
+            self.images += event["images"] if event["kind"] == "quality" else 0
         if trial := self.running.get(event["trial"]):
-            trial.seconds += event["seconds"]
+            trial.seconds += 0.0 if TAKEN_FROM in event else event["seconds"]
             trial.missing = max(trial.missing - 1, 0)
 
-    def _finish(self, event: Event) -> None:
+    def _finish(self, event: Event) -> bool:
+        """Returns whether the trial took time: not if all of its shards existed, or were copied."""
         kind, trial = event["event"], self.running.pop(event["trial"], None)
         if kind == "trial_finished":
             self.done += 1
             self._done_images += event["images"]
-            self._costs += [trial.seconds] if trial and event["new"] else []
+            self._costs += [trial.seconds] if trial and trial.seconds and event["new"] else []
             self.note = "" if event["new"] else self.note
             self.failed += event["state"] == "failed"
             self.stopped += event["state"] == "stopped"
@@ -169,6 +177,7 @@ class Progress:
             self.stopped -= event["state"] != "stopped"
         if event.get("feasible"):
             self.candidates[event["trial"]] = event
+        return trial is None or trial.seconds > 0
 
     @property
     def has_earlier_work(self) -> bool:
@@ -282,6 +291,7 @@ def _trials(progress: Progress) -> str:
 
 def _rate(progress: Progress) -> str:
     images = f"{progress.images} {'new ' if progress.has_earlier_work else ''}images"
+    images += f" and {progress.taken} taken over" if progress.taken else ""
     rate = f"{images}, {progress.images / max(progress.elapsed, 1e-9):.1f}/s"
     return f"{rate} · {counted(progress.workers, 'worker')}"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseGASampler, BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -33,6 +33,8 @@ from search_spaces.space import Space
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.definition import Direction
+
+_MAX_ATTEMPTS = 50  # at a setting that no earlier sweep has told
 
 
 class ParameterTPESampler(TPESampler):
@@ -66,7 +68,8 @@ class Search:
     their features.
 
     pool: of a sampler that chooses from one; called when the sampler is asked for the first time. An empty one is
-    enough to check the sampler's options. earlier: trials of other sweeps, told before the first proposal.
+    enough to check the sampler's options. earlier: trials of other sweeps, told before the first proposal. Those with
+    values are not proposed again, unless the sampler proposes nothing else.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
@@ -85,16 +88,19 @@ class Search:
         self._options, self._seed = sweep.search.options, sweep.search.seed
         self._sampling = sweep.sampling or Sampling()
         self._sampler, self._choice = sweep.search.sampler, SAMPLERS.lookup(sweep.search.sampler)
-        is_grid = sweep.search.sampler == GRID
-        self._points = self._space.size() if is_grid else None
-        self._grid = self._space.grid() if is_grid else None
         self.directions = tuple(directions)
         self._check_reference()
         self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
         self._live: dict[int, Trial] = {}
         self._asked = 0
-        for record in earlier:
-            self._learn(record, [objective.metric for objective in sweep.objectives])
+        self._told: list[Mapping[str, Any]] = []  # parameters of earlier trials with values
+        for index, record in enumerate(earlier):
+            self._learn(index, record, [objective.metric for objective in sweep.objectives])
+        is_grid = sweep.search.sampler == GRID
+        self._points = self._space.size() if is_grid else None
+        if self._points is not None:
+            self._points -= len(self._told)
+        self._grid = (point for point in self._space.grid() if point not in self._told) if is_grid else None
 
     @property
     def is_stateful(self) -> bool:
@@ -135,17 +141,12 @@ class Search:
             fixed = next(self._grid)
         else:
             fixed = None if self.is_stateful else stored_params
-        sampler = self._make_sampler(number, self._pool) if fixed is None else RandomSampler(seed=0)
-        self._study.sampler = RoundingSampler(sampler)
-        if fixed is not None:
-            self._study.enqueue_trial(dict(fixed))
-        trial = self._live[number] = self._study.ask()
-        problem = None
-        try:
-            proposed = self._space.suggest(trial, self._sampling)
-            config = config or proposed
-        except ConfigError as error:
-            problem = f"the space proposed an invalid config: {error}"
+        for attempt in range(_MAX_ATTEMPTS):
+            trial, proposed, problem = self._ask(number, attempt, fixed)
+            if fixed is not None or trial.params not in self._told or attempt == _MAX_ATTEMPTS - 1:
+                break
+            self._study.tell(trial, state=TrialState.FAIL)  # samplers do not read the values of such trials
+        config, self._live[number] = config or proposed, trial
         if stored_params is not None and dict(stored_params) != dict(trial.params):
             raise StudyError(
                 f"trial {number} ran with {dict(stored_params)}, but this search proposes {dict(trial.params)}: the "
@@ -153,27 +154,44 @@ class Search:
             )
         return Proposal(number, label, config, dict(trial.params), dict(trial.distributions), problem)
 
+    def _ask(
+        self, number: int, attempt: int, fixed: Mapping[str, Any] | None
+    ) -> tuple[Trial, DecodingConfig | None, str | None]:
+        """A trial of Optuna's, its config, and what is wrong with its parameters. fixed: those that are set.
+
+        A genetic sampler breeds from trials that have a generation, and gives one to those alone that it samples.
+        """
+        sampler = self._make_sampler(number, attempt, self._pool if fixed is None else SettingsPool.empty)
+        self._study.sampler = RoundingSampler(sampler)
+        if fixed is not None:
+            self._study.enqueue_trial(dict(fixed))
+        trial = self._study.ask()
+        if isinstance(sampler, BaseGASampler):
+            _ = trial.relative_params
+        try:
+            return trial, self._space.suggest(trial, self._sampling), None
+        except ConfigError as error:
+            return trial, None, f"the space proposed an invalid config: {error}"
+
     def _ask_outside(self, number: int, config: DecodingConfig) -> None:
         """Start a trial without parameters if the sampler can use its features."""
         if self._choice.from_pool:
             trial = self._live[number] = self._study.ask()
             trial.set_user_attr(SETTING, config.digest())
 
-    def _learn(self, record: TrialRecord, objectives: Sequence[str]) -> None:
+    def _learn(self, index: int, record: TrialRecord, objectives: Sequence[str]) -> None:
         """Tell Optuna a trial of another sweep, unless the space does not have it and the sampler cannot use it."""
         if record.config is None:
             return
         params = self._space.params_of(record.config, self._sampling)
         if params is None and not self._choice.from_pool:
             return
-        self._study.sampler = RandomSampler(seed=0)
-        if params is not None:
-            self._study.enqueue_trial(dict(params))
-        trial = self._study.ask()
         if params is None:
+            trial = self._study.ask()
             trial.set_user_attr(SETTING, record.digest)
         else:
-            self._space.suggest(trial, self._sampling)
+            trial = self._ask(-1, index, params)[0]
+            self._told += [trial.params] if objective_values(record, objectives) else []
         self._finish(trial, record, objectives)
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
@@ -202,9 +220,14 @@ class Search:
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             raise StudyError(f"search.options.reference: give {count} numbers, one for each objective, got {given!r}")
 
-    def _make_sampler(self, number: int, pool: Callable[[], SettingsPool] = SettingsPool.empty) -> BaseSampler:
-        """The sampler of one ask, seeded by the search's seed and the trial's number. pool: of one that needs it."""
-        digest = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()
+    def _make_sampler(
+        self, number: int, attempt: int = 0, pool: Callable[[], SettingsPool] = SettingsPool.empty
+    ) -> BaseSampler:
+        """The sampler of one ask, seeded by the search's seed, the trial's number and the attempt at it. pool: of one
+        that needs it.
+        """
+        ask = f"{self._seed}:{number}" + (f":{attempt}" if attempt else "")
+        digest = hashlib.sha256(ask.encode()).digest()
         seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
         sampler_class = load_object(self._choice.implementation)
         arguments = {**self._choice.defaults, **self._options}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from benchmarks.sweep_results import images
 from orchestrator.results.store import EARLIER
+from orchestrator.results.trials import TrialRecord
+from orchestrator.run.earlier import Earlier
 from specfrontier import Sweep
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches
@@ -18,7 +22,12 @@ from workers.data.records import read_shard
 from workers.data.storage import Storage
 
 pytestmark = pytest.mark.slow(seconds=60)
-WIDER = SWEEP.replace("name: small", "name: wider").replace("length: {low: 2, high: 3}", "length: {low: 2, high: 5}")
+WIDER = (
+    SWEEP.replace("name: small", "name: wider")
+    .replace("length: {low: 2, high: 3}", "length: {low: 2, high: 5}")
+    .replace("sampler: nsga2", "sampler: tpe")
+    .replace("population_size: 2", "n_startup_trials: 2")  # so that proposals follow from what the search was told
+)
 
 
 def taken(run: SweepRun) -> dict[str, bool]:
@@ -36,6 +45,8 @@ def wider(small: SweepRun, tmp_path: Path) -> SweepRun:
 
 
 def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
+    checked = launch(wider, "--from", str(small.store), "--check")
+    assert checked.code == 0, checked.err
     wider.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "8")
     before = images(small.store)
     known = {table.schema.metadata[b"setting"].decode() for table in before.values()}
@@ -49,7 +60,30 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
     assert_every_image_once(wider, CAPTIONS)
     front = {record.digest for record in Sweep.open(small.store).front_records}
     assert front <= {record.digest for record in wider.records}, "the earlier front is in the new sweep"
-    assert len(wider.records) == 8 + len(json.loads((wider.store / EARLIER).read_text())["front"])
+    stored = json.loads((wider.store / EARLIER).read_text())
+    assert len(wider.records) == 8 + len(stored["front"])
+    (source,) = stored["sources"]
+    told = {TrialRecord.from_json(record.encode()).digest for record in source["records"]}
+    assert told
+    assert not told & {record.digest for record in wider.records[len(stored["front"]) + 1 :]}, "they are not run again"
+    for text in (checked.out, *(event["note"] for event in wider.events if "takes over" in event.get("note", ""))):
+        assert f"small: up to {source['images']} images" in " ".join(text.split())
+        assert f"the search is told {len(told)} trial" in " ".join(text.split())
+    copied = sum(after[name.removeprefix("shards/")].num_rows for name, is_taken in taken(wider).items() if is_taken)
+    found = json.loads(specfrontier("status", str(wider.store), "--json").out)["taken"]
+    assert found == {"sweeps": ["small"], "images": copied, "trials": len(told)}
+    assert f"small: {copied} of the images" in specfrontier("status", str(wider.store)).out
+
+
+def test_the_search_proposes_from_what_it_was_told(small: SweepRun, wider: SweepRun) -> None:
+    untold = SweepRun(wider.folder, WIDER.replace("name: wider", "name: untold"), models=lambda folder: folder)
+    for run, told in ((wider, nullcontext()), (untold, mock.patch.object(Earlier, "told", []))):
+        with told:
+            run.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "5")
+    first = len(json.loads((wider.store / EARLIER).read_text())["front"]) + 1
+    proposed = [[record.params for record in run.records] for run in (wider, untold)]
+    assert proposed[0][:first] == proposed[1][:first]
+    assert proposed[0][first:] != proposed[1][first:]
 
 
 def test_a_killed_sweep_goes_on_without_the_earlier_one(small: SweepRun, wider: SweepRun) -> None:
@@ -86,10 +120,14 @@ def test_other_results_are_refused_by_name(small: SweepRun, wider: SweepRun, tmp
     for options, named in (
         (("--seed", "7"), "seed"),
         (("--from", str(small.store)), "twice"),
-        (("--from", str(tmp_path)), str(tmp_path)),
+        (("--from", str(tmp_path)), f"--from {tmp_path}"),
     ):
         refused = launch(wider, "--from", str(small.store), *options)
         assert (refused.code, named in refused.err) == (2, True), refused.err
+    weights = next((wider.folder / "weights").rglob("eagle.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    refused = launch(wider, "--from", str(small.store), "--check")
+    assert (refused.code, "models.drafters.eagle was" in refused.err) == (2, True), refused.err
     assert not (wider.store / EARLIER).exists()
 
 

@@ -20,6 +20,8 @@ from search_spaces.trial import DecodingConfig
 FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
 SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
 MAX_SHAPES = 8  # besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a memory
+TAKEN_FROM = "taken_from"  # in the metadata of a shard whose images an earlier sweep generated: where
+FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # of the metadata, what the driver is told
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 _CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from operator import ge
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optuna.trial import FixedTrial
 
 from orchestrator.cli.launch import _with_earlier
 from orchestrator.results.store import EARLIER, write_identity
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import TrialRecord
 from orchestrator.run.earlier import Earlier, EarlierSweepError, Source
 from orchestrator.run.launch import _take_over as take_over
 from orchestrator.run.options import LaunchOptions
@@ -22,6 +25,8 @@ from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import IMAGES, SAMPLING, write_sweep
 from workers.data.shards import FORMAT, Experiment
 from workers.data.storage import Storage
+from workers.metrics.definition import Direction
+from workers.metrics.estimate import Estimate
 
 SPACE: dict[str, Any] = {
     "name": "wider",
@@ -64,6 +69,8 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     extended = taken.extend(config)
     assert extended.enqueue[1:] == taken.front
     assert extended.budget.trials == config.budget.trials + len(taken.front)
+    limited = replace(config, budget=replace(config.budget, images=1000))
+    assert taken.extend(limited).budget.images == 1000 + len(taken.front) * config.captions.count
     (source,) = taken.sources
     told = {record.number: record for record in source.results(config, facts(earlier))}
     others = {r.number for r in earlier.records if r.config not in front and r.config and not r.config.is_vanilla}
@@ -116,11 +123,14 @@ def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
     experiment = Experiment(known["models"], known["captions"]["hash"], 0, known["extractors"], "float32")
     own = replace(taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources))
     storage, known = Storage(tmp_path / "new"), known | {"precision": "float32"}
-    told = [record.config for record in take_over(config, known, own, storage)]
+    told = [record.config for record in take_over(config, known, own, storage, print)]
     assert len(set(told)) == len(told)
     assert {*told} == {record.config for source in taken.sources for record in source.results(config, known)}
-    write_identity(storage, earlier.identity)  # a resumed sweep's search is told the same
-    assert [record.config for record in take_over(config, known, own, storage)] == told
+    write_identity(storage, earlier.identity)  # a resumed sweep's search is told the same, whatever its machine
+    stored = Earlier.stored(storage)
+    assert stored is not None
+    other = known | {"timing_device": "another", "reference": None}
+    assert [record.config for record in take_over(config, other, stored, storage, print)] == told
 
 
 def _with_experiment(source: Source, experiment: Experiment) -> Source:
@@ -139,10 +149,10 @@ def test_images_of_another_device_are_refused(earlier: Sweep) -> None:
     (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
     source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
     source = replace(source, facts={**source.facts, "device": "a processor"})
-    source.check(new, facts(earlier, device="a processor", precision="bfloat16"))
+    source.check_loaded(new, facts(earlier, device="a processor", precision="bfloat16"))
     with pytest.raises(EarlierSweepError, match="another processor"):
-        source.check(new, facts(earlier, device="another processor", precision="bfloat16"))
-    replace(source, shards={}).check(new, facts(earlier, device="another processor", precision="bfloat16"))
+        source.check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
+    replace(source, shards={}).check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
 
 
 def test_what_was_taken_over_is_stored(earlier: Sweep, tmp_path: Path) -> None:
@@ -166,6 +176,8 @@ def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: di
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     assert source.results(config, facts(earlier))
     assert source.results(config, facts(earlier, **changed)) == []
+    (key,) = changed
+    assert source.incomparable(config, facts(earlier, **changed)).keys() >= {key}
     more = SweepConfig.from_mapping({**SPACE, "quality": {"samples": 2}})
     assert source.results(more, facts(earlier)) == []
     cooler = SweepConfig.from_mapping({**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}})
@@ -196,7 +208,7 @@ def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: 
     for locations in ([], [str(tmp_path / "other")]):
         options = _with_earlier(config, storage, LaunchOptions(earlier=locations))[1]
         assert [source.store for source in getattr(options.taken, "sources", ())] == locations
-    take_over(config, facts(earlier) | {"precision": "float32"}, Earlier(), storage)
+    take_over(config, facts(earlier), Earlier(), storage, print)
     assert not storage.exists(EARLIER)
     storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
     write_identity(storage, earlier.identity)
@@ -207,24 +219,28 @@ def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: 
 
 @pytest.mark.parametrize("part", ["models", "extractors", "seed", "format", "precision"])
 def test_other_images_are_refused_by_what_differs(earlier: Sweep, part: str) -> None:
+    """With the key, and both values; before any worker has loaded, but for the dtype."""
     identity = earlier.identity
     new = Experiment(identity.models, "new captions", 0, identity.extractors, "float32")
     (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
-    same = replace(new, captions=source.facts["captions"]["hash"]).digest()
-    source = replace(source, facts={**source.facts, "experiment": same, "format": FORMAT})
+    source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
+    source = replace(source, facts={**source.facts, "format": FORMAT})
     known = facts(earlier)
-    source.check(new, known)
-    if part == "format":
-        source = replace(source, facts={**source.facts, "experiment": "older", "format": FORMAT - 1})
-    elif part == "precision":
-        new = replace(new, precision="bfloat16")
-    elif part == "seed":
-        new = replace(new, seed=3)
-    else:
-        known = facts(earlier, **{part: {"target": "other"}})
-        new = replace(new, models={"target": "other"})
-    with pytest.raises(EarlierSweepError, match="dtype" if part == "precision" else part):
-        source.check(new, known)
+    source.check_loaded(new, known)
+    if part == "precision":
+        with pytest.raises(EarlierSweepError, match="dtype of the models than bfloat16"):
+            source.check_loaded(replace(new, precision="bfloat16"), known)
+        return
+    own = {"format": FORMAT, "seed": 0, **known}
+    source.check(own)
+    text, changed = {
+        "seed": ("seed was 0, is 3", 3),
+        "format": (f"format was {FORMAT}, is {FORMAT + 1}", FORMAT + 1),
+        "models": ('models.target was not given, is "other"', {**identity.models, "target": "other"}),
+        "extractors": ('extractors.other was not given, is "new"', {**identity.extractors, "other": "new"}),
+    }[part]
+    with pytest.raises(EarlierSweepError, match=re.escape(text)):
+        source.check(own | {part: changed})
 
 
 def test_a_sweep_is_taken_once(earlier: Sweep) -> None:
@@ -232,15 +248,23 @@ def test_a_sweep_is_taken_once(earlier: Sweep) -> None:
         Earlier.read([earlier.storage.uri] * 2, SweepConfig.from_mapping(SPACE))
 
 
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
+
+
+def told_of(earlier: Sweep, config: SweepConfig) -> list[tuple[TrialRecord, dict[str, Any] | None]]:
+    """The trials that the search is told, with their parameters in the new space."""
+    told = Earlier.read([earlier.storage.uri], config).decide(config, facts(earlier)).told
+    configs = [(record, record.config) for record in told if record.config is not None]
+    return [(record, config.space.params_of(setting, SAMPLING)) for record, setting in configs]
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None:
     """It proposes as one that ran these trials itself; those outside of the space are left out."""
     config = SweepConfig.from_mapping({**SPACE, "search": {"sampler": sampler}}).resolve(SAMPLING)
-    (source,) = Earlier.read([earlier.storage.uri], config).sources
-    told = source.results(config, facts(earlier))
-    found = [(record, record.config and config.space.params_of(record.config, SAMPLING)) for record in told]
-    inside = [(record, params) for record, params in found if params is not None]
-    search = Search(config, ("maximize", "minimize"), earlier=told)
+    told = told_of(earlier, config)
+    inside = [(record, params) for record, params in told if params is not None]
+    search = Search(config, DIRECTIONS, earlier=[record for record, _ in told])
     trials = search._study.trials
     assert 0 < len(inside) < len(told)
     assert [trial.state.name for trial in trials] == ["FAIL" if r.state == "failed" else "COMPLETE" for r, _ in inside]
@@ -249,3 +273,62 @@ def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None
         if record.state != "failed":
             assert trial.values == [record.metrics[name].value for name in ("step_compression", "fid")]
     assert search.propose(0).label == "vanilla"
+
+
+FINITE = {
+    "drafter": "eagle",
+    "tree": {"policy": "chain", "length": {"low": 2, "high": 5}},
+    "acceptance": ["exact", {"neighbourhood": "additive", "k": {"values": [10, 100]}, "delta": 0.2}],
+}
+
+
+def points_of(config: SweepConfig) -> list[TrialRecord]:
+    """A result of each point of a finite space."""
+    values = {name: Estimate(2.0, 0.1, 64) for name in ("step_compression", "fid")}
+    points = [(params, config.space.suggest(FixedTrial(params), SAMPLING)) for params in config.space.grid()]
+    return [TrialRecord(n, "", "complete", c, params=p, metrics=values) for n, (p, c) in enumerate(points)]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "nsga2", "tpe"])
+def test_what_was_told_is_not_run_again(sampler: str) -> None:
+    """A grid has the other points; a sampler is asked again. A resumed search proposes the same."""
+    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": sampler}}).resolve(SAMPLING)
+    points = points_of(config)
+    failed = replace(points[3], state="failed", metrics={})
+    told, new = [*points[:3], failed, *points[6:9]], [*points[3:6], *points[9:]]
+    search, resumed = (Search(config, DIRECTIONS, earlier=told) for _ in range(2))
+    search.propose(0)
+    resumed.propose(0, {})
+    for number in range(1, len(new) + 1):
+        proposal = search.propose(number)
+        assert proposal.params in [record.params for record in new]
+        if sampler == "grid":
+            assert proposal.params == new[number - 1].params
+        stored = proposal.params if number < 4 else None
+        assert resumed.propose(number, stored).params == proposal.params
+    ends = [search.is_exhausted(number) for number in (len(new), len(new) + 1)]
+    assert ends == [False, sampler == "grid"]
+
+
+def test_a_sampler_that_finds_nothing_new_repeats() -> None:
+    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": "random"}}).resolve(SAMPLING)
+    points = points_of(config)
+    search = Search(config, DIRECTIONS, earlier=points)
+    search.propose(0)
+    assert search.propose(1).params in [record.params for record in points]
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_genetic_samplers_breed_from_told_trials(sampler: str) -> None:
+    """Without mutation a child has its parents' numbers, so it repeats one of them, although others are new."""
+    space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 1, "high": 9}}}
+    options = {"population_size": 4, "mutation_prob": 0.0}
+    changes = {"space": space, "search": {"sampler": sampler, "options": options}}
+    config = SweepConfig.from_mapping({**SPACE, **changes}).resolve(SAMPLING)
+    told = points_of(config)[2:6]
+    bred, other = Search(config, DIRECTIONS, earlier=told), Search(config, DIRECTIONS)
+    for search in (bred, other):
+        search.propose(0)
+    known = [record.params for record in told]
+    assert all(bred.propose(number).params in known for number in range(1, 6))
+    assert not all(other.propose(number).params in known for number in range(1, 6))

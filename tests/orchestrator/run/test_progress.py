@@ -218,6 +218,26 @@ def test_what_earlier_launches_did_takes_no_time() -> None:
     assert history.left.value == pytest.approx(24)
 
 
+def test_copied_images_take_no_time_and_are_not_generated() -> None:
+    """Two trials are copied from an earlier sweep, in no time at all, and half of a third one."""
+    history = History(10)
+    for _ in range(2):
+        history.start()
+        for _ in range(2):
+            history.add(shard(history.number) | {"seconds": 0.01, "taken_from": "sweeps/mine"}, 0.01)
+        history.finish()
+    assert history.left is None
+    history.start()
+    history.add(shard(history.number) | {"seconds": 0.01, "taken_from": "sweeps/mine"}, 0.01)
+    history.shard(5.0)
+    history.finish()
+    history.run()
+    assert history.left is not None
+    assert history.left.value == pytest.approx(6 / (1 + 2 / 3) * 15, rel=0.01)
+    assert (history.progress.images, history.progress.taken) == (3 * 8, 5 * 8)
+    assert "24 new images and 40 taken over" in headline(history.progress)
+
+
 def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_budget_that_is_spent() -> None:
     without, idle, done = History(None), History(4, workers=0), History(2)
     for history in (without, idle, done):
