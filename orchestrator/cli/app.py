@@ -15,6 +15,7 @@ from orchestrator.cli import (
     generate,
     launch,
     mlflow,
+    models,
     pareto,
     predict,
     reference,
@@ -75,6 +76,7 @@ app.command(epilog=mlflow.SYNC_EPILOG, short_help="Log missing trials to MLflow.
 app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
 app.command(epilog=train.EPILOG, short_help="Train drafters for a target.")(train.train)
 app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
+app.add_typer(models.models, name="models", help="Entries of models.yaml, and their files of the Hugging Face Hub.")
 
 
 def _show_version(requested: bool) -> None:

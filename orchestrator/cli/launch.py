@@ -74,6 +74,10 @@ def launch(
     with ends_with(WRONG_USAGE):
         config, storage = _read_space(space, options.changes(), options.out)
         config, options = _with_earlier(config, storage, options)
+        if options.pull:
+            from orchestrator.cli.models import pull_models
+
+            pull_models(config, options.address)
         typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
 

@@ -12,6 +12,7 @@ import torch
 from orchestrator.doctor.machine import memory
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
+from workers.loading import hub
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import Entry, find_entry, load_on_meta, metric_bytes, read_models_yaml
@@ -46,7 +47,7 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
 def _check_entry(entry: Entry, batch: int, device: torch.device, free: int | None) -> dict[str, Any]:
     """Findings on one entry: its files with sizes and hashes, its architecture, its memory at a batch size."""
     paths = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
-    files = [_check_file(key, Path(path)) for key, path in paths.items()]
+    files = [_check_file(key, path) for key, path in paths.items()]
     problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
     found: dict[str, Any] = {
         "name": entry.name,
@@ -78,9 +79,12 @@ def _metric_problems(entry: Entry) -> list[str]:
     ]
 
 
-def _check_file(key: str, path: Path) -> dict[str, Any]:
+def _check_file(key: str, place: str) -> dict[str, Any]:
     """Size and hash of a file or folder, and which of several state dicts in it is read; or its problem."""
-    found: dict[str, Any] = {"key": key, "path": str(path), "bytes": None, "hash": None, "part": "", "problem": None}
+    path = Path(place)
+    found: dict[str, Any] = {"key": key, "path": place, "bytes": None, "hash": None, "part": "", "problem": None}
+    if not path.exists() and place.startswith(hub.SCHEME.rstrip("/")):
+        return found | {"problem": f"{place}: not in the cache of the Hugging Face Hub; {hub.FIX}"}
     if not path.exists():
         return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
     parts = [part for part in path.rglob("*") if part.is_file()] if path.is_dir() else [path]

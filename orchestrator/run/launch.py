@@ -53,6 +53,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
 from workers.data.storage import Storage
+from workers.loading.hub import SCHEME, reference_of
 from workers.loading.models import Capabilities
 from workers.runtime.memory import format_bytes
 
@@ -285,7 +286,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
             "constraints": [constraint.text for constraint in sweep.constraints],
             "seed": sweep.seed,
             "baseline": DecodingConfig(sampling=sweep.sampling).to_mapping(),
-            "files": models_entry(sweep).files,
+            "files": {key: reference_of(path) for key, path in models_entry(sweep).files.items()},
             "samples": sweep.quality.samples,
             "timing": sweep.timing.to_mapping(),
             "started": utc_now(),
@@ -311,6 +312,9 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
     if changes:
         changes.pop("experiment", None)  # a digest of others, and of the models' dtype
         changed = describe_differences(changes) or "the experiment, by the models' dtype"
+        moved = [stored.files.get(key.removeprefix("models."), "") for key in changes if key.startswith("models.")]
+        pinned = ", ".join(reference for reference in moved if reference.startswith(SCHEME))
+        changed += f" (the sweep has {pinned})" if pinned else ""
         raise IdentityError(
             f"{storage.display_name}: changed since this sweep started: {changed}; launch under another --name, or "
             "restore the originals"

@@ -45,6 +45,7 @@ class LaunchOptions:
     seed: int | None = o.option("Seed of all images.", "N", key="seed")
     assignments: o.Assignments = None
     models: o.Models = None
+    pull: bool = o.flag("First fetch the files of the Hugging Face Hub that the models need, on every node.")
     address: o.Address = None
     workers: int | None = o.option("Default: one for each GPU, or for each core.", "N", min=1)
     cpus_per_worker: float = o.option("CPU cores of each worker.", "N", default=1.0, min=0.0)

@@ -13,6 +13,8 @@ mine:
   dtype: auto                                # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
   drafters: {eagle: ckpt/eagle.safetensors}
   metrics: {inception: pt_inception.pth}
+
+Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION] (see `workers.loading.hub`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from search_spaces.params import ConfigError, Params, at, expect_mapping, unknow
 from search_spaces.plugins import PluginNames
 from search_spaces.trial import DecodingConfig
 from workers.decoding.build import drafter_class, kinds_with_weights, load_drafter
+from workers.loading import hub
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
@@ -53,7 +56,8 @@ class Entry:
     """An entry of models.yaml with absolute paths.
 
     family: its family's own keys. drafters, metrics: paths by drafter kind and by metric key. where: "file:line"; empty
-    for the built-in model and other folders.
+    for the built-in model and other folders. hub: what the file says in the place of paths, for files of the Hub, by
+    key (`drafters.eagle`); such a path is the reference itself as long as the cache does not have the file.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Entry:
     drafters: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, str] = field(default_factory=dict)
     where: str = ""
+    hub: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> dict[str, str]:
@@ -74,10 +79,13 @@ class Entry:
         Raises:
             WeightsError: names all that are missing.
         """
-        paths = self.files | {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
-        missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
+        nets = {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
+        place = f"{self.where}: {self.name}: " if self.where else ""
+        own = (*self.family.paths.values(), *self.drafters.values(), *nets.values())
+        if absent := [path for path in own if path is not None and path.startswith(hub.SCHEME)]:
+            raise WeightsError(f"{place}not in the cache of the Hugging Face Hub: {', '.join(absent)}; {hub.FIX}")
+        missing = [f"{key} ({path})" for key, path in (self.files | nets).items() if not Path(path).exists()]
         if missing:
-            place = f"{self.where}: {self.name}: " if self.where else ""
             fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
             raise WeightsError(f"{place}no such file or folder: {', '.join(missing)}; {fix}")
 
@@ -99,7 +107,7 @@ class Entry:
         return dtype
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data, for workers."""
+        """Plain data, for workers, which find files of the Hub in their own machine's cache."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "family": self.family.kind, "settings": self.family.to_mapping()}
 
@@ -107,7 +115,9 @@ class Entry:
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
         """Read what `to_mapping` wrote."""
         values = dict(mapping)
-        return cls(**values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(values.pop("settings"))})
+        settings = _on_this_machine(values.pop("settings"))
+        values |= {key: _on_this_machine(values[key]) for key in ("drafters", "metrics")}
+        return cls(**values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(settings)})
 
 
 def read_models_yaml(file: str | Path) -> dict[str, Entry]:
@@ -244,28 +254,47 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
     expect_mapping(given, [*own, *common, "drafters", "metrics"])
     shared = CommonKeys.from_mapping({key: given[key] for key in common if key in given})
     family = kind.from_mapping({key: given[key] for key in own if key in given})
-    paths = {own[key].name: _absolute(path, base) for key, path in family.paths.items() if path is not None}
-    family = replace(family, **paths)
+    targets = {key: path for key, path in family.paths.items() if path is not None}
+    family = replace(family, **{own[key].name: path for key, path in _absolute(targets, base).items()})
     with at("drafters"):
-        drafters = _folder_drafters(family) | _read_paths(given.get("drafters"), kinds_with_weights(), base)
+        drafters = _read_paths(given.get("drafters"), kinds_with_weights())
+        found = _folder_drafters(family) | _absolute(drafters, base)
     with at("metrics"):
-        metrics = _read_paths(given.get("metrics"), weight_keys(), base)
-    return Entry(name, family, shared.dtype, drafters, metrics, where)
+        metrics = _read_paths(given.get("metrics"), weight_keys())
+        nets = _absolute(metrics, base)
+    sections = {"": targets, "drafters.": drafters, "metrics.": metrics}
+    paths = {f"{section}{key}": path for section, keys in sections.items() for key, path in keys.items()}
+    references = {key: path for key, path in paths.items() if path.startswith(hub.SCHEME)}
+    return Entry(name, family, shared.dtype, found, nets, where, references)
 
 
-def _read_paths(section: object, keys: PluginNames, base: Path) -> dict[str, str]:
-    """A section that maps known keys to paths, as absolute paths."""
+def _read_paths(section: object, keys: PluginNames) -> dict[str, str]:
+    """A section that maps known keys to paths."""
     paths: dict[str, str] = {}
     for key, path in ({} if section is None else expect_mapping(section, keys)).items():
         if not isinstance(path, str) or not path:
             raise ConfigError((key,), f"must be the path of a file or folder, got {path!r}")
-        paths[key] = _absolute(path, base)
+        paths[key] = path
     return paths
 
 
-def _absolute(path: str, base: Path) -> str:
-    """A path that is relative to the folder `base`, made absolute."""
-    return str((base / Path(path).expanduser()).absolute())
+def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
+    """Paths that are relative to the folder `base`, made absolute; of files of the Hub, those in its cache."""
+    found = {}
+    for key, path in paths.items():
+        if path.startswith(hub.SCHEME):
+            try:
+                found[key] = hub.local_path(path)
+            except ValueError as error:
+                raise ConfigError((key,), str(error)) from error
+        else:
+            found[key] = str((base / Path(path).expanduser()).absolute())
+    return found
+
+
+def _on_this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with the paths of another machine's cache of the Hub replaced by this one's."""
+    return {key: hub.on_this_machine(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:

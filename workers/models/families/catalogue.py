@@ -25,11 +25,13 @@ class Family(Params, ABC):
     """A family of targets; an instance is what one entry of models.yaml says about its target.
 
     Fields are the family's keys in the entry. A string without a fixed list of choices is a path. published: entries of
-    published models by name, with the official names of their files.
+    published models by name, with the official names of their files. on_hub: entries of models.yaml for checkpoints on
+    the Hugging Face Hub, by name, with `drafters` where there are any.
     """
 
     kind: ClassVar[str]
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @abstractmethod
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:

@@ -309,6 +309,13 @@ class Anole(ChameleonFamily):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "anole-7b": {"transformer": "Anole-7b-v0.1", "vq": "vqgan.ckpt"}
     }
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "anole-7b": {
+            "transformer": "hf://leloy/Anole-7b-v0.1-hf",
+            "vq": "vqgan.ckpt",
+            "drafters": {"eagle": "hf://jadohu/anole_drafter"},
+        }
+    }
 
     @property
     def image(self) -> ImageFormat:

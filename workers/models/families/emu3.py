@@ -7,7 +7,7 @@ the codes of a row have their own names in the vocabulary, and row ends are proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -73,6 +73,7 @@ class Emu3(Family):
     """Emu3-Gen for images of one size."""
 
     kind: ClassVar[str] = "emu3"
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {"emu3-gen": {"checkpoint": "hf://BAAI/Emu3-Gen-hf"}}
 
     checkpoint: Annotated[str, "folder of an Emu3ForConditionalGeneration with its tokenizer"]
     width: Annotated[int, "of the images, pixels", Range(8)] = 720

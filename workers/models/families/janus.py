@@ -7,8 +7,9 @@ attention does see.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +60,10 @@ class Janus(Family):
     """Janus and Janus-Pro."""
 
     kind: ClassVar[str] = "janus"
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        f"janus-pro-{size}": {"checkpoint": f"hf://deepseek-community/Janus-Pro-{size.upper()}"}
+        for size in ("1b", "7b")
+    }
 
     checkpoint: Annotated[str, "folder of a JanusForConditionalGeneration with its tokenizer"]
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 128

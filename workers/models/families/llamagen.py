@@ -293,6 +293,18 @@ def _published_entries() -> dict[str, dict[str, Any]]:
     return entries
 
 
+def _hub_entries() -> dict[str, dict[str, Any]]:
+    """The same entries with the files' places on the Hugging Face Hub, and LANTERN's drafters."""
+    entries = _published_entries()
+    for keys in entries.values():
+        repo = "peizesun/llamagen_t2i" if "text" in keys else "FoundationVision/LlamaGen"
+        keys |= {key: f"hf://{repo}/{keys[key]}" for key in ("transformer", "vq")}
+        keys |= {"text": "hf://google/flan-t5-xl"} if "text" in keys else {}
+    for name, drafter in (("stage1", "llamagen_drafter"), ("stage2", "llamagen2_drafter")):
+        entries[f"llamagen-xl-{name}"]["drafters"] = {"eagle": f"hf://jadohu/{drafter}"}
+    return entries
+
+
 @FAMILIES.register
 @dataclass(frozen=True, slots=True)
 class LlamaGen(Family):
@@ -300,6 +312,7 @@ class LlamaGen(Family):
 
     kind: ClassVar[str] = "llamagen"
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published_entries()
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = _hub_entries()
 
     transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
     vq: Annotated[str, "file of the VQ-16 tokenizer"]

@@ -38,6 +38,9 @@ class Lumina(ChameleonFamily):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "lumina-mgpt-7b-768": {"transformer": "Lumina-mGPT-7B-768", "vq": "vqgan.ckpt"}
     }
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "lumina-mgpt-7b-768": {"transformer": "hf://Alpha-VLLM/Lumina-mGPT-7B-768", "vq": "vqgan.ckpt"}
+    }
     width: Annotated[int, "of the images, pixels", Range(_UNIT_PX, _MAX_UNITS * _UNIT_PX)] = 768
     height: Annotated[int, "of the images, pixels", Range(_UNIT_PX, _MAX_UNITS * _UNIT_PX)] = 768
 

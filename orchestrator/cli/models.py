@@ -1,0 +1,139 @@
+"""`specfrontier models`: write entries of models.yaml for published checkpoints, and fetch their files from the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from orchestrator import options as o
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.results.text import clean, counted
+
+if TYPE_CHECKING:
+    from workers.models.families.catalogue import Family
+
+INIT_EPILOG = """\b
+Examples:
+  specfrontier models init llamagen
+  specfrontier models init janus --out janus.yaml
+"""
+PULL_EPILOG = """\b
+Examples:
+  specfrontier models pull models.yaml#llamagen-xl-stage1
+  specfrontier models pull models.yaml#anole-7b --address auto
+"""
+_DRAFTERS = "files of eagle, eagle3, medusa, independent; `specfrontier train` makes them"
+_INCEPTION = "inception: FILE for fid, pt_inception-2015-12-05-6726825d.pth of pytorch-fid"
+_CLIP = "hf://openai/clip-vit-base-patch32"
+
+models = typer.Typer(
+    name="models", no_args_is_help=True, rich_markup_mode=None, help="Entries of models.yaml, and files of the Hub."
+)
+
+
+@models.command(epilog=INIT_EPILOG, short_help="Write a models.yaml for published checkpoints.")
+@o.grouped
+def init(
+    family: Annotated[str, typer.Argument(metavar="FAMILY", help="llamagen, anole, lumina, janus or emu3.")],
+    out: str = o.option("File to write.", "FILE", default="models.yaml", callback=o.output_file((".yaml", ".yml"))),
+) -> None:
+    """Write a commented models.yaml with an entry for each published checkpoint of a family, with its files' places on
+    the Hugging Face Hub. Nothing is downloaded, and no file is overwritten.
+    """
+    from pathlib import Path
+
+    from workers.models.families.catalogue import FAMILIES
+
+    with ends_with(WRONG_USAGE):
+        kind = FAMILIES.all().lookup(family)
+        if not kind.on_hub:
+            known = ", ".join(name for name, other in FAMILIES.all().items() if other.on_hub)
+            raise ValueError(f"{family}: no published checkpoint on the Hub is known; give one of {known}")
+        path = Path(out)
+        if path.exists():
+            raise ValueError(f"{out}: exists; give another --out")
+        path.write_text("\n".join(_lines(kind)), "utf-8")
+    entries = ", ".join(kind.on_hub)
+    typer.echo(f"{out}: {entries}\nfetch the files of one: specfrontier models pull {out}#{next(iter(kind.on_hub))}")
+
+
+def _lines(family: type[Family]) -> Iterator[str]:
+    """The file: keys with values, then the optional ones as comments, each with what it is."""
+    fields = family.fields()
+    for name, keys in family.on_hub.items():
+        yield f"{name}:"
+        yield f"  family: {family.kind}"
+        for key, field in fields.items():
+            yield f"  {key}: {keys[key]}  # {field.about}" if key in keys else f"  # {key}: {field.about}"
+        yield "  dtype: auto  # bfloat16 on a GPU, float32 on a CPU"
+        drafters = keys.get("drafters", {})
+        yield f"  drafters: {_flow(drafters)}  # {_DRAFTERS}" if drafters else f"  # drafters: {_DRAFTERS}"
+        scores = {} if "text" in fields and "text" not in keys else {"clip": _CLIP}  # class names are no captions
+        yield f"  metrics: {_flow(scores)}  # {_INCEPTION}" if scores else f"  # metrics: {_INCEPTION}"
+        yield ""
+
+
+def _flow(given: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}"
+
+
+@models.command(epilog=PULL_EPILOG, short_help="Fetch an entry's files from the Hugging Face Hub.")
+@o.grouped
+def pull(
+    source: Annotated[str, typer.Argument(metavar="MODELS", help="FILE or FILE#ENTRY of a models.yaml.")],
+    address: o.Address = None,
+) -> None:
+    """Fetch the files that an entry of models.yaml takes from the Hugging Face Hub (hf://...) into its cache, on this
+    machine or, with --address, on every node of a Ray cluster.
+
+    HF_HOME, HF_TOKEN, HF_ENDPOINT and the other variables of huggingface_hub apply. What the cache has is not fetched
+    again; of a branch, the newest commit is.
+    """
+    from workers.loading.models_yaml import find_entry
+
+    with ends_with(WRONG_USAGE):
+        entry = find_entry(source)
+    if not entry.hub:
+        raise CommandError(f"{source}: entry {entry.name} has no path that starts with hf://", WRONG_USAGE)
+    pull_files(entry.hub, address)
+
+
+def pull_files(references: Mapping[str, str], address: str | None) -> None:
+    """Fetch the files of the Hub that an entry names, by key; prints where they are.
+
+    Raises:
+        CommandError: one cannot be fetched, on any machine (1); no such cluster.
+    """
+    from orchestrator.run.tasks import PoolError
+
+    with ends_with(FAILED, PoolError), ends_with(FAILED):
+        if address is None:
+            _pull_here(references)
+            return
+        from orchestrator.run.pull import pull_on_nodes
+
+        failed = dict[str, str]()
+        for done in pull_on_nodes(address, sorted(set(references.values()))):
+            typer.echo(clean(f"{done.node}: {done.reference}: {done.problem or done.path}"), err=bool(done.problem))
+            failed |= {done.reference: done.problem} if done.problem else {}
+        if failed:
+            raise CommandError(f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED)
+
+
+def _pull_here(references: Mapping[str, str]) -> None:
+    from workers.loading.hub import HubFile
+
+    for key, reference in references.items():
+        typer.echo(clean(f"{key}: {HubFile.parse(reference).pull()}"))
+
+
+def pull_models(config: Any, address: str | None) -> None:
+    """Fetch what a sweep's models take from the Hub, if anything. Raises the errors of `pull_files`."""
+    from orchestrator.run.preflight import models_entry
+
+    with ends_with(WRONG_USAGE), config.locate_errors():
+        entry = models_entry(config)
+    if entry.hub:
+        pull_files(entry.hub, address)

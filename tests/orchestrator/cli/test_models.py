@@ -1,0 +1,81 @@
+"""`specfrontier models`: entries that read back, files that are fetched, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.hub import HubServer, hub_server
+from workers.loading.models_yaml import read_models_yaml
+from workers.models.families.catalogue import FAMILIES
+
+FAMILIES_ON_HUB = [name for name, family in FAMILIES.all().items() if family.on_hub]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with hub_server(tmp_path / "hub") as server:
+        yield server
+
+
+@pytest.mark.parametrize("family", FAMILIES_ON_HUB)
+def test_init_writes_entries_that_can_be_read(family: str, hub: HubServer, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    written = specfrontier("models", "init", family, "--out", str(file))
+    assert written.code == 0, written.err
+    entries = read_models_yaml(file)
+    assert list(entries) == list(FAMILIES.all()[family].on_hub)
+    for name, entry in entries.items():
+        keys = yaml.safe_load(file.read_text())[name]
+        assert entry.family.kind == family
+        assert all(reference.startswith("hf://") for reference in entry.hub.values())
+        assert {key for key in entry.family.fields() if str(keys.get(key, "")).startswith("hf://")} <= entry.hub.keys()
+        comments = [line.strip(" #") for line in file.read_text().splitlines() if line.strip().startswith("#")]
+        optional = {key for key in entry.family.fields() if key not in keys}
+        assert optional <= {line.partition(":")[0] for line in comments}, "every other key is named in a comment"
+    assert hub.fetched == []
+    assert "exists" in error_of("models", "init", family, "--out", str(file), code=2)
+
+
+def test_pull_fetches_what_an_entry_names(hub: HubServer, tmp_path: Path) -> None:
+    hub.commit("lab/net", {"w.pt": b"weights", "other.pt": b"another"})
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        "a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq.pt, image_size: 256}\n"
+        "b: {family: llamagen, transformer: w.pt, vq: vq.pt, image_size: 256}\n"
+    )
+    pulled = specfrontier("models", "pull", f"{file}#a")
+    assert pulled.code == 0, pulled.err
+    assert hub.fetched == ["lab/net/w.pt"]
+    entry = read_models_yaml(file)["a"]
+    assert Path(entry.files["transformer"]).read_bytes() == b"weights"
+    assert pulled.out == f"transformer: {entry.files['transformer']}\n"
+    assert "hf://" in error_of("models", "pull", f"{file}#b", code=2)
+    assert "lab/gone" in pull_of(file, "hf://lab/gone/w.pt")
+    assert "transformer" in pull_of(file, "hf://lab", code=2)
+
+
+def pull_of(file: Path, reference: str, code: int = 1) -> str:
+    file.write_text(f"a: {{family: llamagen, transformer: '{reference}', vq: vq.pt, image_size: 256}}\n")
+    return error_of("models", "pull", str(file), code=code)
+
+
+def test_a_file_that_was_not_fetched_is_named_with_the_fix(hub: HubServer, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    (tmp_path / "vq.pt").write_bytes(b"vq")
+    file.write_text("a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq.pt, image_size: 256, size: XL}\n")
+    for command in (
+        ["generate", "a ring", "--models", str(file)],
+        ["launch", "joint", "--models", str(file), "--check"],
+    ):
+        error = specfrontier(*command).err
+        assert "hf://lab/net/w.pt" in error, command
+        assert "models pull" in error
+    doctor = specfrontier("doctor", "--models", str(file), "--json")
+    assert doctor.code == 1
+    assert any("hf://lab/net/w.pt" in problem for problem in doctor.json["problems"])
+    assert hub.fetched == []

@@ -1,0 +1,136 @@
+"""Files of the Hugging Face Hub in the place of paths: hf://ORG/REPO[/FILE][@REVISION].
+
+`huggingface_hub` finds and downloads them, with its cache, token, mirror and offline variables (HF_HOME, HF_TOKEN,
+HF_ENDPOINT, HF_HUB_OFFLINE). Nothing is downloaded unless `pull` is called: elsewhere, a reference stands for what the
+cache has. A path in the cache has the commit in it, so it says which reference it is of.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from workers.models.checkpoint_files import WeightsError
+
+SCHEME: Final = "hf://"
+FIX: Final = "`specfrontier models pull` fetches what an entry needs"
+_NAME = r"[A-Za-z0-9][\w.-]*"
+_REFERENCE = re.compile(rf"hf://(?P<repo>{_NAME}/{_NAME})(?:/(?P<file>[^@]*[^@/]))?/?(?:@(?P<revision>[^\s@]+))?")
+_CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$")
+_UNREAD = ["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.gguf", "*.tflite", "*.mlmodel*", "onnx/*", "openvino/*", "*.md"]
+_PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a whole repository: read only if it has no safetensors
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file or folder of a repository, or all of it (file: "") at a branch, tag or commit (revision: "": the default).
+
+    Of all of a repository, or of a folder, the formats that are never read are left out, and pickles if it has
+    safetensors.
+    """
+
+    repo: str
+    file: str = ""
+    revision: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> HubFile:
+        """
+        Raises:
+            ValueError: not of the form hf://ORG/REPO[/FILE][@REVISION].
+        """
+        found = _REFERENCE.fullmatch(text)
+        if found is None or ".." in text.split("/"):
+            raise ValueError(f"{text}: must be hf://ORG/REPO, hf://ORG/REPO/FILE or either with @REVISION")
+        return cls(found["repo"], found["file"] or "", found["revision"] or "")
+
+    def __str__(self) -> str:
+        file = f"/{self.file}" if self.file else ""
+        return f"{SCHEME}{self.repo}{file}{f'@{self.revision}' if self.revision else ''}"
+
+    def cached(self) -> Path | None:
+        """Where the cache has it; None if it has not, or has a part of it."""
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        try:
+            return self._fetch(local_files_only=True)
+        except LocalEntryNotFoundError:
+            return None
+
+    def pull(self) -> Path:
+        """Download what the cache does not have, with progress bars on standard error; returns where it is.
+
+        Raises:
+            WeightsError: no such repository, revision or file; no access; or the Hub cannot be reached.
+        """
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        try:
+            path = self._fetch(local_files_only=False)
+        except GatedRepoError as error:
+            raise WeightsError(f"{self}: access must be granted on its page; then set HF_TOKEN") from error
+        except RepositoryNotFoundError as error:
+            raise WeightsError(f"{self}: no such repository, or a private one that needs HF_TOKEN") from error
+        except RevisionNotFoundError as error:
+            raise WeightsError(f"{self}: the repository has no such revision") from error
+        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise WeightsError(f"{self}: cannot be downloaded: {reason}; check the network and HF_ENDPOINT") from error
+        if path is None:
+            raise WeightsError(f"{self}: the repository has no such file or folder")
+        return path
+
+    def _fetch(self, *, local_files_only: bool) -> Path | None:
+        """The path of the snapshot's file, which is downloaded if it must be and may; None: it has no such file."""
+        from huggingface_hub import snapshot_download
+
+        below = [self.file, f"{self.file}/*"] if self.file else None
+
+        def snapshot(ignored: list[str] | None) -> Path:
+            root = snapshot_download(
+                self.repo, revision=self.revision or None, allow_patterns=below, ignore_patterns=ignored,
+                local_files_only=local_files_only,
+            )  # fmt: skip
+            return Path(root, self.file)
+
+        if self.file and Path(self.file).suffix:
+            path = snapshot(None)
+            return path if path.exists() else None
+        path = snapshot([*_UNREAD, *_PICKLES])
+        if not any(path.glob("*.safetensors")):
+            path = snapshot(_UNREAD)
+        return path if path.exists() else None
+
+
+def local_path(reference: str) -> str:
+    """The path of a reference's files in the cache; the reference itself if they are not there.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    cached = HubFile.parse(reference).cached()
+    return reference if cached is None else str(cached)
+
+
+def reference_of(path: str) -> str:
+    """The reference, with its commit, of a path in a cache of the Hub; any other path as it is."""
+    found = _CACHED.search(path)
+    if found is None:
+        return path
+    return str(HubFile(f"{found['org']}/{found['name']}", found["file"] or "", found["commit"]))
+
+
+def on_this_machine(path: str) -> str:
+    """A path of another machine's cache, or a reference, as the path in this one's, or as the reference if it is not
+    there; any other path as it is.
+    """
+    reference = reference_of(path)
+    return path if not reference.startswith(SCHEME) or Path(path).exists() else local_path(reference)
