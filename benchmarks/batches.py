@@ -1,9 +1,12 @@
-"""Processor time of an image against the batch size, for a small target with a large vocabulary and random weights.
+"""Processor time of an image against the batch size.
 
-    python -m benchmarks.batches                        # 16,384 codes, 6 layers 192 wide, 6 x 6 tokens, CFG
+    python -m benchmarks.batches                        # the built-in model
+    python -m benchmarks.batches --codes 16384          # the built-in model with more codes
+    python -m benchmarks.batches --random               # a small target of 16,384 codes with random weights
     MALLOC_ARENA_MAX=8 python -m benchmarks.batches     # a variable of glibc's allocator: freed memory is not kept
 
-One thread, and processor time instead of the wall clock, so that other work on the machine changes little.
+One thread, and processor time instead of the wall clock, so that other work on the machine changes little. Batch sizes
+take turns, and the least time counts.
 """
 
 from __future__ import annotations
@@ -13,36 +16,54 @@ import time
 
 import torch
 
-from benchmarks.common import draw, engine_for
-from benchmarks.random_models import published_shape, randomise, with_usual_drafter
+from benchmarks.common import draw, engine_for, held_out_requests
+from benchmarks.random_models import published_shape, randomise, with_codes, with_usual_drafter
 from search_spaces.presets import PRESETS
-from workers.decoding.state import Request
+from workers.loading.models import Models
+from workers.loading.models_yaml import load_folder
 from workers.runtime.process import use_threads
 
-SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "cols": 6}
+SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "cols": 6}  # of the random target
+_RANDOM_CODES = 16384
+
+
+def random_models(preset: str, codes: int) -> Models:
+    """A small target with random weights, 6 x 6 tokens and CFG, and the drafter of a preset."""
+    shape = published_shape("llamagen-3b-c2i", torch.float32, tiny=True, vocab_size=codes, **SHAPE)
+    models = with_usual_drafter(shape, PRESETS[preset])
+    for module in (models.target, *models.drafters.values()):
+        randomise(module, torch.device("cpu"))
+    return models
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=PRESETS, default=["vanilla", "eagle1", "eagle2"], metavar="PRESET")
-    parser.add_argument("--codes", type=int, default=16384)
+    parser.add_argument("--random", action="store_true", help="random weights; default: the built-in model")
+    parser.add_argument("--codes", type=int, help="for the built-in model, a multiple of 1024")
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
+    parser.add_argument("--repetitions", type=int, default=1)
     args = parser.parse_args()
     use_threads(1)
-    requests = [Request(index, str(index)) for index in range(args.images)]
+    builtin = load_folder()
+    if args.codes and not args.random:
+        builtin = with_codes(builtin, args.codes)
     for name in args.only:
-        shape = published_shape("llamagen-3b-c2i", torch.float32, tiny=True, vocab_size=args.codes, **SHAPE)
-        models = with_usual_drafter(shape, PRESETS[name])
-        for module in (models.target, *models.drafters.values()):
-            randomise(module, torch.device("cpu"))
-        for batch in args.batches:
-            engine = engine_for(models, PRESETS[name], batch=batch)
-            draw(engine, requests[:2])
-            begin = time.process_time()
-            draw(engine, requests)
-            milliseconds = 1e3 * (time.process_time() - begin) / len(requests)
-            print(f"{name}, batch {batch}: {milliseconds:.0f} ms an image", flush=True)
+        models = random_models(name, args.codes or _RANDOM_CODES) if args.random else builtin
+        requests = held_out_requests(models, args.images)
+        if args.random:
+            requests = [type(request)(request.caption_id, str(request.caption_id)) for request in requests]
+        engine, least = engine_for(models, PRESETS[name], batch=1), dict.fromkeys(args.batches, float("inf"))
+        draw(engine, requests[:2])
+        for _ in range(args.repetitions):
+            for batch in args.batches:
+                engine.batch_size = batch
+                begin = time.process_time()
+                draw(engine, requests)
+                least[batch] = min(least[batch], (time.process_time() - begin) / len(requests))
+        figures = ", ".join(f"batch {batch}: {1e3 * seconds:.0f}" for batch, seconds in least.items())
+        print(f"{name}, ms an image at {figures}", flush=True)
 
 
 if __name__ == "__main__":

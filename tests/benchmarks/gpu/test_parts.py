@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,7 @@ def test_sessions_that_disagree_are_named(models: Models, monkeypatch: pytest.Mo
     row = timings.twice(lambda: models, 1, 2, 1)
     assert row["differing"] == ["lantern_pp"]
     assert row["costs"]["lantern_pp"] == [2.0, 3.0]
+    assert row["largest_z"] == pytest.approx(math.log(1.5) / math.hypot(0.1 / 2, 0.1 / 3))
 
 
 def test_images_that_differ_from_vanillas_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
