@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -80,7 +81,10 @@ def launch(
             pull_models(config, options.address)
         typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
+        from orchestrator.views.notices import check_webhook
 
+        if options.notify is not None:
+            check_webhook(options.notify)
         check_resources(options.slots, options.address, config.requested_metrics)
     _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
@@ -351,12 +355,14 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     from orchestrator.run.launch import launch as launch_sweep
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
+    from orchestrator.views.notices import Notices
     from workers.runtime.process import cores
 
     budget, events = config.budget, storage.path(EVENTS)
     state = progress.Progress(budget.trials, budget.images)
     mlflow = MlflowView(storage, uri) if uri else None
-    kept = [*_sweep_views(config, storage, options.study), *([mlflow] if mlflow else [])]
+    notices = Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
+    kept = [*_sweep_views(config, storage, options.study), *filter(None, (mlflow, notices))]
     views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))
     if events is not None:
         events.parent.mkdir(parents=True, exist_ok=True)
@@ -364,7 +370,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     is_sweep = storage.exists(IDENTITY)
     try:
         with progress.choose_view(state, as_json=as_json) as view:
-            record = progress.event_sink(state, view, events)
+            record = progress.event_sink(state, view, events, *([notices.hear] if notices else []))
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
@@ -389,6 +395,8 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
             views.abandon()
         elif is_sweep:
             _finish(views, ending)
+        elif notices:
+            notices.tell_without_sweep(ending)
     typer.echo(_summary(storage, mlflow, outcome), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
@@ -433,6 +441,7 @@ def _resume_command() -> str:
     if arguments is None:
         return "the same call and resume=True"
     words = ["specfrontier", *map(without_credentials, arguments)]
+    words = ["$SPECFRONTIER_NOTIFY" if before == "--notify" else word for before, word in pairwise(["", *words])]
     return shlex.join(words if "--resume" in words else [*words, "--resume"])
 
 

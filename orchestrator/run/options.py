@@ -56,6 +56,11 @@ class LaunchOptions:
     )
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True
+    notify: str | None = o.option(
+        "Webhook that gets a summary as JSON when the sweep ends, fails, or loses its cluster.",
+        "URL",
+        envvar="SPECFRONTIER_NOTIFY",
+    )
     revive: str | None = o.option("With --resume: run these trials, which racing stopped, to the end.", "N,M")
     check: bool = o.flag("Validate everything, print what would run, and exit.")
     revived: tuple[int, ...] = ()

@@ -412,8 +412,10 @@ def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[
     return show_live(progress) if sys.stderr.isatty() else nullcontext(show_lines(progress))
 
 
-def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventSink:
-    """A sink that adds the time to each event and passes it to the progress, to `show` and to a JSON lines file."""
+def event_sink(progress: Progress, show: EventSink, file: Path | None, *others: EventSink) -> EventSink:
+    """A sink that adds the time to each event and passes it to the progress, to `show`, to a JSON lines file and to
+    others.
+    """
 
     def emit(event: Event) -> None:
         stamped = {"at": utc_now(), **event}
@@ -421,6 +423,8 @@ def event_sink(progress: Progress, show: EventSink, file: Path | None) -> EventS
         show(stamped)
         if file is not None:
             append_line(file, stamped, sync=False)
+        for other in others:
+            other(stamped)
 
     return emit
 

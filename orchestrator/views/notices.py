@@ -1,0 +1,101 @@
+"""Notices of a sweep to a webhook: that it has ended, failed, or goes on after its cluster was lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+from orchestrator.results.choices import choices_mapping, default_choices, default_limit
+from orchestrator.results.front import front_of
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted, without_credentials
+from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
+from orchestrator.views.follower import Ending, View
+from workers.data.storage import Storage
+
+_TIMEOUT_S: Final = 5.0
+_LOST: Final = "cluster_lost"
+
+
+class Notices(View[Sweep]):
+    """Posts JSON: `text`, one sentence, which Slack and Mattermost show; the sweep's name and store; `state` (finished,
+    failed, interrupted, cluster_lost) and its cause; numbers of trials; what the front recommends; how to resume.
+    """
+
+    end_timeout_s, short_timeout_s = 10.0, _TIMEOUT_S
+
+    def __init__(self, url: str, name: str, storage: Storage, resume: str) -> None:
+        super().__init__()
+        self._url, self._resume = url, resume
+        self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
+        self._lost: str | None = None  # not told yet
+        self._cause = ""
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take from the launch's events what a notice is about. Returns at once."""
+        if event["event"] == "launch" and "note" in event:
+            self._lost = str(event["note"])
+        elif event["event"] == "end":
+            self._cause = str(event.get("cause", ""))
+
+    def update(self, source: Sweep) -> None:
+        if self._lost is not None:
+            self._post(_LOST, self._lost, self._results(source))
+            self._lost = None
+
+    def end(self, source: Sweep, how: Ending) -> None:
+        self._post(how, self._cause, self._results(source))
+
+    def tell_without_sweep(self, how: Ending) -> None:
+        """Tell that a launch has failed before it was a sweep, if the webhook responds. An interrupt is no failure."""
+        if how == "failed":
+            with suppress(OSError):
+                self._post(how, self._cause, {})
+
+    def explain(self, error: Exception) -> str:
+        return f"HTTP {error.code}" if isinstance(error, HTTPError) else super().explain(error)
+
+    def describe(self, problem: str) -> str:
+        return f"--notify: {host_of(self._url)} was not told: {problem}"
+
+    def _post(self, state: str, cause: str, results: dict[str, Any]) -> None:
+        text = f"specfrontier: sweep {self._facts['sweep']} {'lost its cluster' if state == _LOST else state}"
+        text += f": {cause}" if cause else ""
+        text += f" ({counted(results['trials'][COMPLETE], 'complete trial')})" if results else ""
+        facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
+        facts |= {} if state == "finished" else {"resume": self._resume}
+        request = Request(self._url, json.dumps(facts).encode(), {"Content-Type": "application/json"}, method="POST")
+        urlopen(request, timeout=_TIMEOUT_S).close()
+
+    def _results(self, sweep: Sweep) -> dict[str, Any]:
+        states = [record.state for record in sweep.records]
+        front = front_of([sweep])
+        limit = default_limit(front)
+        return {
+            "trials": {state: states.count(state) for state in (COMPLETE, STOPPED, FAILED)},
+            "objectives": [metric.name for metric in front.metrics],
+            "recommended": choices_mapping(default_choices(front), [limit] if limit else []),
+        }
+
+
+def check_webhook(url: str) -> str:
+    """The URL of a webhook, if it is one.
+
+    Raises:
+        ValueError: not an http or https address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"--notify {without_credentials(url)}: give the http:// or https:// address of a webhook")
+    return url
+
+
+def host_of(url: str) -> str:
+    """The address without its path, which may be a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")

@@ -1,0 +1,145 @@
+"""Notices to a webhook: what they say, when they are sent, and that a webhook that is away delays nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.choices import BEST, default_choices
+from orchestrator.results.front import front_of
+from orchestrator.results.store import read_identity, read_trials
+from orchestrator.results.sweep import Sweep
+from orchestrator.views.follower import Views
+from orchestrator.views.notices import Notices, check_webhook
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.local_pool import local_launches
+from tests.fakes.real_sweeps import SWEEP, SweepRun
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+
+@dataclass
+class Webhook:
+    url: str = ""
+    status: int = 200
+    delay_s: float = 0.0
+    got: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    hook = Webhook()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            time.sleep(hook.delay_s)
+            hook.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(hook.status)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    hook.url = f"http://127.0.0.1:{server.server_address[1]}/services/secret"
+    yield hook
+    server.shutdown()
+    server.server_close()
+
+
+def followed(folder: Path, hook: Webhook) -> tuple[Views, Notices]:
+    """A sweep's views, which are notices alone, started."""
+    write_sweep(folder, trials=12)
+    storage = Storage(str(folder))
+    notices = Notices(hook.url, "synthetic", storage, "specfrontier launch it --resume")
+    views = Views(storage, [notices])
+    identity = read_identity(storage)
+    assert identity is not None
+    views.start(identity, read_trials(storage))
+    return views, notices
+
+
+def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
+    views, notices = followed(tmp_path, webhook)
+    notices.hear({"event": "end", "state": "finished"})
+    assert views.end("finished") == []
+    (told,) = webhook.got
+    sweep = Sweep.open(tmp_path)
+    assert told["state"] == "finished"
+    assert told["sweep"] == "synthetic"
+    assert "resume" not in told
+    assert sum(told["trials"].values()) == len(sweep.records)
+    best = default_choices(front_of([sweep]))[BEST]
+    assert told["recommended"][BEST]["number"] == best.number
+    assert told["recommended"][BEST]["metrics"]["speedup"]["value"] == best["speedup"]
+    assert "synthetic" in told["text"]
+
+
+def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
+    views, notices = followed(tmp_path, webhook)
+    notices.hear({"event": "launch"})
+    notices.hear({"event": "launch", "note": "Ray on this machine lost its raylet; starting another"})
+    views.update(read_trials(Storage(str(tmp_path)))[0])
+    end = time.monotonic() + 20
+    while not webhook.got and time.monotonic() < end:
+        time.sleep(0.01)
+    notices.hear({"event": "end", "state": "failed", "cause": "the store is full"})
+    assert views.end("failed") == []
+    lost, failed = webhook.got
+    assert (lost["state"], failed["state"]) == ("cluster_lost", "failed")
+    assert "raylet" in lost["cause"]
+    assert failed["cause"] == "the store is full"
+    assert failed["resume"] == "specfrontier launch it --resume"
+
+
+@pytest.mark.parametrize(("status", "delay_s"), [(500, 0.0), (200, 60.0)])
+def test_a_webhook_that_fails_or_hangs_is_named_without_its_path(
+    status: int, delay_s: float, webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notices, "end_timeout_s", 1.0)
+    webhook.status, webhook.delay_s = status, delay_s
+    begin = time.monotonic()
+    views, _ = followed(tmp_path, webhook)
+    views.update(read_trials(Storage(str(tmp_path)))[0])
+    assert time.monotonic() - begin < 5.0, "nothing waits for it while the sweep runs"
+    begin = time.monotonic()
+    (problem,) = views.end("finished")
+    assert time.monotonic() - begin < 5.0
+    assert webhook.url.rpartition("/services")[0] in problem
+    assert "secret" not in problem
+
+
+def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(webhook: Webhook, tmp_path: Path) -> None:
+    run = SweepRun(tmp_path, SWEEP)
+    run.run_locally("--no-mlflow", "--trials", "2", "--notify", webhook.url)
+    assert [told["state"] for told in webhook.got] == ["finished"]
+    assert webhook.got[0]["trials"]["complete"] == 2
+    events = (run.store / "events.jsonl").read_text()
+    assert "secret" not in events, "the address may be a secret, and is no part of the sweep"
+    other = SweepRun(tmp_path / "other", SWEEP)
+    arguments = other.arguments("--no-mlflow", "--notify", webhook.url)
+    with pytest.MonkeyPatch.context() as patch, local_launches():
+        patch.setattr("orchestrator.run.launch._check_facts", broken)
+        assert specfrontier(*arguments).code == 1
+    assert webhook.got[1]["state"] == "failed"
+    assert webhook.got[1]["cause"] == "no such machine"
+
+
+def broken(*_: object) -> None:
+    raise RuntimeError("no such machine")
+
+
+@pytest.mark.parametrize("url", ["hooks.example.org/x", "ftp://example.org", "http://", "file:///etc/passwd"])
+def test_what_is_no_webhook(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--notify"):
+        check_webhook(url)
+    assert "--notify" in error_of("launch", "quickstart", "--out", str(tmp_path), "--notify", url, code=2)
