@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from orchestrator.cli import (
     compare,
     doctor,
+    export,
     generate,
     launch,
     mlflow,
@@ -74,6 +75,7 @@ app.command(epilog=reference.EPILOG, short_help="Compute the features of real im
 app.command(epilog=mlflow.UI_EPILOG, short_help="Open a sweep in MLflow's UI.")(mlflow.ui)
 app.command(epilog=mlflow.SYNC_EPILOG, short_help="Log missing trials to MLflow.")(mlflow.sync)
 app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
+app.command(epilog=export.EPILOG, short_help="Write a setting as a folder that draws images elsewhere.")(export.export)
 app.command(epilog=train.EPILOG, short_help="Train drafters for a target.")(train.train)
 app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
 app.add_typer(models.models, name="models", help="Entries of models.yaml, and their files of the Hugging Face Hub.")

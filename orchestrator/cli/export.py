@@ -1,0 +1,47 @@
+"""`specfrontier export`: a trial's setting as a folder that draws images elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from orchestrator import options as o
+from orchestrator.cli import query_options as q
+from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.outputs import output_folder
+from orchestrator.results.text import clean
+
+EPILOG = """\b
+Examples:
+  specfrontier export quickstart --best 'fid <= 1.2 * vanilla' --out fast
+  specfrontier export quickstart --lossless --out exact
+  specfrontier export mine --trial 7 --out seven
+"""
+
+
+@o.grouped
+@q.query_errors()
+def export(
+    sweep: q.OneSweep,
+    query: q.Query,
+    prices: q.PriceOptions,
+    wanted: q.TrialOptions,
+    out: str = o.option("Folder to write; created if missing.", "DIR", default="export", callback=o.given_path),
+) -> None:
+    """Write a setting to a folder: setting.yaml, draw.py (which draws images with it), the versions that it ran with, a
+    README with what was measured and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express
+    it, and a model card of its drafter.
+    """
+    from orchestrator.results.export import export_files
+
+    if not wanted.is_given():
+        raise CommandError("add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE)
+    trial = wanted.select(query.front(prices.open([sweep])))
+    folder, files = Path(out), export_files(trial)
+    if taken := [name for name in files if (folder / name).exists()]:
+        raise CommandError(f"{out}: {taken[0]} exists; give another --out", WRONG_USAGE)
+    with output_folder(folder):
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    typer.echo(clean(f"{out}: trial {trial.number}, {trial.title} ({', '.join(files)})"))

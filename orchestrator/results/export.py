@@ -1,0 +1,141 @@
+"""A trial as a folder to take away: its setting, a script that draws with it, versions, the flags of published code,
+and a model card of its drafter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.results.front_trial import Trial
+from orchestrator.results.published_code import published_code
+from orchestrator.results.text import clean
+from search_spaces.sweep_sections import BUILTIN
+
+SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
+_SCRIPT = '''"""Draws images with {title}."""
+
+import sys
+from pathlib import Path
+
+from specfrontier import load_engine
+
+HERE = Path(__file__).parent
+MODELS = {models!r}  # builtin, a folder of weights, or FILE#ENTRY of a models.yaml
+BATCH = {batch}  # images at once; its speed was measured at this size
+
+
+def main() -> None:
+    captions = sys.argv[1:]
+    if not captions:
+        sys.exit("usage: python draw.py CAPTION...")
+    engine = load_engine(HERE / "{setting}", MODELS, batch=BATCH)
+    for number, drawn in enumerate(engine.draw(captions)):
+        drawn.image.save(f"{{number:04d}}.png")
+        print(f"{{number:04d}}.png: {{drawn!r}}")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def export_files(trial: Trial) -> dict[str, bytes]:
+    """The folder's files by name. Vanilla, and drafters without weights, have no model card."""
+    script = _SCRIPT.format(title=clean(trial.title), models=_models(trial), batch=trial.batch, setting=SETTING)
+    files = {SETTING: trial.config_text, SCRIPT: script, REQUIREMENTS: _requirements(trial), PAGE: _page(trial)}
+    if trial.config.drafter.has_weights:
+        files[CARD] = _card(trial)
+    return {name: text.encode() for name, text in files.items()}
+
+
+def _models(trial: Trial) -> str:
+    """The sweep's models, by an absolute path if they are files."""
+    file, sign, entry = trial.models.partition("#")
+    return trial.models if file == BUILTIN else f"{Path(file).absolute()}{sign}{entry}"
+
+
+def _requirements(trial: Trial) -> str:
+    """What the sweep ran with; the local part of a version, such as +cpu, names a build that an index may lack."""
+    versions = {name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()}
+    pinned = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
+    return "\n".join([f"# Python {versions.get('python', '')}".rstrip(), *pinned, ""])
+
+
+def _page(trial: Trial) -> str:
+    identity = trial.sweep.identity
+    lossless = "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
+    parts = [
+        f"# {clean(trial.title)}",
+        f"Trial {trial.number} of the sweep {clean(identity.name)} of {identity.target}. The setting {lossless}.",
+        _measured(trial),
+        "## Draw images",
+        f'```sh\npip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"\n```',
+        f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the setting, too."
+        + "".join(f" It needs the plugin `{module}`." for module in trial.config.plugins),
+        "## In published code",
+        *_published(trial),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _measured(trial: Trial) -> str:
+    """A table of the front's metrics, and of the accepted length."""
+    identity = trial.sweep.identity
+    names = dict.fromkeys((*trial.objectives, *(name for name in ("mean_accepted_length",) if name in trial.metrics)))
+    rows = [f"| {name} | {trial.metrics[name]} | {trial.change(name)} |" for name in names]
+    where = f"Speeds at batch {trial.batch} on {identity.timing_device or 'an unknown device'}; "
+    where += f"{identity.captions.get('count')} captions of {clean(str(identity.captions.get('source')))}. "
+    return "\n".join(
+        ["| metric | value | against vanilla |", "|---|---|---|", *rows, "", f"{where}± is one standard error."]
+    )
+
+
+def _published(trial: Trial) -> list[str]:
+    found = published_code(trial.config, trial.sweep.identity.target)
+    if not found:
+        return [f"None of LANTERN's, EAGLE's, SJD's and GSD's code has the drafter {trial.config.drafter.kind}."]
+    parts = []
+    for code in found:
+        if code.command:
+            parts.append(f"[{code.repository}](https://github.com/{code.repository}):\n\n```\n{code.command}\n```")
+        else:
+            parts.append(f"{code.repository} cannot express it: {'; '.join(code.lacks)}.")
+    if any(code.command for code in found):
+        parts.append("Where that code departs from its paper, its images and lengths differ from those measured here.")
+    return parts
+
+
+def _card(trial: Trial) -> str:
+    """A model card as the Hugging Face Hub reads it."""
+    identity, kind = trial.sweep.identity, trial.config.drafter.kind
+    key = f"drafters.{kind}"
+    file = identity.files.get(key, "")
+    facts = {"drafter": kind, "target": identity.target, "file": file, "sha256, 16 digits": identity.models.get(key)}
+    head = "---\ntags:\n- speculative-decoding\n- text-to-image\n- " + kind + "\n---"
+    rows = [f"| {name} | {value} |" for name, value in (facts | _training(file)).items() if value]
+    table = "\n".join(["| | |", "|---|---|", *rows])
+    return (
+        "\n\n".join(
+            [
+                head,
+                f"# {kind} drafter of {identity.target}",
+                f"Drafts image tokens for speculative decoding of {identity.target}, and of no other target.",
+                table,
+                "## Measured",
+                f"With the setting {clean(trial.setting)}:\n\n{_measured(trial)}",
+            ]
+        )
+        + "\n"
+    )
+
+
+def _training(file: str) -> dict[str, Any]:
+    """What the weights' own header says about their training, if `specfrontier train` wrote them."""
+    from workers.models.own_files import read_config
+
+    try:
+        recipe = read_config(file).get("recipe", {})
+    except (ValueError, OSError):
+        return {}
+    return {f"training: {key}": value for key, value in recipe.items() if not isinstance(value, dict)}
