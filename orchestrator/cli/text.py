@@ -178,7 +178,8 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
         what = "vanilla itself" if trial.is_vanilla else "see above"
         basis = [] if trial.name in known else [f"  {text}" for text in trial.basis]
         return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}"), *basis]
-    lines, first = [heading(f"{trial.choice}{sure}"), f"  trial {trial.name}, {trial.title}"], trial.front.metrics[0]
+    first, off = trial.front.metrics[0], "" if trial.on_front else " (not on the front)"
+    lines = [heading(f"{trial.choice}{sure}"), f"  trial {trial.name}, {trial.title}{off}"]
     for name in trial.objectives:
         line = f"  {name} {trial.metrics[name]}"
         if name == first.name and trial.gain_probability is not None:

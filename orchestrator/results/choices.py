@@ -16,7 +16,9 @@ from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Metric
 
 BEST, LOSSLESS, TRIAL = "best", "best_lossless", "trial"
-NO_KNEE = "the front has no knee: no trial is on the better side of the line between its ends"
+NO_KNEE = (
+    "the front has no knee: its trials are all lossless, or none is on the better side of the line between its ends"
+)
 # The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid have 0.96 to 1.0 of its
 # CLIP score and HPS v2 (LANTERN, Tables 2, 4 and 6; LANTERN++, Table 2).
 DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.97}

@@ -164,7 +164,9 @@ class Front:
         return None if best is None or best.is_vanilla else best
 
     def knee(self) -> Trial | None:
-        """The front's knee (see `pareto.knee`)."""
+        """The front's knee (see `pareto.knee`); None if all of its trials are lossless, so that they trade nothing."""
+        if all(member.is_lossless for member in self.members) and not self.metrics[1].is_of_counts:
+            return None
         found = knee(values_of([member.record for member in self.members], self.metrics), directions(self.metrics))
         return None if found is None else replace(self.members[found], choice=KNEE)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.cli.text import choice_lines
 from orchestrator.results.choices import (
     BEST,
     LOSSLESS,
@@ -21,7 +22,7 @@ from orchestrator.results.choices import (
     select,
 )
 from orchestrator.results.front import Front, front_of
-from orchestrator.results.front_trial import KNEE
+from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.sweep import Sweep
@@ -186,3 +187,23 @@ def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, 
     ]
     with pytest.raises(QueryError, match="unknown"):
         front_of([Sweep.open(tmp_path)]).best(["nonsense <= 3"])
+
+
+def test_a_front_of_lossless_trials_has_no_knee(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They differ in quality by chance alone, so none is a compromise."""
+    sweeps = list(front.sweeps.values())
+    fronts = [front_of(sweeps), front_of(sweeps, "speedup", "step_compression")]
+    before = [found.knee() for found in fronts]
+    assert before[0] is not None
+    monkeypatch.setattr(Trial, "is_lossless", property(lambda self: True))
+    assert fronts[0].knee() is None
+    after = fronts[1].knee()
+    assert (after is None) == (before[1] is None), "counts differ by more than chance"
+
+
+def test_a_choice_that_the_front_does_not_have_says_so(front: Front) -> None:
+    others = [trial for trial in front.candidates if not trial.is_vanilla]
+    for on_front in (True, False):
+        trial = next(trial for trial in others if trial.on_front == on_front)
+        (line,) = (line for line in choice_lines(front, [replace(trial, choice="chosen")]) if trial.title in line)
+        assert ("(not on the front)" in line) == (not on_front)
