@@ -19,6 +19,7 @@ NO_REFERENCE = "none"
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
 _ERROR_RATE = 0.05  # of a race, by default
+_PATIENCE = 5  # trials of a plateau, by default
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")  # Ray's values of labels
 
@@ -220,6 +221,20 @@ class Budget(Params):
     hours: Annotated[
         float | None, "wall clock of the sweep, without the time between its launches", Range(0, open_low=True)
     ] = None
+    plateau: Annotated[
+        float | None,
+        "ends earlier once the last `patience` trials added less than this share of the front's hypervolume",
+        Range(0, 1, open_low=True),
+    ] = None
+    patience: Annotated[int | None, "trials of a plateau, those of enqueue not among them; 5 if left out", Range(1)] = (
+        None
+    )
+
+    def check(self) -> None:
+        if self.plateau is not None:
+            object.__setattr__(self, "patience", self.patience or _PATIENCE)
+        elif self.patience is not None:
+            raise ConfigError(("patience",), "goes with `plateau`, which is missing; give both, or neither")
 
 
 @dataclass(frozen=True, slots=True)

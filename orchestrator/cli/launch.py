@@ -45,7 +45,8 @@ Examples:
   ray job submit --address http://head:8265 --working-dir . --runtime-env-json '{"excludes": ["weights", "sweeps"]}' \\
     -- specfrontier launch my_sweep.yaml --address auto --out /shared/sweeps --resume
 """
-_EXHAUSTED = {
+_REASONS = {
+    "plateau": "the front no longer moves (budget.plateau)",
     "space": "all points of the space are done",
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
@@ -255,8 +256,10 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     column = min(max((len(name) for name, _ in searched), default=0), _MAX_NAME_WIDTH)
     for (name, condition), domain in searched.items():
         yield f"  {name:<{column}}", (" | ".join(domain) if isinstance(domain, tuple) else str(domain)) + condition
-    limits = config.budget.to_mapping()
+    limits = {unit: getattr(config.budget, unit) for unit in ("trials", "images", "hours")}
     budget = ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    if (plateau := config.budget.plateau) is not None:
+        budget = f"at most {budget}; less once {config.budget.patience} trials add less than {plateau:.1%} to the front"
     most = size + len(config.enqueue or ("vanilla",)) if size is not None else config.budget.trials
     yield "budget", f"{budget}; there are at most {most} settings" if most < config.budget.trials else budget
     images = captions.count * quality.samples
@@ -359,7 +362,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     from workers.runtime.process import cores
 
     budget, events = config.budget, storage.path(EVENTS)
-    state = progress.Progress(budget.trials, budget.images)
+    state = progress.Progress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
     mlflow = MlflowView(storage, uri) if uri else None
     notices = Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
     kept = [*_sweep_views(config, storage, options.study), *filter(None, (mlflow, notices))]
@@ -461,7 +464,7 @@ def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> s
         again = command(storage, "time")
         notes.append(f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this machine")
     front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
-    reason = _EXHAUSTED.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
+    reason = _REASONS.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)

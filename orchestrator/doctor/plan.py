@@ -274,6 +274,7 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         "timing sessions": {"count": len(work.sessions.sizes), "settings of the largest": largest},
         "target passes per image": {"vanilla": work.tokens, "assumed": work.tokens / accepted},
         "time": [work.hours(gpu, length, gpus) for length in dict.fromkeys((1.0, accepted))],
+        "bound": "" if sweep.budget.plateau is None else "at most ",
         "gpus": gpus,
         "gpu": asdict(gpu),
         "assumed": [*work.shapes.assumptions, *work.notes, *_assumptions(gpu, work, session.bytes <= available)],
@@ -321,11 +322,11 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
     fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
         f"  {fit:<11} at batches of up to {found['largest batch']} images",
-        f"  images      {images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
+        f"  images      {found['bound']}{images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
         f"at most {images['timing']:,} in {counted(sessions['count'], 'timing session')}",
     ]
     lines += [
-        f"  duration    {describe_duration(3600 * case['hours'])} at mean accepted length "
+        f"  duration    {found['bound']}{describe_duration(3600 * case['hours'])} at mean accepted length "
         f"{case['accepted length']:g} ({case['seconds per image']:.3g} s/image)"
         for case in found["time"]
     ]

@@ -11,6 +11,7 @@ from orchestrator.report.trials import metric_title
 from orchestrator.results.choices import DEFAULT_FACTORS, default_limit
 from orchestrator.results.front import Front
 from orchestrator.results.front_trial import Trial
+from orchestrator.results.plateau import plateau_notes
 from orchestrator.results.status import timing_notes
 from orchestrator.results.store import location, read_table, with_plugins
 from orchestrator.results.sweep import Sweep
@@ -27,7 +28,7 @@ def answer(front: Front) -> dict[str, Any]:
 
     `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is better than vanilla
     in the first metric; `better`, `best` and `best_lossless` are words. `basis`: see `Trial.basis`. `warnings`: see
-    `timing_notes`.
+    `plateau_notes` and `timing_notes`.
     """
     if not front.candidates:
         return {}
@@ -39,7 +40,7 @@ def answer(front: Front) -> dict[str, Any]:
         "warnings": [
             (f"{name}, " if len(front.sweeps) > 1 else "") + text
             for name, sweep in front.sweeps.items()
-            for text in timing_notes(sweep)
+            for text in (*plateau_notes(sweep), *timing_notes(sweep))
         ],
         "metric": front.metrics[1].name,
         "bar": bar,

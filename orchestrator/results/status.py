@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.launches import RUNNING, EventLog, Launch, describe_event, find_launch, read_events
+from orchestrator.results.plateau import plateau_notes
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import EARLIER, EVENTS, Identity, command, planned_trials
 from orchestrator.results.sweep import Sweep
@@ -73,8 +74,10 @@ MAX_ACCEPTED = 0.05  # drafted tokens per pass that are "hardly any"
 
 
 def sweep_notes(sweep: Sweep) -> list[str]:
-    """Sentences on the sweep's speeds and drafters (see `timing_notes` and `drafter_warnings`)."""
-    return [*timing_notes(sweep), *drafter_warnings(sweep.records, sweep.identity)]
+    """Sentences on why the sweep ended, its speeds and drafters (see `plateau_notes`, `timing_notes` and
+    `drafter_warnings`).
+    """
+    return [*plateau_notes(sweep), *timing_notes(sweep), *drafter_warnings(sweep.records, sweep.identity)]
 
 
 def waiting_note(sweep: Sweep) -> list[str]:

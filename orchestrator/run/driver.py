@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from orchestrator.results.plateau import Plateau
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.progress import finished_event
@@ -41,8 +42,14 @@ class Driver:
     ) -> None:
         self.storage, self.trials, self.search, self.check, self.update = storage, trials, search, check, update
         self.sweep, self.racing = trials.plan.sweep, trials.racing
-        self._limits = Limits(self.sweep.budget, search.is_exhausted, search.source)
         self._records: list[TrialRecord] = []  # of all trials that were told
+        plateau = Plateau.of(self.sweep.to_mapping(), self.racing.objectives)
+        self._limits = Limits(
+            self.sweep.budget,
+            search.is_exhausted,
+            search.source,
+            lambda: plateau is not None and plateau.is_reached(self._records),
+        )
         self._running = RunningTrials(trials.build)
         self._first_trials: dict[DecodingConfig, int] = {}
         self._lost: set[int] = set()

@@ -97,15 +97,16 @@ class _Trial:
 class Progress:
     """The state of a sweep, updated by its events.
 
-    planned, planned_images: the budget (None: no limit). done, failed, stopped: numbers of trials, those of earlier
-    launches included. images: generated in this launch. taken: images of earlier sweeps that it copied. objectives:
-    metric and direction. running: trials by number. candidates: the last events of trials that meet the constraints, by
-    number. phase: what is prepared. is_over: whether the launch has returned. Times are in seconds, by the monotonic
-    clock.
+    planned, planned_images: the budget (None: no limit). is_upper_bound: whether it may end before. done, failed,
+    stopped: numbers of trials, those of earlier launches included. images: generated in this launch. taken: images that
+    it copied from earlier sweeps. objectives: metric and direction. running: trials by number. candidates: the last
+    events of trials that meet the constraints, by number. phase: what is prepared. is_over: whether the launch has
+    returned. Times are in seconds, by the monotonic clock.
     """
 
     planned: int | None
     planned_images: int | None = None
+    is_upper_bound: bool = False
     objectives: tuple[tuple[str, str], ...] = ()
     done: int = 0
     failed: int = 0
@@ -262,14 +263,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
 
 
-def describe_time_left(left: TimeLeft | None) -> str:
-    """`49:00 left (35:00 to 63:00)`; `finishing` at the end."""
+def describe_time_left(left: TimeLeft | None, *, is_upper_bound: bool = False) -> str:
+    """`49:00 left (35:00 to 63:00)`, or `at most` that; `finishing` at the end."""
     if left is None:
         return "? left"
     if left.value < _MIN_TIME_LEFT_S:
         return "finishing"
     value, low, high = (format_duration(seconds) for seconds in left)
-    return f"{value} left" + (f" ({low} to {high})" if low != high else "")
+    return f"{'at most ' * is_upper_bound}{value} left" + (f" ({low} to {high})" if low != high else "")
 
 
 def headline(progress: Progress) -> str:
@@ -301,7 +302,7 @@ def _elapsed(progress: Progress) -> str:
 
 
 def _time_left(progress: Progress) -> str:
-    return describe_time_left(progress.time_left(time.monotonic()))
+    return describe_time_left(progress.time_left(time.monotonic()), is_upper_bound=progress.is_upper_bound)
 
 
 def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:

@@ -78,9 +78,9 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, or the `space` or `pool` that is
-    exhausted. lost: trials that failed because of a machine, a network or a file; --resume runs them again. untimed:
-    why the front was not timed once more at the end; "" if it was, or nothing is timed.
+    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, a `plateau` of the front, or the
+    `space` or `pool` that is exhausted. lost: trials that failed because of a machine, a network or a file; --resume
+    runs them again. untimed: why the front was not timed once more at the end; "" if it was, or nothing is timed.
     """
 
     records: Sequence[TrialRecord]
@@ -111,16 +111,19 @@ class Workers(Protocol):
 class Limits:
     """What ends a sweep: its budget, or a search that has nothing left to propose.
 
-    is_exhausted: whether the search's `source`, a space or a pool, has nothing left for a trial of this number. images:
-    generated or planned so far. earlier_s: seconds that earlier launches took.
+    is_exhausted: whether the search's `source`, a space or a pool, has nothing left for a trial of this number.
+    is_plateau: whether the front no longer moves, by the trials that were told. images: generated or planned so far.
+    earlier_s: seconds that earlier launches took.
     """
 
     budget: Budget
     is_exhausted: Callable[[int], bool]
     source: str
+    is_plateau: Callable[[], bool] = lambda: False
     images: int = 0
     earlier_s: float = 0.0
     _start_time: float = field(default_factory=time.monotonic)
+    _on_plateau: bool = False
 
     def reached(self, number: int, *, is_stored: bool) -> str | None:
         """The limit (see `Outcome.stopped_by`) that keeps trial `number` from starting; None if it may start.
@@ -132,7 +135,11 @@ class Limits:
             return "trials" if number == budget.trials else self.source
         if budget.images is not None and self.images >= budget.images:
             return "images"
-        return "hours" if not is_stored and self.is_time_spent else None
+        if is_stored:
+            return None
+        # what trials in flight find then changes nothing, as in a resumed sweep
+        self._on_plateau = self._on_plateau or self.is_plateau()
+        return "plateau" if self._on_plateau else "hours" if self.is_time_spent else None
 
     @property
     def is_time_spent(self) -> bool:

@@ -167,7 +167,8 @@ BROKEN = [
     (SHORT + "budget:\n  trials: 0\n", "f:4: budget.trials: must be at least 1, got 0"),
     (SHORT + "budget: {hours: 0}\n", "f:3: budget.hours: must be greater than 0, got 0"),
     (SHORT + "budget: {trails: 3}\n",
-     "f:3: budget.trails: unknown key; did you mean 'trials'? known keys: trials, images, hours"),
+     "f:3: budget.trails: unknown key; did you mean 'trials'? known keys: trials, images, hours, plateau, "
+     "patience"),
     (SHORT + "budget: 3\n", "f:3: budget: must be a mapping of keys to values, got 3"),
     (SHORT + "models: {device: gpu}\n",
      "f:3: models.device: must be one of auto, cpu, cuda, got 'gpu'; did you mean 'cpu'?"),

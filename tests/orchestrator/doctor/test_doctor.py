@@ -377,6 +377,7 @@ def test_a_plan_needs_no_files(
     assert any("architecture" in words for words in found["assumed"])
     lines = describe_plan(found)
     assert sum(line.startswith("  duration") for line in lines) == 2
+    assert not any(line.startswith("  duration    at most") for line in lines)
     assert sum(line.startswith("  memory") for line in lines) == 2
 
 
@@ -390,11 +391,15 @@ def test_more_gpus_and_images_count(
     assert one["target"] == "llamagen-c2i-32x2-48"
     assert one["fits"]
     text = SPACE.replace("count: 100", "count: 200").replace("images: 10", "images: 20")
+    text = text.replace("{trials: 5", "{plateau: 0.01, trials: 5")
     code, four = planned(tmp_path, monkeypatch, capsys, "--gpus", "4", "--gpu-memory", "1", *words, text=text)
     assert code == 1, "all of it is left to the device"
     assert not four["fits"]
     assert four["largest batch"] == 0
     assert any(line.startswith("  DOES NOT FIT") for line in describe_plan(four))
+    upper = [line for line in describe_plan(four) if line.startswith(("  duration", "  images"))]
+    assert upper
+    assert all("    at most " in line for line in upper), "with a plateau"
     gpus = [Gpu(**found["gpu"]) for found in (one, four)]
     assert (gpus[0].memory, gpus[1].memory) == (80 << 30, 1 << 30)
     ratio = four["time"][0]["hours"] / one["time"][0]["hours"]

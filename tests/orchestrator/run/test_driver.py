@@ -15,15 +15,17 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
+from orchestrator.results.plateau import Plateau
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.driver import Driver
-from orchestrator.run.tasks import Event, Outcome, SweepError, Task, TaskResult
+from orchestrator.run.tasks import Event, Limits, Outcome, SweepError, Task, TaskResult
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyError, open_storage, short_names
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
+from search_spaces.sweep_sections import Budget
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.studies import study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
@@ -348,6 +350,42 @@ def test_budgets_end_a_sweep(tmp_path: Path) -> None:
     assert 200 <= drawn < 200 + 32
     by_hours = run(sweep(tmp_path, changes={"budget.hours": 1e-9}), tmp_path / "hours", InstantWorkers())
     assert by_hours.stopped_by == "hours"
+
+
+PLATEAU = {"budget.plateau": 0.1, "budget.patience": 4, "budget.trials": 60}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_plateau_ends_a_sweep_at_the_same_trial(sampler: str, tmp_path: Path) -> None:
+    """In any order of results, and after a kill; the trials in flight finish. Another launch runs nothing."""
+    config = sweep(tmp_path, sampler, changes=PLATEAU)
+    whole = run(config, tmp_path / "whole", InstantWorkers())
+    assert whole.stopped_by == "plateau"
+    told = whole.records[: len(whole.records) - config.search.parallel + 1]
+    plateau = Plateau(0.1, 4, len(config.enqueue), list(map(Metric, NAMES, DIRECTIONS)))
+    assert [plateau.is_reached(told[:count]) for count in (len(told) - 1, len(told))] == [False, True]
+    reverse = run(config, tmp_path / "reverse", InstantWorkers(last_first=True))
+    assert configs(reverse.records) == configs(whole.records)
+    for results in (30, 60):
+        with pytest.raises(KeyboardInterrupt):
+            run(config, tmp_path / f"cut{results}", Dying(results))
+        resumed = run(config, tmp_path / f"cut{results}", InstantWorkers())
+        assert (resumed.stopped_by, configs(resumed.records)) == ("plateau", configs(whole.records))
+    workers = InstantWorkers()
+    for changes in (PLATEAU, PLATEAU | {"budget.trials": 99}):
+        again = run(sweep(tmp_path, sampler, changes=changes), tmp_path / "whole", workers)
+        assert (again.stopped_by, len(again.records), workers.ran) == ("plateau", len(whole.records), [])
+    more = run(sweep(tmp_path, sampler, changes={"budget.trials": 60}), tmp_path / "whole", workers)
+    assert (more.stopped_by, len(more.records)) == ("trials", 60)
+    alone = run(sweep(tmp_path, sampler, changes={"budget.trials": 60}), tmp_path / "alone", InstantWorkers())
+    assert configs(more.records) == configs(alone.records), "as if it had never stopped"
+    short = run(config, tmp_path / "whole", workers)
+    assert len(short.records) >= len(whole.records), "what is stored stays"
+
+
+def test_a_plateau_lasts_whatever_the_trials_in_flight_find() -> None:
+    limits = Limits(Budget(), lambda number: False, "space", iter([False, True, False]).__next__)
+    assert [limits.reached(number, is_stored=False) for number in (3, 4, 4)] == [None, "plateau", "plateau"]
 
 
 def test_hours_of_earlier_launches_count(tmp_path: Path) -> None:

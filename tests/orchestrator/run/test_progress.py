@@ -133,6 +133,8 @@ def test_the_front_holds_the_feasible_nondominated_trials() -> None:
 )
 def test_remaining_time_has_a_range(remaining: TimeLeft | None, text: str) -> None:
     assert describe_time_left(remaining) == text
+    bound = describe_time_left(remaining, is_upper_bound=True)
+    assert bound == (f"at most {text}" if text[0].isdigit() else text)
 
 
 class History:

@@ -1,0 +1,87 @@
+"""When a sweep ends because its front no longer moves: `budget: {plateau: 0.01, patience: 5}`.
+
+The share of the front's hypervolume that the last trials added is expected over joint draws from all errors, in which
+what the trials share cancels. A draw compares the front with and without these trials; the share is between 0 and 1 in
+each, so its mean exists whatever the tails of the errors. Trials that racing stopped, and settings outside of the
+constraints, are on no front, but they count as trials that did not move it.
+
+It depends on the trials' records alone. With P trials in flight, trial n starts when those before n - P + 1 have been
+told, and these decide whether it does: the same for any number of workers, and in a resumed sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from orchestrator.results.compare import reference_point, sampled_hypervolumes
+from orchestrator.results.joint import JointErrors, directions
+from orchestrator.results.pareto import nondominated
+from orchestrator.results.store import read_sweep_yaml, read_trials
+from orchestrator.results.sweep import Sweep
+from orchestrator.results.trials import FAILED, TrialRecord
+from workers.metrics.definition import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """The rule of one sweep. share: of the hypervolume, below which the front does not move. patience: trials that must
+    not move it together. enqueued: the first trials, which all run and are not among these.
+    """
+
+    share: float
+    patience: int
+    enqueued: int
+    objectives: Sequence[Metric]
+
+    @classmethod
+    def of(cls, sweep: Mapping[str, Any], objectives: Sequence[Metric]) -> Self | None:
+        """That of a resolved sweep in plain data; None if it has none."""
+        budget = sweep.get("budget") or {}
+        if budget.get("plateau") is None:
+            return None
+        return cls(budget["plateau"], budget["patience"], len(sweep.get("enqueue") or ()), objectives)
+
+    def added(self, records: Sequence[TrialRecord]) -> float | None:
+        """The expected share of the hypervolume that the last `patience` trials added; failed ones are not counted.
+
+        None while fewer than these have been searched, or no trial before them meets the constraints.
+
+        records: from trial 0, in order.
+        """
+        last = [record.number for record in records[self.enqueued :] if record.state != FAILED][-self.patience :]
+        points = [record for record in records if record.feasible and not record.stop and record.duplicate_of is None]
+        before = [index for index, record in enumerate(points) if last and record.number < last[0]]
+        if len(last) < self.patience or not before:
+            return None
+        joint, toward = JointErrors.of(points, self.objectives), directions(self.objectives)
+        corner = reference_point(joint.values[nondominated(joint.values, toward)], toward)
+        samples = joint.samples()
+        whole, part = (sampled_hypervolumes(drawn, corner, toward) for drawn in (samples, samples[:, before]))
+        kept = np.divide(part, whole, out=np.ones_like(whole), where=whole > 0)
+        return max(0.0, 1 - float(kept.mean()))  # below by rounding
+
+    def is_reached(self, records: Sequence[TrialRecord]) -> bool:
+        """Whether the front no longer moves."""
+        added = self.added(records)
+        return added is not None and added < self.share
+
+
+def plateau_notes(sweep: Sweep) -> list[str]:
+    """A sentence on a sweep that ended because its front no longer moves."""
+    plain = read_sweep_yaml(sweep.storage)
+    plateau = Plateau.of(plain, sweep.identity.objectives)
+    if plateau is None or len(sweep.records) >= plain["budget"]["trials"]:
+        return []
+    records = read_trials(sweep.storage)  # with the speeds that the search was told
+    added = plateau.added(records[: max(0, len(records) - plain["search"]["parallel"] + 1)])
+    if added is None or added >= plateau.share:
+        return []
+    return [
+        f"the sweep ended because its front no longer moves: the {plateau.patience} trials before the decision added "
+        f"{100 * added:.2g} % of its hypervolume, as expected from all errors, and budget.plateau is "
+        f"{100 * plateau.share:.2g} %"
+    ]
