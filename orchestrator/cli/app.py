@@ -66,7 +66,7 @@ app = typer.Typer(
 )
 app.command(epilog=launch.EPILOG, short_help="Run a sweep on this machine or a Ray cluster.")(launch.launch)
 app.command(epilog=predict.EPILOG, short_help="Predict the front of a space.")(predict.predict)
-app.command(epilog=status.EPILOG, short_help="Show the progress of a sweep.")(status.status)
+app.command(cls=status.WatchCommand, epilog=status.EPILOG, short_help="Show the progress of a sweep.")(status.status)
 app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
 app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(report.report)

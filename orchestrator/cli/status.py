@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import choice_lines, for_output, front_table, show
-from orchestrator.options import AsJson
+from orchestrator.cli.text import choice_lines, for_output, front_table, output_text
+from orchestrator.errors import INTERRUPTED, CommandError
+from orchestrator.options import AsJson, finite
 
 if TYPE_CHECKING:
     from orchestrator.results.status import SweepStatus
@@ -15,14 +24,94 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   specfrontier status quickstart
+  specfrontier status quickstart --watch
   specfrontier status s3://lab/sweeps/joint --json
 """
+_INTERVAL_S = 5  # of --watch
+
+
+class WatchCommand(TyperCommand):
+    """The command whose --watch may stand without its number, which typer does not support."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = zip(args, [*args[1:], ""], strict=True)
+        given = [
+            f"--watch={_INTERVAL_S}" if word == "--watch" and not _is_number(after) else word for word, after in words
+        ]
+        return super().parse_args(ctx, given)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
 
 
 @o.query_errors()
-def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> None:
+def status(
+    sweep: o.OneSweep,
+    watch: Annotated[
+        float | None,
+        typer.Option(
+            metavar="[SECONDS]",
+            help=f"Show it again and again until the launch has ended. Default: every {_INTERVAL_S} seconds.",
+            min=0.1,
+            show_default=False,
+            callback=finite,
+        ),
+    ] = None,
+    long: o.Long = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
-    the front so far, the latest events."""
+    the front so far, the latest events.
+
+    --watch updates it in place; in a pipe, each update is another block or, with --json, another document.
+    """
+    from orchestrator.results.launches import RUNNING
+
+    def read() -> tuple[str, bool]:
+        facts, lines = _read_status(sweep, long=long, as_json=as_json)
+        return output_text(facts, lines, as_json=as_json), facts["launch"]["state"] == RUNNING
+
+    if watch is None:
+        typer.echo(read()[0])
+    else:
+        _watch(read, watch)
+
+
+def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:
+    """Print what `read` returns until it says that nothing runs.
+
+    Raises:
+        CommandError: interrupted.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    in_place = sys.stdout.isatty()
+    live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
+    text, is_running = read()
+    try:
+        with live if in_place else nullcontext():
+            while is_running:
+                if in_place:
+                    live.update(Text.from_ansi(text), refresh=True)
+                else:
+                    typer.echo(f"{text}\n")
+                time.sleep(interval_s)
+                text, is_running = read()
+    except KeyboardInterrupt:
+        if in_place:
+            typer.echo(text)
+        raise CommandError("interrupted; the sweep goes on", INTERRUPTED) from None
+    typer.echo(text)
+
+
+def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, Any], list[str]]:
+    """The status as data and as lines of text."""
     from orchestrator.results.choices import choices_mapping, choose, default_limit
     from orchestrator.results.front import front_of
     from orchestrator.results.front_trial import Trial
@@ -45,7 +134,7 @@ def status(sweep: o.OneSweep, long: o.Long = False, as_json: AsJson = False) -> 
     lines = _describe(now)
     if front is not None and front.candidates:
         lines += ["", *front_table(front, front.members), "", *choice_lines(front, choices.values())]
-    show(facts, lines, as_json=as_json)
+    return facts, lines
 
 
 def _describe(now: SweepStatus) -> list[str]:

@@ -43,8 +43,13 @@ def safe_text(lines: Iterable[str]) -> str:
 
 
 def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print the result of a command: its facts as JSON, with null for numbers that are not finite, or its lines."""
-    typer.echo(_as_json(facts) if as_json else safe_text(lines))
+    """Print the result of a command."""
+    typer.echo(output_text(facts, lines, as_json=as_json))
+
+
+def output_text(facts: object, lines: Iterable[str], *, as_json: bool) -> str:
+    """The result of a command: its facts as JSON, with null for numbers that are not finite, or its lines."""
+    return _as_json(facts) if as_json else safe_text(lines)
 
 
 def _as_json(facts: object) -> str:
