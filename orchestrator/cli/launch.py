@@ -259,7 +259,8 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     limits = {unit: getattr(config.budget, unit) for unit in ("trials", "images", "hours")}
     budget = ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
     if (plateau := config.budget.plateau) is not None:
-        budget = f"at most {budget}; less once {config.budget.patience} trials add less than {plateau:.1%} to the front"
+        last = f"the last {counted(config.budget.patience or 0, 'trial')}"
+        budget = f"at most {budget}; less once {last} add less than {100 * plateau:g} % to the front"
     most = size + len(config.enqueue or ("vanilla",)) if size is not None else config.budget.trials
     yield "budget", f"{budget}; there are at most {most} settings" if most < config.budget.trials else budget
     images = captions.count * quality.samples
