@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 Path = tuple[str, ...]
 
@@ -328,6 +328,11 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     if get_origin(kind) is UnionType:  # one value, or a list of such
         single, several = args
         return _fit(several if isinstance(value, list | tuple) else single, value, allowed)
+    if get_origin(kind) is Union:  # a number, or a word in place of it
+        number_type, words = args[0], get_args(args[1])
+        if isinstance(value, str) and value not in words:
+            raise ConfigError((), f"must be a number or {_list(words)}, got {value!r}")
+        return value if isinstance(value, str) else _fit(number_type, value, allowed)
     if get_origin(kind) is tuple:
         entries = expect_list(value)
         if args[-1] is not Ellipsis and len(entries) != len(args):

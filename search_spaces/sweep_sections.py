@@ -87,9 +87,13 @@ class Reference(Params):
 
 @dataclass(frozen=True, slots=True)
 class Quality(Params):
-    """Shards that measure quality, at the batch size of the best throughput."""
+    """Shards that measure quality, at the batch size of the best throughput. No image depends on it."""
 
-    batch: Annotated[int, "images per batch", Range(1, 65_536)] = 48
+    batch: Annotated[
+        int | Literal["auto"],
+        "images per batch; auto: 32 on a CPU, on a GPU the largest power of two up to 128 that fits its memory",
+        Range(1, 65_536),
+    ] = 48
     shard: Annotated[int, "captions per shard", Range(1)] = 48
     samples: Annotated[int, "images per caption", Range(1, 65_536)] = 1
     nodes: Annotated[

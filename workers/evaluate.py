@@ -172,7 +172,7 @@ def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
         for earlier in worker.earlier:
             if (table := earlier.find(shard, requests)) is not None:
                 return table, about | {TAKEN_FROM: earlier.storage.display_name}
-        results, batch = worker.engines.generate(shard.config, requests, shard.batch)
+        results, batch = worker.engines.generate(shard.config, requests, worker.batch_of(shard))
         scores = worker.score(results)
         table = quality_table(
             results, seed=worker.spec.seed, batch=batch, features=scores.features, scores=scores.scores

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, Self
@@ -37,7 +37,7 @@ from workers.loading.models_yaml import (
     shape_only_models,
 )
 from workers.metrics.registry import weight_keys
-from workers.runtime.loaded import IMAGES_PER_DECODE
+from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
 
 
@@ -164,13 +164,22 @@ def models_for_plan(sweep: SweepConfig) -> Models:
 
 
 def peak_bytes(sweep: SweepConfig) -> int:
-    """Memory that the sweep's heaviest setting takes of a GPU, with the networks of its metrics.
+    """Memory that the sweep's heaviest setting takes of a GPU, at least, with the networks of its metrics.
 
     Raises:
         ValueError: see `models_for_plan`, `Workload.of`.
     """
     shapes = models_for_plan(sweep)
-    return Workload.of(sweep.resolve(shapes.target.sampling), shapes).big.bytes + _network_bytes(sweep)
+    sweep = _with_batch(sweep.resolve(shapes.target.sampling), shapes, 0)
+    return Workload.of(sweep, shapes).big.bytes + _network_bytes(sweep)
+
+
+def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
+    """A resolved sweep with the batch size of its heaviest setting in place of `auto`. memory: bytes of a GPU."""
+    if isinstance(sweep.quality.batch, int):
+        return sweep
+    _, config, shapes, _ = _heaviest(sweep, shapes)
+    return replace(sweep, quality=replace(sweep.quality, batch=automatic_batch(shapes, config, memory)))
 
 
 def _network_bytes(sweep: SweepConfig) -> int:
@@ -189,6 +198,7 @@ def _entry(sweep: SweepConfig) -> Entry:
 def _batches(sweep: SweepConfig) -> dict[str, int]:
     """Batch sizes of timing sessions, of quality shards, and of decoding tokens to pixels."""
     shard = sweep.quality.shard * sweep.quality.samples
+    assert isinstance(sweep.quality.batch, int)  # see `_with_batch`
     return {
         "timing": max(sweep.timing.batches),
         "quality": min(sweep.quality.batch, shard),
@@ -244,14 +254,14 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         ValueError: the models do not support the sweep's settings, or there are too few captions to time them.
     """
     target = shapes.target
-    sweep = sweep.resolve(target.sampling)
     nets = _network_bytes(sweep)
+    available = gpu.memory - RESERVED_BYTES - nets
+    sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
     work = Workload.of(sweep, shapes)
     batches, small, big, models = work.batches, work.in_session(1), work.big, work.shapes
     largest = max(work.sessions.sizes, default=1)
     session = work.in_session(largest)
 
-    available = gpu.memory - RESERVED_BYTES - nets
     other = (
         small
         if batches["timing"] != batches["quality"]

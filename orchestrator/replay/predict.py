@@ -57,6 +57,7 @@ Settings: TypeAlias = dict[DecodingConfig, Mapping[str, Any] | None]
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
 
 _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
+_BATCH = 32  # of recordings, with `quality.batch: auto`
 _LEVEL_COST = 0.1  # seconds of a drafted level over those of a pass of the target
 _FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
 SPEEDUP = "speedup"
@@ -151,7 +152,8 @@ def prediction_task(
 
 def _task(sweep: SweepConfig, settings: Settings, captions: int) -> PredictTask:
     params = tuple(json.dumps(entry) for entry in settings.values())
-    return PredictTask(tuple(settings), params, captions, sweep.quality.batch)
+    batch = sweep.quality.batch
+    return PredictTask(tuple(settings), params, captions, batch if isinstance(batch, int) else _BATCH)
 
 
 def _without_own_recordings(settings: Settings) -> Settings:

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from orchestrator.results.trials import TrialRecord
 from tests.fakes.real_sweeps import SweepRun
-from workers.runtime import engines
+from workers.runtime import batch_size, engines
 from workers.runtime.engines import CancellableEngine
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -62,8 +63,28 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     assert "out of memory at batch 4" in cause
     assert "Tried to allocate 2.00 GiB" in cause
 
-    def batches(label: str) -> set[int]:
-        (name,) = (name for name in records[label].shards if "/quality-" in name)
-        return set(pq.read_table(run.store / name)["batch"].to_pylist())
+    assert [_batches(run, records[label]) for label in ("vanilla", "two", "one")] == [[8], [4], [8]]
 
-    assert (batches("vanilla"), batches("two"), batches("one")) == ({8}, {4}, {8})
+
+def _batches(run: SweepRun, record: TrialRecord) -> list[int]:
+    """The batch size of each of a trial's quality shards."""
+    tables = (pq.read_table(run.store / name) for name in record.shards if "/quality-" in name)
+    return [size for table in tables for size in set(table["batch"].to_pylist())]
+
+
+def test_a_sweep_chooses_its_batch_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard at half of the batch that the rule gives, where memory runs out; a resumed sweep generates what lacks."""
+    monkeypatch.setattr(batch_size, "MAX_ON_CPU", 4)
+    monkeypatch.setattr(engines, "CancellableEngine", ScarceEngine)
+    monkeypatch.setitem(LARGEST_BATCH, 2, 2)
+    text = SPACE.replace("batch: 8, shard: 8", "batch: auto, shard: 5").replace("trials: 4", "trials: 2")
+    run = SweepRun(tmp_path, text)
+    run.run_locally("--no-mlflow")
+    first = run.records
+    run.run_locally("--no-mlflow", "--resume", "--trials", "4")
+    records = {record.label: record for record in run.records}
+    assert run.records[:2] == first
+    assert {label: record.state for label, record in records.items()} == {
+        "vanilla": "complete", "two": "complete", "three": "failed", "one": "complete"
+    }  # fmt: skip
+    assert [_batches(run, records[label]) for label in ("vanilla", "two", "one")] == [[4, 3], [2, 1], [4, 3]]

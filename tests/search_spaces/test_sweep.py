@@ -173,6 +173,10 @@ BROKEN = [
     (SHORT + "models: {device: gpu}\n",
      "f:3: models.device: must be one of auto, cpu, cuda, got 'gpu'; did you mean 'cpu'?"),
     (SHORT + "quality: {batch: 1.5}\n", "f:3: quality.batch: must be a whole number, got 1.5"),
+    (SHORT + "quality: {batch: 0}\n", "f:3: quality.batch: must be in [1, 65536], got 0"),
+    (SHORT + "quality: {batch: best}\n", "f:3: quality.batch: must be a number or auto, got 'best'"),
+    (SHORT + "quality: {batch: [8]}\n", "f:3: quality.batch: must be a whole number, got [8]"),
+    (SHORT + "timing: {batch: auto}\n", "f:3: timing.batch: must be a whole number, got 'auto'"),
     (SHORT + "seed: -1\n", "f:3: seed: must be in [0, 9223372036854775807], got -1"),
     (SHORT + "search: {sampler: tpee}\n",
      "f:3: search.sampler: must be one of tpe, nsga2, nsga3, gp, random, qmc, grid, replay, "

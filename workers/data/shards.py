@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import lcm
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from search_spaces.trial import DecodingConfig
 
@@ -110,18 +110,20 @@ class ReferenceTask(Serializable):
 class QualityShard(Serializable):
     """Images of captions start..stop-1, `samples` of each, under a config with sampling.
 
-    `batch` images are generated together. The batch is not part of the identity, because no image depends on it.
+    `batch` images are generated together, or with "auto" as many as the worker chooses. The batch is not part of the
+    identity, because no image depends on it.
     """
 
     config: DecodingConfig
     start: int
     stop: int
     samples: int
-    batch: int
+    batch: int | Literal["auto"]
     kind: ClassVar[str] = "quality"
 
     def __post_init__(self) -> None:
-        _check_span(self.start, self.stop, samples=self.samples, batch=self.batch)
+        sizes = {"batch": self.batch} if isinstance(self.batch, int) else {}
+        _check_span(self.start, self.stop, samples=self.samples, **sizes)
 
     @property
     def images(self) -> int:
@@ -208,7 +210,12 @@ class PredictTask(Serializable):
 
 
 def plan_quality(
-    config: DecodingConfig, count: int, shard: int, samples: int, batch: int, rungs: Sequence[int] = ()
+    config: DecodingConfig,
+    count: int,
+    shard: int,
+    samples: int,
+    batch: int | Literal["auto"],
+    rungs: Sequence[int] = (),
 ) -> list[QualityShard]:
     """All of `count` captions in shards of at most `shard` captions; a shard ends at each of `rungs`.
 

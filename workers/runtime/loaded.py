@@ -10,15 +10,17 @@ from typing import Any
 import torch
 
 from search_spaces.plugins import load_plugins
+from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash, read_captions
-from workers.data.shards import Experiment
+from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 from workers.decoding.statistics import Result
-from workers.loading.models_yaml import Entry, folder_entry, load_entry
+from workers.loading.models_yaml import Entry, folder_entry, load_entry, metric_bytes, shape_only_models
 from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
+from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
 from workers.runtime.device import compute_facts, pick_device, this_device
 from workers.runtime.earlier import EarlierImages
 from workers.runtime.engines import Engines
@@ -27,7 +29,6 @@ from workers.runtime.numerics import measure_numerics
 from workers.runtime.specification import WorkerSpec
 
 _STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
-IMAGES_PER_DECODE = 64  # decoded from tokens together
 
 
 def _open_store(spec: WorkerSpec) -> Storage:
@@ -62,7 +63,8 @@ class LoadedSweep:
         self.earlier = [found for plain in spec.earlier if (found := EarlierImages.open(plain))]
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)
-        entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
+        self._memory, self._batches = memory, dict[DecodingConfig, int]()
+        self._entry = entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
@@ -114,6 +116,21 @@ class LoadedSweep:
             **compute_facts(self.device),
             "timing_device": this_device(self.device).hardware,
         }
+
+    def batch_of(self, shard: QualityShard) -> int:
+        """The images of a shard that are generated together, if memory does not run out."""
+        if isinstance(shard.batch, int):
+            return shard.batch
+        if shard.config not in self._batches:
+            self._batches[shard.config] = self._automatic_batch(shard.config)
+        return min(self._batches[shard.config], shard.images)
+
+    def _automatic_batch(self, config: DecodingConfig) -> int:
+        target = self.models.target
+        if self._memory is None:
+            return automatic_batch(self.models, config, None)
+        shapes, nets = shape_only_models(self._entry, target.dtype), sum(metric_bytes(self._entry).values())
+        return automatic_batch(shapes, config, self._memory - nets)
 
     def score(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""

@@ -577,8 +577,12 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
 
 
 def test_the_peak_is_that_of_the_largest_batch() -> None:
-    small, large = (SweepConfig.read("quickstart", {"quality.batch": batch}) for batch in (8, 48))
-    assert 0 < peak_bytes(small) < peak_bytes(large)
+    """With `auto` that of one image: a worker chooses what fits."""
+    one, small, large, chosen = (
+        peak_bytes(SweepConfig.read("quickstart", {"quality.batch": batch})) for batch in (1, 8, 48, "auto")
+    )
+    assert 0 < one < small < large
+    assert chosen == one
 
 
 def test_the_summary_says_why_the_front_was_not_timed_once_more(tmp_path: Path) -> None:

@@ -68,6 +68,20 @@ def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
     assert images.total() <= found["images"]["timing"]
 
 
+def test_a_plan_takes_the_batch_that_fits(tmp_path: Path) -> None:
+    """With `quality.batch: auto`: the largest power of two, whose next one does not fit; at most a shard's images."""
+    text = LARGE.replace("LENGTHS", "6").replace("lumina-mgpt-7b-768", "llamagen-xl-stage1")
+    large, small, least = (
+        planned(tmp_path, text.replace("quality: {batch: 1, shard: 1}", f"quality: {{batch: auto, shard: {shard}}}"),
+                "--gpu-memory", memory)
+        for shard, memory in ((96, "80"), (96, "24"), (5, "24"))
+    )  # fmt: skip
+    assert (large["batches"]["quality"], least["batches"]["quality"]) == (96, 5)
+    batch = small["batches"]["quality"]
+    assert batch <= small["largest batch"] < 2 * batch
+    assert batch in (8, 16, 32, 64)
+
+
 def test_settings_of_a_session_share_the_memory(tmp_path: Path) -> None:
     """Each keeps its cache and graphs while others take their turns; without room for all, shapes are timed alone."""
     one, four = (planned(tmp_path, LARGE.replace("LENGTHS", lengths)) for lengths in ("6", "{low: 3, high: 6}"))

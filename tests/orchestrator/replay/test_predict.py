@@ -87,6 +87,12 @@ def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
         assert set(params) <= set(sweep.space.parameters())
 
 
+def test_a_pool_has_a_batch_size_where_the_sweep_has_none(tmp_path: Path) -> None:
+    task = prediction_task(read({"quality.batch": "auto"}), Storage(str(tmp_path)), EVERYTHING, print)
+    assert task is not None
+    assert task.batch == 32
+
+
 def test_no_recording_is_made_for_enqueued_settings_alone(tmp_path: Path) -> None:
     chains = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 6}}}
     other = {"label": "tree", "drafter": "eagle", "tree": {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4}}
