@@ -328,8 +328,8 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     if get_origin(kind) is UnionType:  # one value, or a list of such
         single, several = args
         return _fit(several if isinstance(value, list | tuple) else single, value, allowed)
-    if get_origin(kind) is Union:  # a number, or a word in place of it
-        number_type, words = args[0], get_args(args[1])
+    if get_origin(kind) is Union:  # a word, or a number
+        words, number_type = get_args(args[0]), args[1]
         if isinstance(value, str) and value not in words:
             raise ConfigError((), f"must be a number or {_list(words)}, got {value!r}")
         return value if isinstance(value, str) else _fit(number_type, value, allowed)

@@ -90,7 +90,7 @@ class Quality(Params):
     """Shards that measure quality, at the batch size of the best throughput. No image depends on it."""
 
     batch: Annotated[
-        int | Literal["auto"],
+        Literal["auto"] | int,
         "images per batch; auto: 32 on a CPU, on a GPU the largest power of two up to 128 that fits its memory",
         Range(1, 65_536),
     ] = 48

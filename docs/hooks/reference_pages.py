@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
 from typer.cli import get_docs_for_click
@@ -202,6 +202,8 @@ def _kind(type_: Any, plural: str = "") -> str:
     origin, parts = get_origin(type_), [part for part in get_args(type_) if part is not type(None)]
     if origin in (Union, UnionType):
         return " or ".join(_kind(part, plural) for part in parts)
+    if origin is Literal:
+        return " or ".join(f"`{word}`" for word in parts)
     if origin is tuple:
         return f"list{plural} of {_kind(parts[0], 's')}"
     return ("mapping" if origin is Mapping else _KINDS[type_]) + plural
