@@ -37,6 +37,7 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == FILES | ({CARD} if trial.config.drafter.has_weights else set())
     assert DecodingConfig.from_mapping(yaml.safe_load((out / SETTING).read_text())) == trial.config
     assert "torch==2.13.0\n" in (out / REQUIREMENTS).read_text()
+    assert f"BATCH = {trial.batch} " in (out / SCRIPT).read_text(), "the speed is of this batch size"
     drawn = tmp_path / "drawn"
     drawn.mkdir()
     subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
