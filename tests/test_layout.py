@@ -34,7 +34,7 @@ MAX_PACKAGE_LINES = {
     "search_spaces": 4562,
     "specfrontier": 385,
     "workers": 405,
-    "workers.data": 1900,
+    "workers.data": 1895,
     "workers.decoding": 4459,
     "workers.drafters": 717,
     "workers.loading": 963,

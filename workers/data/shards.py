@@ -287,11 +287,6 @@ def _shard_name(kind: str, experiment: Experiment, identity: Mapping[str, Any]) 
     return f"{folder}/{kind}-{digest([experiment.digest(), kind, dict(identity)])}.parquet"
 
 
-def shard_kind(name: str) -> str:
-    """The kind of the task whose result a shard's file holds."""
-    return name.rpartition("/")[2].rpartition("-")[0]
-
-
 def _check_span(start: int, stop: int, **sizes: int) -> None:
     if not 0 <= start < stop:
         raise ValueError(f"captions {start}..{stop}: the shard is empty or starts below 0; use 0 <= start < stop")
