@@ -1,7 +1,8 @@
 """A sweep as one self-contained HTML page: an interactive front, tables, images, settings to copy.
 
 User input (names, labels, captions, failure causes) enters the page only as JSON, and its script shows it only as text.
-The page's security policy allows no network access and only its own script, by hash.
+The page's security policy allows no network access and only its own script, by hash; a page that is served may ask
+its own server.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def report_page(
     return render(page_data([Sweep.open(storage, device, batch)], note, decode=decode))
 
 
-def render(data: dict[str, Any]) -> str:
-    """The page that shows the data of `page_data`."""
+def render(data: dict[str, Any], version: str = "") -> str:
+    """The page that shows the data of `page_data`. version: of a page that is served and asks its server for others."""
+    data = data | {"version": version}
     scripts = {entry["script"]: _script(SECTIONS[name], entry["script"]) for name, entry in data["sections"].items()}
     parts = {
         "style": "\n".join(map(_asset, _STYLES)),
@@ -88,6 +90,7 @@ def render(data: dict[str, Any]) -> str:
         "script": bundle(scripts),
     }
     parts |= {f"{name}_hash": _hash(text) for name, text in parts.items()} | {"data": as_script_data(data)}
+    parts["connect"] = "connect-src 'self'; " if version else ""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("template.html"))
 
 

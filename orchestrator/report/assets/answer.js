@@ -58,7 +58,8 @@ function barControls(name) {
     drawBasis();
     change("bar");
   };
-  const { low: min, high: max, step, start: value } = BAR,
+  const { low: min, high: max, step } = BAR,
+    value = state.bar,
     slider = { type: "range", id: "bar", min, max, step, value, "aria-describedby": "bar-text", input: move };
   return [
     el("div.bar-row", el("label", { for: "bar" }, `${name} ${relation}`), el("output", { id: "bar-text", for: "bar" })),

@@ -1,4 +1,5 @@
 // The scatter plot. Observable Plot makes axes, error bars and the front's line; the points on top can be focused.
+import { hasRanges, isSelected } from "./brush.js";
 import { ANSWER, barValue, kneeTrial, losslessTrial, recommended } from "./choices.js";
 import { DATA, frontOf, isMaximized, isPlotted, metricTitle, trialOf, vanillaOf } from "./data.js";
 import { announce, byId, el, narrow, show, svg } from "./dom.js";
@@ -33,7 +34,9 @@ function chartHeight(width) {
   return Math.max(320, Math.min(760, window.innerHeight - above - below));
 }
 const visible = () =>
-  DATA.trials.filter((trial) => isPlotted(trial, state.x, state.y) && !state.hidden.has(kindOf(trial)));
+  DATA.trials.filter(
+    (trial) => isPlotted(trial, state.x, state.y) && !state.hidden.has(kindOf(trial)) && isSelected(trial),
+  );
 
 export function drawChart() {
   const trials = visible(),
@@ -43,7 +46,8 @@ export function drawChart() {
   state.scene = { trials, front, place: () => [0, 0], nodes: new Map(), box: null };
   if (trials.length) show("chart", drawScene(trials, front, width, height));
   else {
-    const text = `No visible trial has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`;
+    const kind = hasRanges() ? "selected" : "visible",
+      text = `No ${kind} trial has both ${metricTitle(state.x)} and ${metricTitle(state.y)}.`;
     show("chart", el("p.empty", text));
   }
   state.pins = state.pins.filter((trial) => state.scene.trials.includes(trial));

@@ -1,4 +1,5 @@
 // What the chart shows: its axes and colours, and its legend, which hides kinds of trials.
+import { asSvg, downloadButton } from "./downloads.js";
 import { ANSWER, BAR } from "./choices.js";
 import { drawChart, levelNote } from "./chart.js";
 import { DATA, isPlotted, metricChoices } from "./data.js";
@@ -49,6 +50,9 @@ function drawLegend() {
       ANSWER.lossless && ring("lossless", ANSWER.best_lossless),
       hasHollow ? "hollow: violates a constraint" : "large: on the front",
     ),
+    downloadButton(".link.quiet", "SVG", "front.svg", "image/svg+xml", () => asSvg(byId("chart").firstChild), {
+      title: "Download the chart",
+    }),
     levelNote(state.x),
     levelNote(state.y),
   );

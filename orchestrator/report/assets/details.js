@@ -1,5 +1,6 @@
 // The details beside the chart: of the trial under the pointer, of a pinned one, of several side by side, or of the
 // recommended one.
+import { hasRanges, isSelected } from "./brush.js";
 import { BAR, kneeTrial, recommended } from "./choices.js";
 import { DATA, metricNote, metricTitle, sheetOf } from "./data.js";
 import { button, byId, closeButton, copyButton, el, narrow, scrolling, show, terms } from "./dom.js";
@@ -73,8 +74,9 @@ function drawCard(trial, byDefault) {
 }
 function frontStatus(trial) {
   const isMember = state.scene.front.includes(trial),
-    isFirstView = state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size;
-  const behind = trial.feasible ? "behind the front" : `violates ${trial.violated.join("; ")}`,
+    isFirstView = state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size && !hasRanges();
+  const outside = isSelected(trial) ? "behind the front" : "not among the selected trials",
+    behind = trial.feasible ? outside : `violates ${trial.violated.join("; ")}`,
     share = trial.confidence !== null && isFirstView && percent(trial.confidence);
   return [
     trial.label && `trial ${trial.number} · `,

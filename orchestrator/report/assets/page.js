@@ -1,10 +1,12 @@
 // Draws the first screen, then the sections (orchestrator/report/sections) one after another.
+import { writeAddress } from "./address.js";
 import { drawAnswer } from "./answer.js";
 import { followPointer } from "./chart.js";
 import { drawControls, redraw } from "./controls.js";
 import { DATA, metricTitle } from "./data.js";
 import "./details.js";
 import { byId, el, items, narrow, show } from "./dom.js";
+import { followSweep, isLive } from "./live.js";
 import { unpin } from "./selection.js";
 import { follow, state } from "./state.js";
 import { indistinguishable } from "./values.js";
@@ -19,7 +21,9 @@ function drawHead() {
     "links",
     links.map(([name, { link }]) => el("a", { href: `#${name}` }, link)),
   );
-  const end = "It loads nothing else: keep or send it as a single file.";
+  const end = isLive
+    ? "It reloads when the sweep has new trials; `specfrontier report` without --serve writes it as a file."
+    : "It loads nothing else: keep or send it as a single file.";
   show("foot", `Written ${DATA.written} from ${DATA.location}. ${end}`);
 }
 function drawWithinError() {
@@ -65,7 +69,11 @@ function drawLater([first, ...rest]) {
   if (first) {
     first();
     window.setTimeout(() => drawLater(rest));
-  } else document.body.dataset.ready = "true";
+  } else {
+    writeAddress();
+    followSweep();
+    document.body.dataset.ready = "true";
+  }
 }
 
 // scripts: of the sections, by name.

@@ -1,9 +1,8 @@
 // The trial under the pointer, and the pinned ones. A pinned trial stays: the pointer crosses other points on its way
 // to the details' buttons.
 import { announce, byId, scrolling } from "./dom.js";
-import { change, state } from "./state.js";
+import { change, MAX_PINS, state } from "./state.js";
 
-const MAX_PINS = 3;
 export const isFull = () => state.pins.length === MAX_PINS;
 export const FULL = `${MAX_PINS} are pinned: release one to pin this`;
 

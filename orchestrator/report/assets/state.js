@@ -1,6 +1,8 @@
 // The reader's choices, and who follows them: `change` after "axes" (what the plot shows), "bar" or "selection".
-import { DATA } from "./data.js";
+import { keep, keepOne } from "./address.js";
+import { DATA, trialOf } from "./data.js";
 
+export const MAX_PINS = 3;
 export const state = {
   x: DATA.axes.x,
   y: DATA.axes.y,
@@ -14,6 +16,36 @@ export const state = {
   bar: DATA.answer.bar?.start,
   scene: null, // the plot's layout: { trials, front, place(trial), scaleY(value), nodes, box, ... }
 };
+const metrics = DATA.axes.names,
+  { bar } = DATA.answer;
+keepOne("x", state, metrics);
+keepOne("y", state, metrics);
+keepOne("colour", state, Object.keys(DATA.looks));
+keepOne("near", state, [false, true]);
+keepOne("bars", state, [false, true]);
+keep(
+  "hidden",
+  () => [...state.hidden],
+  (kinds) => {
+    state.hidden = new Set(kinds.filter((kind) => Object.hasOwn(DATA.looks[state.colour], kind)));
+  },
+);
+keep(
+  "pins",
+  () => state.pins.map(({ id }) => id),
+  (ids) => {
+    state.pins = [...new Set(ids.map(trialOf))].filter(Boolean).slice(0, MAX_PINS);
+  },
+);
+keep(
+  "bar",
+  () => [state.bar],
+  ([text]) => {
+    const value = Number(text || NaN);
+    if (bar && value >= bar.low && value <= bar.high)
+      state.bar = Number((bar.low + Math.round((value - bar.low) / bar.step) * bar.step).toFixed(bar.places));
+  },
+);
 export const kindOf = (trial) => trial.groups[state.colour];
 
 const followers = { axes: [], bar: [], selection: [], compare: [] };

@@ -1,16 +1,24 @@
 // What the search found: parallel coordinates, slices per parameter, importances and the hypervolume.
+import { keepOne } from "../assets/address.js";
+import { clearRanges, hasRanges, isSelected, rangeOf, setRange } from "../assets/brush.js";
+import { redraw } from "../assets/controls.js";
 import { DATA, frontOf, isPlotted, metricChoices, metricTitle, several } from "../assets/data.js";
-import { choice, el, show } from "../assets/dom.js";
+import { button, choice, el, show, svg } from "../assets/dom.js";
 import { formatMeasured, formatTick, plural, shortened } from "../assets/format.js";
 import { picture } from "../assets/plot.js";
+import { follow } from "../assets/state.js";
 
 const MAX_KEYS = 10,
   MAX_TEXT = 40, // letters of a choice
+  RANGE = 18, // pixels across a marked range
   NO_VALUE = -0.14; // the height of a trial without a value on a parallel coordinate
 const IMPORTANCES =
   "How much each searched parameter matters for being among the best quarter of the trials (Optuna's PED-ANOVA).";
 const VOLUMES =
   "Trials in the order in which they finished; the reference point is a tenth of the range beyond the worst trials.";
+const HOW_TO_SELECT =
+  "One line per trial; bold: on the front. Drag along an axis to select the trials in a range, which the plot above " +
+  "and the table then show; click the axis to release it. The table's filter does the same from the keyboard.";
 const endOf = (text, length) => (text.length > length ? `…${text.slice(1 - length)}` : text);
 const widthOf = (element) => Math.max(280, element.clientWidth);
 const ends = (values) => [Math.min(...values), Math.max(...values)];
@@ -26,13 +34,18 @@ export function draw(host, { importances, hypervolumes }) {
     [parallel, slices] = [el("div.scroll", region), el("div", { id: "slices" })],
     [shares, volumes] = ["importances", "volumes"].map((id) => el("div", { id }));
   const panel = (name, about, body) => el("div.panel.plotted", el("h3", name), about && el("p.quiet", about), body);
-  const metrics = choice("metric", metricChoices, DATA.axes.y, (metric) =>
-      drawSlices(slices, metric, trials, varied, front),
-    ),
+  const slice = { metric: DATA.axes.y };
+  keepOne("metric", slice, DATA.axes.names);
+  const drawOwnSlices = () => drawSlices(slices, slice.metric, trials, varied, front),
+    metrics = choice("metric", metricChoices, slice.metric, (metric) => {
+      slice.metric = metric;
+      drawOwnSlices();
+    }),
+    selection = el("div.controls", { id: "selection" }),
     sliceBar = el("div.bar", el("h3", "Slices per parameter"), el("div.controls", { id: "slice-controls" }, metrics));
   show(
     host,
-    panel("Parallel coordinates", "One line per trial; bold: on the front.", parallel),
+    panel("Parallel coordinates", HOW_TO_SELECT, [selection, parallel]),
     isEnough && el("div.panel.plotted", sliceBar, slices),
     el(
       "div.pair",
@@ -41,8 +54,20 @@ export function draw(host, { importances, hypervolumes }) {
     ),
   );
   const none = "Not enough trials: fewer than three complete ones differ in a parameter.";
-  show(parallel, isEnough ? coordinates(widthOf(parallel), trials, varied, front) : el("p.empty", none));
-  if (isEnough) drawSlices(slices, DATA.axes.y, trials, varied, front);
+  const drawParallel = () => {
+    const unselect = () => {
+      clearRanges();
+      redraw();
+    };
+    show(parallel, coordinates(widthOf(parallel), trials, varied, front));
+    const words = `${trials.filter(isSelected).length} of ${plural(trials.length, "trial")} selected`;
+    show(selection, hasRanges() && [el("span", words), button(".link", "show all", unselect)]);
+  };
+  if (isEnough) {
+    drawParallel();
+    follow("axes", drawParallel);
+    drawOwnSlices();
+  } else show(parallel, el("p.empty", none));
   if (!several) drawImportances(shares, importances);
   drawHypervolumes(volumes, hypervolumes);
 }
@@ -71,6 +96,7 @@ function unitScale(values, direction = "maximize") {
 function coordinates(frameWidth, trials, varied, front) {
   const { x, y } = DATA.axes;
   const parameters = varied.map(({ key, i, values }) => ({
+    key,
     name: key.replace(".", ".\n"),
     scale: unitScale(values),
     of: (trial) => trial.flat[i],
@@ -78,18 +104,19 @@ function coordinates(frameWidth, trials, varied, front) {
   const objectives = [x, y].map((metric) => {
     const of = (trial) => trial.metrics[metric][0],
       name = `${metricTitle(metric)}\n(best on top)`;
-    return { name, scale: unitScale(trials.map(of), DATA.metrics[metric].direction), of };
+    return { key: metric, name, scale: unitScale(trials.map(of), DATA.metrics[metric].direction), of };
   });
   const dimensions = [...parameters, ...objectives];
   const height = (trial, { of, scale }) => (of(trial) === null ? NO_VALUE : scale.at(of(trial))),
     course = (trial) => dimensions.map((dimension, place) => ({ trial, place, at: height(trial, dimension) }));
-  const lines = (member) =>
-    Plot.line(trials.filter((trial) => front.has(trial) === member).flatMap(course), {
+  const styleOf = (trial) => (!isSelected(trial) ? " faded" : front.has(trial) ? " member" : "");
+  const lines = (style) =>
+    Plot.line(trials.filter((trial) => styleOf(trial) === style).flatMap(course), {
       x: "place",
       y: "at",
       z: ({ trial }) => trial.id,
       curve: "monotone-x",
-      className: member ? "course member" : "course",
+      className: `course${style}`,
       title: ({ trial }) => trial.title,
     });
   const marks = dimensions.flatMap(({ scale }, place) =>
@@ -98,7 +125,7 @@ function coordinates(frameWidth, trials, varied, front) {
   const text = `Parallel coordinates of ${plural(trials.length, "trial")}: `,
     place = (_, i) => i,
     style = "pole-mark";
-  return picture(text + [...varied.map(({ key }) => key), x, y].join(", "), {
+  const plotted = picture(text + [...varied.map(({ key }) => key), x, y].join(", "), {
     width: Math.max(frameWidth, dimensions.length * 96),
     height: 340,
     margins: [42, 70, 22, 70],
@@ -106,13 +133,42 @@ function coordinates(frameWidth, trials, varied, front) {
     y: { domain: [-0.18, 1.04], axis: null },
     marks: [
       Plot.ruleX(dimensions, { x: place, className: "pole" }),
-      lines(false),
-      lines(true),
+      ...[" faded", "", " member"].map(lines),
       Plot.text(dimensions, { x: place, y: 1.04, dy: -16, text: "name", className: "pole-name" }),
       Plot.text(marks, { x: "place", y: "at", dx: 6, text: "name", textAnchor: "start", className: style }),
       Plot.text(["no value"], { x: 0, y: NO_VALUE, dx: -8, text: String, textAnchor: "end", className: style }),
     ],
   });
+  plotted.append(svg("g.ranges", dimensions.map((dimension, i) => rangeMark(plotted, dimension, i, trials))));
+  return plotted;
+}
+// Where the pointer marks a range of a parallel coordinate, and the range that it has.
+function rangeMark(plotted, { key, of, scale }, i, trials) {
+  const [across, up] = ["x", "y"].map((axis) => plotted.scale(axis)),
+    x = across.apply(i) - RANGE / 2,
+    heightOf = (value) => up.apply(scale.at(value));
+  const bar = svg("rect.range", { x, width: RANGE }),
+    [top, bottom] = [up.apply(1) - RANGE / 2, up.apply(0) + RANGE / 2],
+    area = svg("rect.range-area", { x, width: RANGE, y: top, height: bottom - top, "data-key": key });
+  const mark = (from, to) => {
+    bar.setAttribute("y", Math.min(from, to) - RANGE / 4);
+    bar.setAttribute("height", Math.abs(from - to) + RANGE / 2);
+  };
+  const at = (event) => event.clientY - plotted.getBoundingClientRect().top;
+  let start = null;
+  area.addEventListener("pointerdown", (event) => {
+    area.setPointerCapture(event.pointerId);
+    start = at(event);
+  });
+  area.addEventListener("pointermove", (event) => start !== null && mark(start, at(event)));
+  area.addEventListener("pointerup", (event) => {
+    const ends = [start, at(event)].sort((a, b) => a - b),
+      isInside = (value) => value !== null && heightOf(value) >= ends[0] && heightOf(value) <= ends[1];
+    setRange(key, ends[1] - ends[0] < 3 ? [] : trials.map(of).filter(isInside));
+    redraw();
+  });
+  if (rangeOf(key)) mark(...rangeOf(key).map(heightOf));
+  return [bar, area];
 }
 function drawSlices(host, metric, trials, varied, front) {
   const columns = Math.max(1, Math.floor(widthOf(host) / 300)),

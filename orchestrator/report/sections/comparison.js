@@ -1,6 +1,7 @@
 // The fronts of several sweeps: hypervolumes, and each pair of fronts.
 import { metricTitle } from "../assets/data.js";
 import { el, grid, items, show } from "../assets/dom.js";
+import { withDownload } from "../assets/downloads.js";
 import { formatMeasured, formatNumber, formatTick } from "../assets/format.js";
 
 const TERMS =
@@ -24,12 +25,15 @@ export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolum
     row(second, first, [-more, error], epsilon[1], coverage[1]),
   ];
   const isNumber = (i) => i > 0,
-    panel = (table) => el("div.panel.scroll", table);
+    panel = (file, table) => el("div.panel.scroll", withDownload(file, table));
   show(
     host,
     notes.length > 0 && items(".note", notes),
-    panel(grid(["front", "trials", "on its front", "hypervolume"], fronts, isNumber)),
+    panel("fronts.csv", grid(["front", "trials", "on its front", "hypervolume"], fronts, isNumber)),
     el("p.lead", `Up to the reference point ${corner}. `, TERMS),
-    panel(grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.flatMap(bothWays), isNumber)),
+    panel(
+      "pairs.csv",
+      grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.flatMap(bothWays), isNumber),
+    ),
   );
 }

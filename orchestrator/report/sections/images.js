@@ -1,4 +1,5 @@
 // The image comparer: the same captions by vanilla and two chosen settings, side by side, blinking, or as differences.
+import { keep, keepOne } from "../assets/address.js";
 import { kneeTrial, recommended } from "../assets/choices.js";
 import { DATA, frontOf, sheetOf, trialOf, vanillaOf } from "../assets/data.js";
 import { button, byId, choice, el, scrolling, show, still } from "../assets/dom.js";
@@ -38,15 +39,33 @@ export function draw(host, given, controls) {
   if (trials.length < 2)
     return show("image-panel", el("p.empty", "This report has no images of two settings to compare."));
   compared.trials = defaultTrials(trials);
-  drawControls(
-    controls,
-    trials.filter((trial) => trial !== compared.trials[0]),
-  );
-  drawNote();
+  const others = trials.filter((trial) => trial !== compared.trials[0]);
+  keepChoices(others);
+  drawControls(controls, others);
+  setMode(compared.mode);
   follow("bar", followRecommendation);
   follow("compare", compareImages);
   return drawTiles();
 }
+// others: that can be compared with the first.
+function keepChoices(others) {
+  const sides = zooms();
+  compared.zoom = sides.findIndex((side) => side >= 90);
+  keepOne("mode", compared, Object.keys(MODES));
+  keepOne("page", compared, [...Array(pageCount()).keys()]);
+  keepOne("zoom", compared, [...sides.keys()]);
+  keep(
+    "images",
+    () => (compared.chosen ? compared.trials.slice(1).map(({ id }) => id) : []),
+    (ids) => {
+      const [first, ...before] = compared.trials,
+        able = ids.map(trialOf).filter((trial) => others.includes(trial));
+      compared.chosen = able.length > 0;
+      compared.trials = [first, ...[...able, ...before].slice(0, before.length)];
+    },
+  );
+}
+const pageCount = () => Math.ceil(data.captions.length / PER_PAGE);
 function drawControls(controls, others) {
   const name = (trial) => shortened(`${trial.title}${trial.label ? "" : `: ${trial.description}`}`, 48),
     options = others.map((trial) => [trial.id, name(trial)]);
@@ -54,7 +73,7 @@ function drawControls(controls, others) {
     choice(["first", "second"][i], options, trial.id, (id) => choose(compared.trials.with(i + 1, trialOf(id))));
   const mode = ([key, text]) =>
     button(".toggle", text, () => setMode(key), { "data-mode": key, "aria-pressed": key === compared.mode });
-  const pages = Math.ceil(data.captions.length / PER_PAGE);
+  const pages = pageCount();
   const turn = (step) => () => {
     compared.page = (compared.page + step + pages) % pages;
     drawTiles();
@@ -64,7 +83,6 @@ function drawControls(controls, others) {
       compared.zoom = Number(event.target.value);
       setZoom();
     };
-  compared.zoom = sides.findIndex((side) => side >= 90);
   const slider = { type: "range", id: "zoom", max: sides.length - 1, value: compared.zoom, input: zoom };
   show(
     controls,

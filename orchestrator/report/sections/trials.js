@@ -1,6 +1,9 @@
 // The table of all trials: a click on a header sorts it, a query filters it, and its columns can be chosen.
+import { keep, keepOne } from "../assets/address.js";
+import { isSelected } from "../assets/brush.js";
 import { DATA, isMaximized, metricNote } from "../assets/data.js";
 import { announce, button, byId, el, narrow, show, toggle } from "../assets/dom.js";
+import { asCsv, downloadButton } from "../assets/downloads.js";
 import { FilterError, queryReader } from "../assets/filter.js";
 import { duration, formatMeasured, plural, shortened } from "../assets/format.js";
 import { reveal } from "../assets/selection.js";
@@ -16,7 +19,7 @@ const FACTS = {
   label: (trial) => trial.label || null,
   front: (trial) => state.scene.front.includes(trial),
 };
-const table = { columns: new Map(), shown: new Set(), tests: [], all: false, invalid: false, frontOnly: false };
+const table = { columns: new Map(), shown: new Set(), tests: [], all: false, invalid: false, query: "", front: false };
 const order = { key: "number", descending: false };
 let read = null;
 
@@ -34,6 +37,12 @@ export function draw(host, { columns, patterns }, controls) {
   const metrics = columnsOf("metric").map(({ key }) => key),
     words = narrow() ? [] : ["acceptance", "tree", "drafter"];
   table.shown = new Set([...FIRST, ...words, ...metrics.slice(0, METRICS)]);
+  keepOne("front", table, [false, true]);
+  keep(
+    "sort",
+    () => [order.key, order.descending ? "down" : "up"],
+    ([key, way]) => table.columns.has(key) && Object.assign(order, { key, descending: way === "down" }),
+  );
   drawControls(controls);
   const region = { id: "table", tabindex: 0, role: "region", "aria-labelledby": "trials-title" };
   show(host, el("p.problem", { id: "filter-error", role: "alert" }), el("div.panel.scroll", region));
@@ -42,8 +51,16 @@ export function draw(host, { columns, patterns }, controls) {
   // before the page releases pinned trials
   const close = (event) => event.key === "Escape" && closeColumns() && event.preventDefault();
   document.addEventListener("keydown", close, true);
-  drawTable();
+  keep(
+    "filter",
+    () => [table.query],
+    ([query]) => {
+      table.query = byId("filter").value = query;
+    },
+  );
+  filterTable(table.query);
   fitTable();
+  keep("columns", () => [...table.columns.keys()].filter((key) => table.shown.has(key)), showColumns);
   follow("axes", drawTable);
   follow("selection", markPinned);
 }
@@ -58,7 +75,7 @@ function drawControls(controls) {
     input: (event) => filterTable(event.target.value),
   };
   const showFront = (on) => {
-    table.frontOnly = on;
+    table.front = on;
     drawTable();
   };
   const facts = columnsOf("trial").filter(({ key }) => key !== "number"),
@@ -72,7 +89,8 @@ function drawControls(controls) {
     controls,
     el("span.quiet", { id: "shown", role: "status" }),
     el("input", field),
-    toggle("front only", table.frontOnly, showFront),
+    toggle("front only", table.front, showFront),
+    downloadButton(".toggle", "CSV", "trials.csv", "text/csv", tableText, { title: "Download these rows" }),
     el("details.columns", el("summary", "columns"), el("div.panel", parts.map(part))),
   );
 }
@@ -88,6 +106,12 @@ function box({ key, name }) {
     name,
   );
 }
+function showColumns(keys) {
+  table.shown = new Set(keys.filter((key) => table.columns.has(key)));
+  for (const field of byId("trials-controls").querySelectorAll("[data-column]"))
+    field.checked = table.shown.has(field.dataset.column);
+  drawTable();
+}
 // Closes the choice of columns, and says whether it was open. The focus returns to its button, unless another element
 // has taken it.
 function closeColumns() {
@@ -101,6 +125,7 @@ function closeColumns() {
 // An invalid query has no result, and says what is wrong.
 function filterTable(query) {
   let problem = "";
+  table.query = query;
   try {
     table.tests = read(query);
   } catch (error) {
@@ -135,11 +160,25 @@ function sortBy({ key, name, part }) {
   announce(`Sorted by ${name}, ${order.descending ? "descending" : "ascending"}`);
 }
 
+const shownColumns = () => [...table.columns.values()].filter(({ key }) => table.shown.has(key));
+function matches() {
+  const front = new Set(state.scene.front),
+    passes = (trial) => table.tests.every((test) => test(trial)) && (!table.front || front.has(trial));
+  return sorted(DATA.trials.filter((trial) => isSelected(trial) && passes(trial)));
+}
+// The table's rows and columns, with whole numbers and a column of errors beside each metric.
+function tableText() {
+  const columns = shownColumns(),
+    names = ({ key, part }) => (part === "metric" ? [key, `error/${key}`] : key),
+    value = (column, trial) => (column.key === "setting" ? trial.label || trial.description : column.value(trial)),
+    measured = ({ key, value: own }, trial) => (own(trial) === null ? [null, null] : trial.metrics[key].slice(0, 2)),
+    cells = (trial) => (column) => (column.part === "metric" ? measured : value)(column, trial);
+  return asCsv([columns.flatMap(names), ...matches().map((trial) => columns.flatMap(cells(trial)))]);
+}
 function drawTable() {
   const front = new Set(state.scene.front),
-    columns = [...table.columns.values()].filter(({ key }) => table.shown.has(key)),
-    passes = (trial) => table.tests.every((test) => test(trial)) && (!table.frontOnly || front.has(trial)),
-    found = sorted(DATA.trials.filter(passes)),
+    columns = shownColumns(),
+    found = matches(),
     rows = table.all ? found : found.slice(0, ROWS),
     plotted = new Set(state.scene.trials),
     left = byId("table").scrollLeft;

@@ -45,6 +45,7 @@ def blocks(process: subprocess.Popen[str], count: int) -> list[str]:
     lines: list[str] = []
     while sum(line.startswith("launch ") for line in lines) < count:
         lines.append(process.stdout.readline())
+        assert lines[-1], "it has ended"
     return lines
 
 
