@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from search_spaces.constraints import AT_BATCH, Constraint, at_batch, check_metric
+from search_spaces.constraints import AT_BATCH, Constraint, at_batch
 from search_spaces.documents import Document, differences, read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
 from search_spaces.params import Path as ConfigPath
@@ -35,6 +36,7 @@ from search_spaces.sweep_sections import (
     Search,
     SweepHeader,
     Timing,
+    read_metric,
 )
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 
@@ -57,7 +59,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """A sweep. metrics None: all that the models allow. racing None: all trials take all captions. sampling None: the
+    """A sweep. metrics None: all that the models allow. torchmetrics: the entries of those that are classes of
+    torchmetrics, by name. racing None: all trials take all captions. sampling None: the
     target's default, for the baseline and every other config. document: what it was read from, None for plain data.
     """
 
@@ -70,6 +73,7 @@ class SweepConfig:
     quality: Quality
     timing: Timing
     metrics: tuple[str, ...] | None
+    torchmetrics: Mapping[str, Mapping[str, Any]]
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...]
     search: Search
@@ -158,7 +162,7 @@ class SweepConfig:
         if "sampling" in given:
             parts["sampling"] = DecodingConfig.from_mapping({"sampling": given["sampling"]}).sampling
         lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {
-            "metrics": (check_metric, str, None),
+            "metrics": (read_metric, itemgetter(0), None),
             "objectives": (_objective, lambda objective: str(objective.metric), DEFAULT_OBJECTIVES),
             "constraints": (Constraint.parse, lambda constraint: f"'{constraint.text}'", ()),
             "enqueue": (partial(Enqueued.read, sampling=parts["sampling"]), lambda entry: f"the label {entry.label!r}",
@@ -167,6 +171,9 @@ class SweepConfig:
         for name, (read, identify, default) in lists.items():
             with at(name):
                 parts[name] = _read_list(given[name], read, identify) if name in given else default
+        entries = dict(parts["metrics"] or ())
+        parts["torchmetrics"] = {name: entry for name, entry in entries.items() if entry}
+        parts["metrics"] = None if parts["metrics"] is None else tuple(entries)
         for name in ("metrics", "objectives"):
             if parts[name] == ():
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
@@ -189,7 +196,7 @@ class SweepConfig:
         """Plain data with every default written out; `from_mapping` gives an equal sweep."""
         mapping: dict[str, Any] = {key: getattr(self, key) for key in KEYS}
         mapping = {key: value.to_mapping() if isinstance(value, Params) else value for key, value in mapping.items()}
-        mapping["metrics"] = self.metrics and list(self.metrics)
+        mapping["metrics"] = self.metrics and [self.torchmetrics.get(name, name) for name in self.metrics]
         mapping["objectives"] = [objective.to_mapping() for objective in self.objectives]
         mapping["constraints"] = [constraint.text for constraint in self.constraints]
         mapping["enqueue"] = [entry.to_mapping() for entry in self.enqueue]

@@ -16,11 +16,13 @@ from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
 BUILTIN = "builtin"  # the weights that are part of the package
 NO_REFERENCE = "none"
+CLIP_FOLDER = "model_name_or_path"  # argument of a metric of torchmetrics
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
 _ERROR_RATE = 0.05  # of a race, by default
 _PATIENCE = 5  # trials of a plateau, by default
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")  # Ray's values of labels
 
 
@@ -239,6 +241,29 @@ class Budget(Params):
             object.__setattr__(self, "patience", self.patience or _PATIENCE)
         elif self.patience is not None:
             raise ConfigError(("patience",), "goes with `plateau`, which is missing; give both, or neither")
+
+
+def read_metric(value: object) -> tuple[str, dict[str, Any] | None]:
+    """An entry of `metrics`: a metric's name, or a class of torchmetrics with its arguments; as the name in the sweep
+    and, for a class, the entry with that name.
+
+        [speedup, {torchmetrics: image.TotalVariation}, {torchmetrics: image.SpectralAngleMapper, against: vanilla}]
+
+    The class and its arguments are checked where torchmetrics is imported (`workers.metrics.library`).
+
+    Raises:
+        ConfigError: neither of the two, or a name that no metric can have.
+    """
+    if not isinstance(value, Mapping):
+        return check_metric(value), None
+    given: dict[str, Any] = {"name": None, **expect_mapping(value)}
+    label = given.get("torchmetrics")
+    if not isinstance(label, str):
+        raise ConfigError(("torchmetrics",), f"must be a class such as image.TotalVariation, got {label!r}")
+    with at("name"):
+        default = _WORD_STARTS.sub("_", label.rpartition(".")[2]).lower()
+        given["name"] = name = check_metric(given["name"] or default)
+    return name, given
 
 
 @dataclass(frozen=True, slots=True)

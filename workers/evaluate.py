@@ -42,9 +42,9 @@ from workers.data.shards import (
     TimingSession,
 )
 from workers.metrics.costs import batch_passes
-from workers.metrics.definition import REFERENCE
+from workers.metrics.definition import IMAGES, REFERENCE
 from workers.metrics.estimate import Estimate
-from workers.metrics.metric import Classifier, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import ComputedMetric, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics, select_metrics
 from workers.models.target import Target
 from workers.runtime.device import versions
@@ -210,16 +210,23 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
             read_shard(worker.storage, shard, [])
         if stored.get("name") == name:
             return stored | {"ran": False}
-    metrics, unavailable = select_metrics(task.metrics, worker.available)
+    metrics, unavailable = select_metrics(task.metrics, worker.available, worker.metrics)
     positions = {caption.id: position for position, caption in enumerate(worker.captions)}
     extractors = worker.extractors
-    shards = ShardReader(worker.storage, extractors.columns, tuple(extractors.scorers), positions)
+    with_tokens = any(IMAGES in metric.needs for metric in metrics)
+    shards = ShardReader(worker.storage, extractors.columns, tuple(extractors.scorers), positions, with_tokens)
     needs_reference = any(REFERENCE in metric.needs for metric in metrics)
     references = worker.sweep_reference.load() if needs_reference else {}
-    names = [metric.name for metric in metrics]
-    result = _trial_metrics(shards, task, names, references, extractors.classifier)
+    target = worker.models.target
+    others = {
+        "references": references,
+        "classifier": extractors.classifier,
+        "decode": lambda tokens: target.decode(tokens.to(target.device)),
+        "captions": [caption.text for caption in worker.captions],
+    }
+    result = _trial_metrics(shards, task, {metric.name: metric for metric in metrics}, others)
     result["skipped"] |= unavailable
-    result["pictures"] = _plot_pictures(shards, task, worker.models.target, task.config.digest())
+    result["pictures"] = _plot_pictures(shards, task, target, task.config.digest())
     result = {"name": name, **result, **_timed(worker, start)}
     worker.storage.write(name, dump_checked(result, indent=1))
     return result | {"ran": True}
@@ -228,14 +235,13 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
 def _trial_metrics(
     shards: ShardReader,
     task: MeasureTask,
-    names: Sequence[str],
-    references: Mapping[str, ReferenceFeatures],
-    classifier: Classifier | None,
+    metrics: Mapping[str, ComputedMetric],
+    others: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The named metrics of a task, their history (see `MeasureTask`), why others are skipped, and the device of the
+    """The metrics of a task, their history (see `MeasureTask`), why others are skipped, and the device of the
     speeds among them ("": none).
 
-    references: the real images by the column of their features.
+    others: the inputs of metrics that are not of shards.
 
     Raises:
         ShardError: shards are missing or damaged.
@@ -248,22 +254,21 @@ def _trial_metrics(
         timings=timings,
         config=task.config,
         baseline=Rows.merge(baseline_parts) if task.baseline_quality else None,
-        references=references,
-        classifier=classifier,
+        **others,
     )
-    estimates, skipped = compute_metrics(full, names)
+    estimates, skipped = compute_metrics(full, metrics, metrics)
     for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
         skipped[name] = f"its value is {estimates.pop(name).value}"
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
         half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
-        history.append((half.images.count, _plain(compute_metrics(half, list(estimates))[0])))
-    metrics = _plain(estimates)
+        history.append((half.images.count, _plain(compute_metrics(half, list(estimates), metrics)[0])))
+    found = _plain(estimates)
     rounds, blocks, batches = full.column("rounds").numpy(), full.blocks.numpy(), (1, *timings.batches)
     passes = {str(batch): batch_passes(rounds, blocks, batch).tolist() for batch in batches} if parts else {}
     return {
-        "metrics": metrics,
-        "history": [*history, (full.images.count, metrics)],
+        "metrics": found,
+        "history": [*history, (full.images.count, found)],
         "skipped": skipped,
         "passes": passes,
         "device": str(timings.device_of(task.config.shape) or ""),

@@ -20,7 +20,17 @@ from orchestrator.results.pareto import Floats, costs, nondominated, possible_fr
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity
 from search_spaces.trial import DecodingConfig
-from workers.metrics.definition import BASELINE, COUNTS, FEATURES, MANIFOLD, REFERENCE, SCORE_PREFIX, TIMINGS, Metric
+from workers.metrics.definition import (
+    BASELINE,
+    COUNTS,
+    FEATURES,
+    IMAGES,
+    MANIFOLD,
+    REFERENCE,
+    SCORE_PREFIX,
+    TIMINGS,
+    Metric,
+)
 
 _MARGIN = 0.1  # distance of a reference point from the worst value, as a share of the objective's range
 
@@ -242,6 +252,7 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if needs <= COUNTS:
         return []
     facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
+    facts["its definition"] = [i.metrics[metric].definition for i in identities if metric in i.metrics]
     for name in _extractors(identities, metric, needs):
         facts[f"the extractor {name!r}"] = [identity.extractors.get(name) for identity in identities]
     if REFERENCE in needs:
@@ -297,6 +308,8 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
 
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
     """The extractors that the metric depends on: the feature extractor, a score's own, or all if it is not recorded."""
+    if IMAGES in needs:
+        return []
     names = list(dict.fromkeys(name for identity in identities for name in identity.extractors))
     scores = {need.removeprefix(SCORE_PREFIX) for need in needs if need.startswith(SCORE_PREFIX)}
     if scores and scores <= set(names) and FEATURES not in needs:

@@ -48,7 +48,7 @@ from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
-from search_spaces.sweep_sections import NO_REFERENCE
+from search_spaces.sweep_sections import CLIP_FOLDER, NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
@@ -174,6 +174,10 @@ def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
         "seed": sweep.seed,
         "metrics": sorted(sweep.requested_metrics) or None,
         "batch_metrics": list(sweep.batch_metrics),
+        "torchmetrics": {
+            name: {key: _absolute(part) if key == CLIP_FOLDER else part for key, part in entry.items()}
+            for name, entry in sweep.torchmetrics.items()
+        },
     }
 
 

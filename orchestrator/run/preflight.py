@@ -46,7 +46,8 @@ from workers.metrics import fid
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import Extractors, check_weights, load_extractors, unavailable_metrics
-from workers.metrics.metric import METRICS
+from workers.metrics.library import LibraryMetric, library_metrics, try_metric
+from workers.metrics.metric import METRICS, MetricRegistry
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import uses_timings, weight_keys
 from workers.models.checkpoint_files import WeightsError
@@ -70,6 +71,7 @@ class _Inputs:
     capabilities: Capabilities
     extractors: Mapping[str, Extractor]
     captions: Sequence[Caption]
+    metrics: MetricRegistry
 
     @property
     def width(self) -> int:
@@ -79,7 +81,7 @@ class _Inputs:
     @property
     def decisive(self) -> Iterator[tuple[ConfigPath, Metric]]:
         """The metrics of objectives and constraints, by their keys. A trial without one of them fails."""
-        metrics = METRICS.all()
+        metrics = self.metrics
         return ((path, metrics[name]) for path, name in self.sweep.named_metrics if path[0] != "metrics")
 
 
@@ -101,7 +103,7 @@ def preflight(
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    registered = METRICS.all()
+    registered = _all_metrics(sweep)
     for path, name in sweep.named_metrics:
         if name not in registered:
             raise ConfigError(path, unknown_choice(name, registered))
@@ -128,7 +130,7 @@ def preflight(
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if cluster is not None and cluster.is_client:
         return sweep.sampling  # the cluster's machines have the files, and its workers check them
-    inputs = _read_inputs(sweep)
+    inputs = _read_inputs(sweep, registered)
     if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
         raise ConfigError(
             ("captions",),
@@ -143,6 +145,16 @@ def preflight(
     check_pool(inputs.sweep, inputs.capabilities)
     Search(inputs.sweep, directions)
     return inputs.sweep.sampling
+
+
+def _all_metrics(sweep: SweepConfig) -> MetricRegistry:
+    """All metrics of a sweep, its own included. ConfigError, with the entry's path and key, for an invalid one."""
+    try:
+        return METRICS.including(library_metrics(sweep.torchmetrics))
+    except ConfigError as error:
+        name, *key = error.path
+        index = (sweep.metrics or ()).index(name)
+        raise ConfigError(("metrics", f"[{index}]", *key), error.problem) from None
 
 
 def _check_tracking_uri(uri: str, storage: Storage) -> None:
@@ -177,7 +189,7 @@ def models_entry(sweep: SweepConfig) -> Entry:
         return find_entry(models.file, models.name)
 
 
-def _read_inputs(sweep: SweepConfig) -> _Inputs:
+def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry) -> _Inputs:
     """Read the headers of the models' files, the captions, and the reference if the extractor takes the images.
 
     Raises:
@@ -204,7 +216,7 @@ def _read_inputs(sweep: SweepConfig) -> _Inputs:
             check_reference(
                 **sweep.reference.to_mapping(), extractors=tuple(extractors.values()), size=capabilities.image_size
             )
-    return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions)
+    return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions, metrics)
 
 
 def _check_sources(inputs: _Inputs, sources: Sequence[Source]) -> None:
@@ -239,16 +251,34 @@ def _unavailable_metrics(inputs: _Inputs) -> Problems:
         captions=[caption.text for caption in inputs.captions],
         weights=inputs.entry.metrics,
         reference=sweep.reference.source != NO_REFERENCE,
+        registered=inputs.metrics,
     )
     for path, name in sweep.named_metrics:
         if name in reasons:
             yield path, f"{name} is not available: {reasons[name]}; add what is missing, or remove the metric"
 
 
+def _torchmetrics_problems(inputs: _Inputs) -> Problems:
+    """Classes of torchmetrics that give no number on noise of the images' size; their networks are loaded here."""
+    sweep, decisive = inputs.sweep, {metric.name for _, metric in inputs.decisive}
+    for path, name in sweep.named_metrics:
+        metric = inputs.metrics[name]
+        if path[0] == "metrics" and isinstance(metric, LibraryMetric):
+            problem = try_metric(
+                metric,
+                image_size=inputs.capabilities.image_size,
+                width=inputs.width,
+                images=_replicate(len(inputs.captions)) * sweep.quality.samples,
+                own_vanilla=name in decisive,
+            )
+            if problem is not None:
+                yield path, f"{name} is not available: {problem}"
+
+
 def _constraint_problems(inputs: _Inputs) -> Problems:
     """Constraints that multiply a value of vanilla that is 0 by definition."""
     for index, constraint in enumerate(inputs.sweep.constraints):
-        vanilla = METRICS.all()[constraint.metric].vanilla
+        vanilla = inputs.metrics[constraint.metric].vanilla
         try:
             if vanilla is not None:
                 constraint.check_vanilla(vanilla)
@@ -316,7 +346,7 @@ def _racing_problems(inputs: _Inputs) -> Problems:
 
 
 #: Checks of a sweep's sections, in their order
-_CHECKS = (_unavailable_metrics, _image_count_problems, _timing_problems, _racing_problems)
+_CHECKS = (_unavailable_metrics, _torchmetrics_problems, _image_count_problems, _timing_problems, _racing_problems)
 
 
 def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:

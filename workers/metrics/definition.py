@@ -14,6 +14,7 @@ from search_spaces.params import ConfigError, unknown_choice
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
 FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
+IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
 COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
@@ -22,8 +23,9 @@ _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER.
-    `vanilla`: vanilla's value, where it is so by definition.
+    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER,
+    IMAGES. `vanilla`: vanilla's value, where it is so by definition. `definition`: of a sweep's own metric, whose name
+    another sweep may give to another one.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Metric:
     about: str = ""
     needs: tuple[str, ...] = ()
     vanilla: float | None = None
+    definition: str = ""
 
     def __post_init__(self) -> None:
         if self.direction not in get_args(Direction):
@@ -39,12 +42,14 @@ class Metric:
 
     def to_mapping(self) -> dict[str, Any]:
         """What the results of a sweep depend on, as plain data, without the name."""
-        return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)}
+        own = {"definition": self.definition} if self.definition else {}
+        return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)} | own
 
     @classmethod
     def from_mapping(cls, name: str, given: Mapping[str, Any]) -> Self:
         """Read what `to_mapping` wrote. Raises KeyError if a part is missing."""
-        return cls(name, given["direction"], given["unit"], given["about"], tuple(given["needs"]))
+        parts = {key: given[key] for key in ("direction", "unit", "about")}
+        return cls(name, **parts, needs=tuple(given["needs"]), definition=given.get("definition", ""))
 
     @property
     def is_of_counts(self) -> bool:

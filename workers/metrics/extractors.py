@@ -13,9 +13,9 @@ from torch import Tensor
 
 from search_spaces.params import unknown_choice
 from workers.metrics import features
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, REFERENCE, SCORE_PREFIX, TIMINGS
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE, SCORE_PREFIX, TIMINGS
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.metric import METRICS, Classifier
+from workers.metrics.metric import METRICS, Classifier, ComputedMetric
 from workers.metrics.networks import (
     EXTRACTORS,
     SCORERS,
@@ -125,7 +125,7 @@ class Extractors:
     def available(self, *, reference: bool) -> set[str]:
         """The inputs of metrics that a sweep provides with these networks; `reference`: it has real images."""
         counts = ("emitted", "rounds", "depth")
-        inputs = {*counts, TIMINGS, BASELINE, *(SCORE_PREFIX + name for name in self.scorers)}
+        inputs = {*counts, TIMINGS, BASELINE, IMAGES, *(SCORE_PREFIX + name for name in self.scorers)}
         inputs |= {FEATURES} & self.by_role.keys()
         inputs |= {REFERENCE} if reference else set()
         return inputs if self.classifier is None else inputs | {CLASSIFIER}
@@ -207,8 +207,11 @@ def unavailable_metrics(
     captions: Sequence[str],
     weights: Mapping[str, str] | None,
     reference: bool,
+    registered: Mapping[str, ComputedMetric] | None = None,
 ) -> dict[str, str]:
     """For each metric that this model, its captions and its reference do not provide, the reason. No weights are read.
+
+    registered: the metrics that exist, by default all that are registered.
 
     Raises:
         ValueError: no metric has that name; see also `Extractors.load`.
@@ -227,9 +230,11 @@ def unavailable_metrics(
         reasons[FEATURES] += "; give Inception's file as metrics.inception of the entry in models.yaml"
     elif not reference:
         reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
-    missing = select_metrics(names, extractors.available(reference=reference and FEATURES in extractors.by_role))[1]
+    registered = METRICS.all() if registered is None else registered
+    available = extractors.available(reference=reference and FEATURES in extractors.by_role)
+    missing = select_metrics(names, available, registered)[1]
     for name, needs in missing.items():
-        found = [reason for need, reason in reasons.items() if need in METRICS.all()[name].needs]
+        found = [reason for need, reason in reasons.items() if need in registered[name].needs]
         missing[name] = "; ".join(found) or needs
     return missing
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.constraints import split_batch
+from search_spaces.params import ConfigError, at
 from search_spaces.plugins import Registry
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import FEATURES, Direction, Metric
@@ -24,6 +25,7 @@ from workers.metrics.timings import PriceList
 T = TypeVar("T")
 KEYS = ("caption_id", "sample")
 POSITION = "position"  # column of the images: index of the caption in the sweep's list
+TOKENS = "tokens"  # column of the images, where a metric needs them decoded
 
 
 class Rows(Mapping[str, Tensor]):
@@ -120,9 +122,10 @@ class MetricInputs:
 
     images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
     `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
-    `manifold` [n, d] where such an extractor is given. config: the trial's. timings: the costs of settings from timing
-    sessions. baseline: rows of the baseline's images. references: the real images by the column of their features.
-    classifier: reads classes from `features`.
+    `manifold` [n, d] where such an extractor is given; `tokens` where a metric needs IMAGES. config: the trial's.
+    timings: the costs of settings from timing sessions. baseline: rows of the baseline's images. references: the real
+    images by the column of their features.
+    classifier: reads classes from `features`. decode: images [n, 3, H, W] in [0, 1] of tokens. captions: the sweep's.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
@@ -131,6 +134,8 @@ class MetricInputs:
     baseline: Rows | None = None
     references: Mapping[str, ReferenceFeatures] = field(default_factory=dict)
     classifier: Classifier | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
+    captions: Sequence[str] = ()
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def column(self, name: str) -> Tensor:
@@ -159,6 +164,10 @@ class MetricInputs:
         """Class logits [n, classes] of the features. Raises MetricUnavailable when no network predicts classes."""
         classifier = _require(self.classifier, "the feature extractor predicts no classes")
         return classifier.class_logits(self.column(FEATURES))
+
+    def decode_rows(self, tokens: Tensor) -> Tensor:
+        """Images [n, 3, H, W], float32 in [0, 1], of tokens [n, image_len]. MetricUnavailable without a decoder."""
+        return _require(self.decode, "the images cannot be decoded")(tokens).float()
 
     def cached(self, name: str, compute: Callable[[MetricInputs], T]) -> T:
         """`compute(self)`, computed once for each name; several metrics may share it."""
@@ -194,6 +203,21 @@ class MetricRegistry(Registry[ComputedMetric]):
             return metric
         about = f"`{base}` at batch {batch}, one of `timing.batch`"
         return replace(metric, name=name, about=about, compute=partial(_compute_at, _AT_BATCH[base], batch))
+
+    def including(self, own: Mapping[str, ComputedMetric]) -> MetricRegistry:
+        """All metrics, and a sweep's own.
+
+        Raises:
+            ConfigError: one of them has the name of another metric.
+        """
+        found = MetricRegistry(self.what, self._package)
+        found._entries, found._modules = dict(self.all()._entries), dict(self._modules)
+        for name, metric in own.items():
+            with at(name):
+                if name in self:
+                    raise ConfigError(("name",), f"{name!r} is already a metric; give this one another `name`")
+                found.add(name, metric)
+        return found
 
 
 def _compute_at(compute: AtBatch, batch: int, inputs: MetricInputs) -> Estimate:

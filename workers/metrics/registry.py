@@ -7,7 +7,7 @@ and doctor check its files, and sweeps compute it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from search_spaces.params import unknown_choice
 from search_spaces.plugins import PluginNames
@@ -36,16 +36,17 @@ def uses_timings(names: Collection[str]) -> bool:
 
 
 def select_metrics(
-    names: Iterable[str] | None, available: Collection[str]
+    names: Iterable[str] | None, available: Collection[str], metrics: Mapping[str, ComputedMetric] | None = None
 ) -> tuple[tuple[ComputedMetric, ...], dict[str, str]]:
     """The requested metrics (None: all) that are available, and what each of the others needs.
 
     `available`: the columns and other inputs that this model, its captions and its reference provide.
+    metrics: those that exist, by default all that are registered.
 
     Raises:
         ValueError: no metric has that name.
     """
-    metrics = METRICS.all()
+    metrics = METRICS.all() if metrics is None else metrics
     requested = list(metrics) if names is None else list(names)
     for name in requested:
         if name not in metrics:
@@ -55,17 +56,22 @@ def select_metrics(
     return selected, {name: f"needs {', '.join(needs)}" for name, needs in missing.items() if needs}
 
 
-def compute_metrics(inputs: MetricInputs, names: Iterable[str]) -> tuple[dict[str, Estimate], dict[str, str]]:
+def compute_metrics(
+    inputs: MetricInputs, names: Iterable[str], metrics: Mapping[str, ComputedMetric] | None = None
+) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Estimates by metric, and for each metric that the inputs do not suffice for, the reason.
+
+    metrics: those that exist, by default all that are registered.
 
     Raises:
         TypeError: a metric's function does not return an Estimate.
     """
     estimates: dict[str, Estimate] = {}
     skipped: dict[str, str] = {}
+    metrics = METRICS.all() if metrics is None else metrics
     for name in names:
         try:
-            estimates[name] = estimate = METRICS.all()[name].compute(inputs)
+            estimates[name] = estimate = metrics[name].compute(inputs)
             if not isinstance(estimate, Estimate):
                 raise TypeError(f"the metric {name!r} must return an Estimate, got {type(estimate).__name__}")
         except MetricUnavailable as reason:

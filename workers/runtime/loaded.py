@@ -17,6 +17,7 @@ from workers.data.storage import Storage
 from workers.decoding.statistics import Result
 from workers.loading.models_yaml import Entry, folder_entry, load_entry, metric_bytes, shape_only_models
 from workers.metrics.extractors import Extractors, ImageScores
+from workers.metrics.library import library_metrics
 from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
@@ -59,6 +60,7 @@ class LoadedSweep:
 
     def __init__(self, spec: WorkerSpec) -> None:
         load_plugins()  # before the weights: one may be missing on this machine
+        self.metrics = METRICS.including(library_metrics(spec.torchmetrics))
         self.spec, self.storage = spec, _open_store(spec)
         self.earlier = [found for plain in spec.earlier if (found := EarlierImages.open(plain))]
         self.device = pick_device(spec.device)
@@ -91,7 +93,7 @@ class LoadedSweep:
         side = self.capabilities.image_size
         self.sweep_reference = SweepReference(self.storage, spec.reference, self.extractors, side)
         self.reference = self.sweep_reference.facts
-        select_metrics(spec.metrics, self.available)
+        select_metrics(spec.metrics, self.available, self.metrics)
         self._measured = {"memory": memory, "numerics": measure_numerics(target, self.extractors, texts)}
 
     @property
@@ -101,7 +103,7 @@ class LoadedSweep:
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can compute, as plain data."""
-        metrics, unavailable = select_metrics([*METRICS.all(), *self.spec.batch_metrics], self.available)
+        metrics, unavailable = select_metrics([*self.metrics, *self.spec.batch_metrics], self.available, self.metrics)
         source = str(self.spec.captions.get("source", "scenes"))
         return {
             "capabilities": self.capabilities.to_mapping(),

@@ -13,13 +13,22 @@ import torch
 from torch import Tensor
 
 from workers.data.captions import Caption
-from workers.data.records import FEATURES, IMAGE_SCHEMA, SCORES, ShardError, features_of, float_lists, read_shard
+from workers.data.records import (
+    FEATURES,
+    IMAGE_SCHEMA,
+    SCORES,
+    ShardError,
+    features_of,
+    float_lists,
+    read_shard,
+    tokens_of,
+)
 from workers.data.shards import Experiment, QualityShard, TimingSession
 from workers.data.storage import Storage
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
-from workers.metrics.metric import POSITION
+from workers.metrics.metric import POSITION, TOKENS
 from workers.metrics.timings import PriceList, read_session
 from workers.runtime.device import compute_facts
 
@@ -113,19 +122,21 @@ def _features(name: str, rows: Tensor, count: int) -> pa.Array:
 class ShardReader:
     """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
     shards hold. scores: names of the per-image scores that they hold. positions: position of each caption's id in the
-    sweep's list. unusable: why shards could not be read, by name, so that all of them are known at once (see `check`).
+    sweep's list. with_tokens: read the images' tokens too. unusable: why shards could not be read, by
+    name, so that all of them are known at once (see `check`).
     """
 
     storage: Storage
     features: Mapping[str, str]
     scores: Sequence[str]
     positions: Mapping[int, int]
+    with_tokens: bool = False
     unusable: dict[str, str] = field(default_factory=dict)
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of each quality shard, in the order of their first captions."""
         columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
-        columns += [FEATURES + extractor for extractor in self.features.values()]
+        columns += [FEATURES + extractor for extractor in self.features.values()] + [TOKENS] * self.with_tokens
         parts = [self._image_columns(table) for table in self._read(names, "quality", columns)]
         return sorted(parts, key=lambda part: int(part[POSITION].min()))
 
@@ -173,6 +184,7 @@ class ShardReader:
             "rounds": rounds,
             "emitted": zeros.index_add(0, image, emitted),
             "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
+            **({TOKENS: tokens_of(table)} if self.with_tokens else {}),
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
         return columns | {column: features_of(table, extractor) for column, extractor in self.features.items()}

@@ -14,8 +14,9 @@ class WorkerSpec:
     store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
     built-in model. device: "auto", "cpu", "cuda" or "cuda:N". captions, reference: those sections of the sweep (None:
     no reference). seed: the seed of all images. metrics: requested names; None: all. batch_metrics: those of
-    speed at other batch sizes than the first. worker: its name in results.
-    token: content of the store's file store.id, if the driver wrote one. gpu_share: share of the GPU's memory.
+    speed at other batch sizes than the first. torchmetrics: the sweep's own metrics by name (`library_metrics`).
+    worker: its name in results. token: content of the store's file store.id, if the driver wrote one.
+    gpu_share: share of the GPU's memory.
     earlier: sweeps whose images are taken over, each as `EarlierImages.open` reads it.
     """
 
@@ -28,6 +29,7 @@ class WorkerSpec:
     seed: int = 0
     metrics: Sequence[str] | None = None
     batch_metrics: Sequence[str] = ()
+    torchmetrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     worker: str = "worker"
     gpu_share: float = 1.0
     earlier: Sequence[Mapping[str, Any]] = ()
