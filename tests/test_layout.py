@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 790,
     "orchestrator.replay": 822,
     "orchestrator.report": 1381,
-    "orchestrator.results": 5392,
+    "orchestrator.results": 5436,
     "orchestrator.run": 4920,
     "orchestrator.views": 2080,
     "search_spaces": 4594,

@@ -6,16 +6,28 @@ tyshiwo1/Accelerating-T2I-AR-with-SJD at b389cfb, junhyukso/GSD at 4216c7c.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.acceptance import EXACT
 from search_spaces.trial import DecodingConfig
 
-_LANTERN_TREE = (5, 10, 58)  # levels, width, nodes; its code has no flags for them
-_LANTERN_STATIC = "eagle1_26"
-_SJD_INITIALISATIONS = {"random": "random", "repeat_left": "repeat_horizon"}
+_LANTERN_LEVELS, _LUMINA_LEVELS = 5, 6  # of its dynamic trees, for which it has no flags
+_LANTERN_WIDTH, _LANTERN_NODES = 10, 58
+_LANTERN_TREES = {  # by their names here
+    "eagle1_26": "mc_sim_7b_63",
+    "lanternpp_58": "naive_extend_57",
+    "medusa2_64": "medusa_2_7b_63",
+    "balanced_26": "mc_sim_7b_63_balanced",
+    "reverse_balanced_26": "reverse_balanced_25",
+    "chain_5": "chain",
+}
+_LUMINA_TOP_K = 2000
+_ALL_TOKENS = 1_000_000  # a top-k; these scripts have 0 for 1, or refuse it
+_SJD_INITIALISATIONS = {"random": "random", "repeat_left": "repeat_horizon", "sample_left": "sample_horizon"}
+_SJD_SCRIPTS = {"lumina": "test_lumina_mgpt.py", "emu3": "test_emu3.py", "llamagen-t2i": "test_llamagen.py"}
+_SJD_GUIDANCE = {"emu3": "classifier_free_guidance", "llamagen-t2i": "guidance_scale and --cfg_scale"}
 _LANTERN_TARGETS = {"anole": "anole", "lumina": "lumina_mgpt"}  # by the first part of a target's name
 _GSD_WINDOW = (7, 6)
 
@@ -66,7 +78,7 @@ def _common_lacks(config: DecodingConfig) -> Iterator[str]:
         yield f"it has no schedule of relaxation, here {rule.schedule.kind}"
     if rule.verification != EXACT.verification:
         yield f"it verifies the drafts of a path one by one, here {rule.verification.kind}"
-    if rule.resampling != EXACT.resampling:
+    if rule.resampling != EXACT.resampling and not rule.neighbourhood.exact:
         yield f"it samples after a rejection as in its paper, here {rule.resampling}"
     if sampling is not None and sampling.dynamic_temperature.kind != "constant":
         yield "its temperature is constant"
@@ -80,8 +92,8 @@ def _model_argument(target: str) -> str | None:
 
 
 def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
-    rule, tree = config.acceptance.neighbourhood, config.policy.kind
-    shape = config.policy.to_mapping()
+    rule, shape, sampling = config.acceptance.neighbourhood, config.policy.to_mapping(), config.sampling
+    is_lumina = target.startswith("lumina")
     if _model_argument(target) is None:
         yield f"it has no target {target}"
     yield from _common_lacks(config)
@@ -89,26 +101,37 @@ def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
         yield f"it has no neighbourhood {rule.kind}"
     if getattr(rule, "proximity", "l2") != "l2" or getattr(rule, "divergence", "tvd") != "tvd":
         yield "its neighbours are those of least l2 distance, within a total variation"
-    if rule.kind == "multiplicative" and tree != "static":
-        yield "it has lambda with a static tree alone"
-    is_default = tree == "dynamic" and (shape["depth"], shape["width"], shape["nodes"]) == _LANTERN_TREE
-    is_static = tree == "static" and shape.get("name") == _LANTERN_STATIC and shape["children"] == "sampled"
-    if not (config.is_vanilla or is_default or is_static):
-        levels, width, nodes = _LANTERN_TREE
-        yield f"its trees are dynamic ({levels} levels of {width}, {nodes} nodes) or the static {_LANTERN_STATIC}"
+    if is_lumina and sampling is not None and sampling.top_p != 1:
+        yield "it has no top-p for Lumina-mGPT"
+    if config.is_vanilla:
+        return
+    if is_lumina and sampling is not None and (sampling.temperature, sampling.top_k) != (1, _LUMINA_TOP_K):
+        yield f"with a drafter, it samples Lumina-mGPT at temperature 1 and top-k {_LUMINA_TOP_K}"
+    levels = _LUMINA_LEVELS if is_lumina else _LANTERN_LEVELS
+    is_dynamic = config.policy.kind == "dynamic" and (shape["depth"], shape["width"], shape["nodes"]) == (
+        levels, _LANTERN_WIDTH, _LANTERN_NODES
+    )  # fmt: skip
+    is_static = config.policy.kind == "static" and shape.get("name") in _LANTERN_TREES
+    if not (is_dynamic or (is_static and shape["children"] == "sampled")):
+        kinds = f"dynamic ({levels} levels of {_LANTERN_WIDTH}, {_LANTERN_NODES} nodes)"
+        yield f"its trees are {kinds} or {', '.join(_LANTERN_TREES)}, sampled"
 
 
 def _lantern(config: DecodingConfig, target: str) -> str:
-    rule, sampling = config.acceptance.neighbourhood.to_mapping(), config.sampling
+    rule, sampling, tree = config.acceptance.neighbourhood, config.sampling, config.policy
     words = ["python main.py generate_images", f"--model {_model_argument(target)} --model_path MODEL"]
     words.append("--model_type base" if config.is_vanilla else "--model_type eagle --drafter_path DRAFTER")
-    if config.policy.kind == "static":
-        words.append("--static_tree")
-    if "k" in rule:
-        bound = rule.get("delta", rule.get("lambda"))
-        words.append(f"--lantern --lantern_k {rule['k']} --lantern_delta {bound:g}")
+    if tree.kind == "static":
+        words[0] = f"USE_EXPERIMENTAL_FEATURES=1 {words[0]}"
+        words.append(f"--static_tree --tree_choices {_LANTERN_TREES[tree.to_mapping()['name']]}")
+    elif tree.kind == "dynamic" and target.startswith("lumina"):
+        words.append("--eagle_version 2")
+    if not rule.exact:
+        values = rule.to_mapping()  # k counts the token itself, which the code's table of neighbours lacks
+        bound = values.get("delta", values.get("lambda"))
+        words.append(f"--lantern --lantern_k {values['k'] - 1} --lantern_delta {bound:g}")
     if sampling is not None:
-        words.append(f"--temperature {sampling.temperature:g} --top_k {sampling.top_k}")
+        words.append(f"--temperature {sampling.temperature:g} --top_k {sampling.top_k or _ALL_TOKENS}")
         words.append(f"--top_p {sampling.top_p:g} --cfg {sampling.cfg:g}")
     return " \\\n    ".join(words)
 
@@ -129,35 +152,51 @@ def _eagle(config: DecodingConfig, target: str) -> str:
     return f"EaModel.from_pretrained({values}, ...)  # of language models, without guidance"
 
 
-def _sjd_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
-    drafter = config.drafter.to_mapping()
+def _window_lacks(config: DecodingConfig) -> Iterator[str]:
+    drafter, sampling = config.drafter.to_mapping(), config.sampling
     yield from _common_lacks(config)
-    if not config.acceptance.neighbourhood.exact:
-        yield f"its acceptance is exact, here {config.acceptance.neighbourhood.kind}"
     if config.policy.kind != "chain":
         yield f"its window is a chain, here {config.policy.kind}"
     if drafter["redraw"] != "fresh":
         yield f"it draws rejected drafts afresh, here {drafter['redraw']}"
     if drafter["initialisation"] not in _SJD_INITIALISATIONS:
-        yield f"it starts a position as a random token or its left neighbour's, here {drafter['initialisation']}"
+        yield f"it starts a position as a token that counts as certain, here {drafter['initialisation']}"
+    if sampling is not None and (sampling.temperature, sampling.top_p) != (1, 1):
+        yield "its scripts sample at temperature 1, without top-p"
+
+
+def _sjd_target(target: str) -> str:
+    """The key of `_SJD_SCRIPTS` that the target belongs to; "" if none."""
+    return next((name for name in _SJD_SCRIPTS if target.startswith(name)), "")
+
+
+def _sjd_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
+    if not _sjd_target(target):
+        yield f"it has no script for the target {target}"
+    yield from _window_lacks(config)
+    if not config.acceptance.neighbourhood.exact:
+        yield f"its acceptance is exact, here {config.acceptance.neighbourhood.kind}"
 
 
 def _sjd(config: DecodingConfig, target: str) -> str:
+    return _window(config, _SJD_SCRIPTS[_sjd_target(target)], _SJD_GUIDANCE.get(_sjd_target(target), "guidance_scale"))
+
+
+def _window(config: DecodingConfig, script: str, guidance: str) -> str:
     drafter, tree, sampling = config.drafter.to_mapping(), config.policy.to_mapping(), config.sampling
-    values: Mapping[str, Any] = {  # its window counts the token in front of the drafts
+    values: dict[str, Any] = {  # its window counts the token in front of the drafts
         "max_num_new_tokens": tree["length"] + 1,
         "multi_token_init_scheme": repr(_SJD_INITIALISATIONS[drafter["initialisation"]]),
-        **({} if sampling is None else {"image_top_k": sampling.top_k, "guidance_scale": f"{sampling.cfg:g}"}),
         "prefix_token_sampler_scheme": "'speculative_jacobi'",
     }
-    script = "test_GSD.py" if config.acceptance.neighbourhood.kind == "grouped" else "test_lumina_mgpt.py"
-    lines = [f"{key} = {value}" for key, value in values.items()]
-    return "\n".join([f"# at the head of {script}, or of the script of another target", *lines])
+    if sampling is not None:
+        values |= {"image_top_k": sampling.top_k or _ALL_TOKENS, guidance: f"{sampling.cfg:g}"}
+    return "\n".join([f"# in {script}", *(f"{key} = {value}" for key, value in values.items())])
 
 
 def _gsd_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
     rule = config.acceptance.neighbourhood.to_mapping()
-    yield from (text for text in _sjd_lacks(config, target) if not text.startswith("its acceptance"))
+    yield from _window_lacks(config)
     if (rule["below"], rule["above"]) != _GSD_WINDOW:
         yield f"its groups span {_GSD_WINDOW[0]} ranks below and {_GSD_WINDOW[1]} above"
     if not target.startswith("lumina"):
@@ -166,5 +205,10 @@ def _gsd_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
 
 def _gsd(config: DecodingConfig, target: str) -> str:
     rule = config.acceptance.neighbourhood.to_mapping()
-    constants = f"p_thr = {rule['tolerance']:g}\nd_thr = {rule['radius']:g}  # of distances between input embeddings"
-    return f"{_sjd(config, target)}\n# in scheduler/jacobi_iteration_lumina_mgpt.py\n{constants}"
+    lines = [
+        _window(config, "test_GSD.py", "guidance_scale"),
+        "# in scheduler/jacobi_iteration_lumina_mgpt.py",
+        f"p_thr = {rule['tolerance']:g}",
+        f"d_thr = ...  # {rule['radius']:g} between rows of the codebook here; there, between input embeddings",
+    ]
+    return "\n".join(lines)
