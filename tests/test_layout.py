@@ -30,7 +30,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.report": 1381,
     "orchestrator.results": 5436,
     "orchestrator.run": 4920,
-    "orchestrator.views": 2080,
+    "orchestrator.views": 2152,
     "search_spaces": 4594,
     "specfrontier": 385,
     "workers": 410,

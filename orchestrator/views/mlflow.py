@@ -98,6 +98,7 @@ class MlflowView(View[Sweep]):
         self._is_open = self._is_moved = False
         self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
         self._experiment_id = self._parent = ""
+        self._views: dict[str, str] = {}  # the experiment's tags
 
     def update(self, source: Sweep) -> None:
         """Log what is new and update what changed."""
@@ -157,7 +158,8 @@ class MlflowView(View[Sweep]):
         """Find or create the experiment and the sweep's run; returns the existing trial runs by number."""
         name = self._experiment or _default_experiment(sweep)
         self._experiment_id = ensure_experiment(self._client, self.uri, name)
-        artifacts = self._client.get_experiment(self._experiment_id).artifact_location
+        experiment = self._client.get_experiment(self._experiment_id)
+        artifacts, self._views = experiment.artifact_location, dict(experiment.tags)
         self._is_moved = was_moved(self.uri, artifacts)
         if self._is_moved:
             self.notes.append(
@@ -292,6 +294,10 @@ class MlflowView(View[Sweep]):
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
+        for key, view in runs.front_view(sweep).items():
+            if self._views.get(key) != view:
+                self._client.set_experiment_tag(self._experiment_id, key, view)
+                self._views[key] = view
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 

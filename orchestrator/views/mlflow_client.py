@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -58,8 +59,10 @@ _ALL_INTERFACES = ("0.0.0.0", "::")
 _ENVIRONMENT = {
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # a dozen processes that a sweep does not use
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+_APP = "specfrontier"  # the entry point of orchestrator/views/mlflow_app.py
 
 
 class TrackingError(ValueError):
@@ -279,6 +282,8 @@ def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Po
     command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
     folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []
+    if entry_points(group="mlflow.app", name=_APP):  # not of an editable install that is older than it
+        command += ["--app-name", _APP]
     environment = {key: value for key, value in os.environ.items() if key != URI_VARIABLE}
     environment |= _ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": uri}  # an argument would show its password
     base = f"http://{'127.0.0.1' if host in _ALL_INTERFACES else f'[{host}]' if ':' in host else host}:{port}"

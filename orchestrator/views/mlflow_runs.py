@@ -25,7 +25,7 @@ from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import clean, counted, without_credentials
+from orchestrator.results.text import clean, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.views.mlflow_client import public_uri
 from search_spaces.constraints import AT_BATCH, split_batch
@@ -49,7 +49,9 @@ PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
-_NOTE_ROWS = 20  # of the table in a sweep's description
+_SHARED_VIEW = "mlflow.sharedViewState."  # tags of an experiment, by the key in the address
+_NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
+_VIEW_PARAMS = 12  # of a shared view
 
 
 def sweep_id(identity: Identity) -> str:
@@ -309,46 +311,60 @@ class MlflowLocation:
 
     def links(self, base: str = "") -> dict[str, str]:
         """Addresses on the server at `base`, by default at the URI: the server, the sweep's run, its trials as a table,
-        and the comparison of the front's runs.
+        and the runs on the front with the parameters in which they differ.
         """
         base = base or public_uri(self.uri)
-        pages, front = {"mlflow": base.rstrip("/")}, [self.runs[number] for number in self.front if number in self.runs]
+        pages = {"mlflow": base.rstrip("/")}
         if self.parent:
             pages["sweep"] = run_link(self.parent, self.experiment_id, base)
             pages["trials"] = trials_link(self.identity, self.experiment_id, base)
-        if front:
-            pages["compare"] = compare_link(front, self.experiment_id, base)
+        if any(number in self.runs for number in self.front):
+            pages["compare"] = front_link(self.identity, self.experiment_id, base)
         return pages
 
 
 def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> str:
-    """The description of the sweep's run, in Markdown: its front as a table, and links to all its trials and to a
-    comparison of the front's runs. runs: ids by the trial's number.
+    """The description of the sweep's run, in Markdown: links to its pages, and its front as a table. MLflow folds all
+    but 100 pixels of it: a line and three rows. runs: ids by the trial's number.
     """
-    all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)}) as one table."
+    all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)})"
     front = [runs[record.number] for record in sweep.front_records]
     if not front:
-        return f"{all_trials} No trial is on the front yet."
-    text = (
-        f"{all_trials} The front has {counted(len(front), 'trial')}: [compare their runs]"
-        f'({compare_link(front, experiment_id)}), or filter this experiment\'s runs by `tags.{PARETO} = "true"`.'
-    )
+        return f"{all_trials}. No trial is on the front yet."
+    members = f"[front with its parameters]({front_link(sweep.identity, experiment_id)})"
+    all_of_them = f"[side by side]({compare_link(front, experiment_id)})"
     links = {number: run_link(run_id, experiment_id) for number, run_id in runs.items()}
-    return "\n".join([text, "", *_front_table(sweep, links)])[:MAX_TAG]
+    return "\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)])[:MAX_TAG]
 
 
 def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
-    """The lines of a table: the trials on the front, best first objective last, with their objectives and errors.
-
-    links: the addresses of the trials' pages, which their names link to.
+    """The lines of a table with a column for each trial on the front, best first objective last, and a row for each
+    objective; of a long front, trials over its whole length. links: the addresses of the trials' pages.
     """
     names = [metric.name for metric in sweep.identity.objectives]
-    lines = [f"| trial | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for record in sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)[:_NOTE_ROWS]:
-        title = _literal(f"{record.number} {record.title(sweep.names.name(record.config))}")
-        cells = [str(record.metrics[name]) for name in names]
-        lines.append(f"| [{title}]({links[record.number]}) | {' | '.join(cells)} |")
-    return lines
+    front = sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)
+    places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
+    shown = [front[place] for place in places]
+    titles = [_literal(record.title(sweep.names.name(record.config))).replace('"', '\\"') for record in shown]
+    heads = [f'[{r.number}]({links[r.number]} "{title}")' for r, title in zip(shown, titles, strict=True)]
+    corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
+    rows = [[name, *(str(record.metrics[name]).partition(" ±")[0] for record in shown)] for name in names]
+    return [f"| {' | '.join(cells)} |" for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)]
+
+
+def front_view(sweep: Sweep) -> dict[str, str]:
+    """The tag of an experiment that holds MLflow's shared view `front_link` opens: the table of the runs on the sweep's
+    front, with its objectives and the parameters in which these trials differ. The format is MLflow's own.
+    """
+    flat = [record.config.flat() for record in sweep.front_records if record.config is not None]
+    keys = dict.fromkeys(key for settings in flat for key in settings)
+    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][:_VIEW_PARAMS]
+    objectives = [metric.name for metric in sweep.identity.objectives]
+    columns = [*(f"metrics.`{name}`" for name in objectives), *(f"params.`{legal_name(key)}`" for key in differing)]
+    condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and tags.`{PARETO}` = 'true'"
+    order = {"orderByKey": columns[0], "orderByAsc": sweep.identity.objectives[0].direction == "minimize"}
+    view = {"searchFilter": condition, **order, "selectedColumns": columns}
+    return {f"{_SHARED_VIEW}{sweep_id(sweep.identity)}": json.dumps(view)}
 
 
 def _literal(text: str) -> str:
@@ -360,6 +376,12 @@ def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> 
     """The address of MLflow's comparison of runs; relative if `base` is empty."""
     quoted = [quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])]
     return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
+
+
+def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:
+    """The address of the table of the runs on a sweep's front (see `front_view`); relative if `base` is empty."""
+    key = f"viewStateShareKey={sweep_id(identity)}"
+    return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
 
 
 def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow import find_location
-from orchestrator.views.mlflow_runs import run_link, run_name
+from orchestrator.views.mlflow_runs import compare_link, run_link, run_name
 from tests.fakes.command_line import specfrontier
 from tests.fakes.timed_sweeps import write_timed_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from playwright.sync_api import Browser, Locator, Page, ProxySettings
 
 pytestmark = pytest.mark.slow(seconds=40)
 TRIALS, WAIT = 12, 60_000
@@ -58,13 +61,28 @@ def keep(page: Page, name: str) -> None:
         page.screenshot(path=str(Path(SHOTS, f"mlflow_{name}.png")))
 
 
-def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, links: dict[str, str]) -> None:
+def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: dict[str, str], storage: Storage) -> None:
+    """In a window of 1280 x 800, on the first visit: the whole table, which MLflow does not fold, and all links."""
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(links["sweep"])
     page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
     page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
     keep(page, "sweep")
+    table = page.locator("table", has_text="speedup").first
+    sweep = Sweep.open(storage)
+    cells = [row.locator("th, td").all_inner_texts() for row in table.locator("tr").all()]
+    front = sorted(sweep.front_records, key=lambda record: record.metrics["speedup"].value)
+    values = [[str(record.metrics[name]).partition(" ±")[0] for record in front] for name in ("speedup", "fid")]
+    assert cells == [["trial", *(str(record.number) for record in front)], ["speedup", *values[0]], ["fid", *values[1]]]
+    for element in (table, page.get_by_role("link", name="side by side")):
+        box = element.bounding_box()
+        assert box is not None
+        assert box["y"] > 0
+        assert box["y"] + box["height"] < 400
+    assert page.get_by_test_id("truncation-gradient").count() == 0
+    assert page.get_by_role("button", name="Expand description").count() == 0
     with page.expect_popup() as opened:
-        page.get_by_role("link", name="compare their runs").click()
+        page.get_by_role("link", name="side by side").click()
     comparing = opened.value.get_by_text(re.compile(r"Comparing \d+ Runs"))
     comparing.wait_for(timeout=WAIT)
     shown = re.search(r"Comparing (\d+) Runs", comparing.first.inner_text())
@@ -73,16 +91,39 @@ def test_the_sweeps_page_shows_its_trials_and_leads_to_the_front(page: Page, lin
     opened.value.close()
 
 
-def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
+def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[str, str], storage: Storage) -> None:
+    page.set_viewport_size({"width": 1900, "height": 800})
     page.goto(links["compare"])
-    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    heads = page.locator(".ag-header-cell")
+    heads.filter(has_text="speedup").first.wait_for(timeout=WAIT)
+    page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for(timeout=WAIT)
     keep(page, "compare")
+    names = {name.strip() for name in heads.all_inner_texts()}
+    assert {"speedup", "fid", "tree.policy", "acceptance.neighbourhood"} <= names
+    assert not {"latency", "drift", "Source"} & names
+    rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
+    assert {row.get_attribute("row-index") for row in rows.all()} == set(
+        map(str, range(len(Sweep.open(storage).front_records)))
+    )
+
+
+def side_by_side(links: dict[str, str], storage: Storage) -> str:
+    """The address behind that link of the sweep's page."""
+    found = find_location(Sweep.open(storage), links["mlflow"])
+    return compare_link([found.runs[number] for number in found.front], found.experiment_id, links["mlflow"])
+
+
+def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
+    address = side_by_side(links, storage)
+    page.goto(address)
+    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    keep(page, "side_by_side")
     text = page.inner_text("body")
     for name in ("tree.policy", "acceptance.delta", "speedup", "error/fid"):
         assert name in text
     assert "n/a" not in text
     found = find_location(Sweep.open(storage), links["mlflow"])
-    shown = {number for number, run_id in found.runs.items() if run_id in links["compare"]}
+    shown = {number for number, run_id in found.runs.items() if run_id in address}
     assert f"Comparing {len(shown)} Runs" in text
     assert len(shown) > 1
 
@@ -124,7 +165,7 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
         for record in sweep.front_records
     }
     expected = {name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()}
-    page.goto(links["compare"])
+    page.goto(side_by_side(links, storage))
     page.get_by_role("link", name="by_batch/speedup").click(timeout=WAIT)
     assert lines(page.locator(".js-plotly-plot").first) == expected
     assert len(expected) > 2
@@ -137,3 +178,53 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
     card = group.get_by_test_id("experiment-view-compare-runs-card").filter(has_text="speedup")
     name = run_name(member, sweep.names)
     assert lines(card.locator(".js-plotly-plot")) == {name: expected[name]}
+
+
+def test_the_assistant_is_off(page: Page, links: dict[str, str]) -> None:
+    """It neither opens on the first visit nor has a button, and its requests are refused."""
+    page.goto(links["sweep"])
+    page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
+    page.wait_for_timeout(1000)
+    keep(page, "no_assistant")
+    for parts in (page.get_by_text("Assistant"), page.locator("[data-assistant-ui]")):
+        assert [part for part in parts.all() if part.is_visible()] == []
+    front = page.locator("table", has_text="speedup").first.bounding_box()
+    assert front is not None
+    assert front["x"] < 500, "the panel takes the place of the column with the description"
+    for method, path in (("GET", "config"), ("POST", "message"), ("PUT", "config"), ("POST", "skills/install")):
+        answer = page.request.fetch(f"{links['mlflow']}/ajax-api/3.0/mlflow/assistant/{path}", method=method)
+        assert answer.status == 403
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Notes the host of each request that the browser sends elsewhere than to this machine."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(502)
+
+    do_CONNECT = do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str]) -> None:
+    """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not show."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy: ProxySettings = {"server": f"http://127.0.0.1:{server.server_port}", "bypass": "127.0.0.1"}
+        context = browser.new_context(proxy=proxy)
+        page = context.new_page()
+        for name in ("sweep", "trials", "compare"):
+            page.goto(links[name])
+            page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for(timeout=WAIT)
+        page.wait_for_timeout(3000)
+        assert Proxy.asked == []
+        with suppress(Exception):  # the proxy has no page
+            page.goto("http://elsewhere.example/")
+        assert Proxy.asked[:1] == ["http://elsewhere.example/"], "it would have been seen"
+        context.close()
+        server.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -11,10 +12,13 @@ from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow_runs import (
     compare_link,
     describe_run,
+    front_link,
+    front_view,
     run_link,
     sweep_id,
     trials_link,
 )
+from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
 
@@ -30,18 +34,49 @@ def test_trials_are_filtered_and_ordered_by_the_address(tmp_path: Path) -> None:
 def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", 12)
     sweep = Sweep.open(tmp_path / "sweep")
-    odd = replace(sweep.front_records[0], label="a|b <i>[x](y)")
+    odd = replace(sweep.front_records[0], label='a|b <i>[x](y) "z"')
     sweep = replace(sweep, records=(odd,))
     text = describe_run(sweep, {odd.number: "r1"}, "7")
-    assert r"a\|b \<i\>\[x\](y): " in text
-    assert "(#/experiments/7/runs/r1?" in text
-    assert f"| {measured(odd.metrics['fid'].value, odd.metrics['fid'].error)} |" in text
+    assert f"[{odd.number}](#/experiments/7/runs/r1?" in text
+    assert r'"a\|b \<i\>\[x\](y) \"z\": ' in text
+    assert f"| fid | {measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |" in text
     assert compare_link(["r1"], "7") in text
+    assert front_link(sweep.identity, "7") in text
     all_trials = f"[All trials]({trials_link(sweep.identity, '7')})"
     assert all_trials in text
     empty = describe_run(replace(sweep, records=()), {}, "7")
     assert empty.startswith(all_trials)
     assert empty.endswith("No trial is on the front yet.")
+
+
+def test_a_long_front_is_shown_from_end_to_end(tmp_path: Path) -> None:
+    write_searched_sweep(tmp_path / "sweep", 60)
+    sweep = Sweep.open(tmp_path / "sweep")
+    front = sorted(sweep.front_records, key=lambda record: record.metrics["speedup"].value)
+    assert len(front) > 8
+    text = describe_run(sweep, {record.number: f"r{record.number}" for record in sweep.records}, "7")
+    heads = re.findall(r"\[(\d+)\]\(#", text)
+    assert len(heads) == 8
+    assert (heads[0], heads[-1]) == (str(front[0].number), str(front[-1].number))
+    assert f"| 8 of {len(front)} trials |" in text
+
+
+def test_the_shared_view_has_the_objectives_and_the_parameters_that_differ(tmp_path: Path) -> None:
+    write_searched_sweep(tmp_path / "sweep", 40)
+    sweep = Sweep.open(tmp_path / "sweep")
+    ((key, text),) = front_view(sweep).items()
+    assert key == f"mlflow.sharedViewState.{sweep_id(sweep.identity)}"
+    assert f"viewStateShareKey={sweep_id(sweep.identity)}&" in front_link(sweep.identity, "7")
+    assert len(text) < 5000, "MLflow's limit of a tag"
+    view = json.loads(text)
+    assert view["selectedColumns"][:2] == ["metrics.`speedup`", "metrics.`fid`"]
+    flat = [record.config.flat() for record in sweep.front_records if record.config is not None]
+    for column in view["selectedColumns"][2:]:
+        key = column.removeprefix("params.`").removesuffix("`")
+        assert len({str(settings.get(key)) for settings in flat}) > 1
+    assert "params.`acceptance.neighbourhood`" in view["selectedColumns"]
+    empty = json.loads(next(iter(front_view(replace(sweep, records=())).values())))
+    assert empty["selectedColumns"] == ["metrics.`speedup`", "metrics.`fid`"]
 
 
 def test_links_lead_to_the_runs() -> None:
