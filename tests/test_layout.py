@@ -39,7 +39,7 @@ MAX_PACKAGE_LINES = {
     "workers.drafters": 717,
     "workers.loading": 963,
     "workers.metrics": 3769,
-    "workers.models": 3649,
+    "workers.models": 3659,
     "workers.replay": 1338,
     "workers.runtime": 1229,
     "workers.scenes": 373,

@@ -31,8 +31,10 @@ WORDS = ["a", "red", "blue", "ball", "cat", "Generate", "an", "image", "of", "x"
 WORD_IDS = {word: 8840 + number for number, word in enumerate(WORDS)}
 
 
-def reference_model(seed: int = 0) -> ChameleonForConditionalGeneration:
-    """transformers' own, tiny, with every weight far from its initial value, norms and biases included."""
+def reference_model(seed: int = 0, shards: int | None = None) -> ChameleonForConditionalGeneration:
+    """transformers' own, tiny, with every weight far from its initial value, norms and biases included. shards: the
+    heads of each of so many shards share their norms.
+    """
     vq = ChameleonVQVAEConfig(
         embed_dim=VQ.code_dim, num_embeddings=VQ.codebook_size, latent_channels=VQ.z_channels, resolution=16,
         base_channels=VQ.channels, channel_multiplier=list(VQ.multipliers), num_res_blocks=VQ.encoder_blocks,
@@ -57,6 +59,8 @@ def reference_model(seed: int = 0) -> ChameleonForConditionalGeneration:
                 value.copy_(torch.randn(value.shape) * value[0].numel() ** -0.5)
             else:
                 value.copy_(0.1 * torch.randn(value.shape))
+            if shards is not None and ("q_norm" in name or "k_norm" in name):
+                value.copy_(value[:shards].repeat_interleave(len(value) // shards, 0))
     return model
 
 
@@ -140,12 +144,18 @@ def write_tokenizer(folder: Path, named: dict[str, int] | None = None) -> Path:
     return folder / "tokenizer.json"
 
 
-def checkpoint(folder: Path) -> Path:
-    """A whole folder: sharded model with its VQGAN, decoder included, and the tokenizer."""
-    model = reference_model()
+def checkpoint(folder: Path, shards: int | None = None) -> Path:
+    """A whole folder: sharded model with its VQGAN, decoder included, and the tokenizer. shards: see `reference_model`;
+    then norms have a row for each shard, as in Lumina-mGPT's own files.
+    """
+    model = reference_model(shards=shards)
+    language = language_state(model)
+    if shards is not None:
+        norms = {name: value for name, value in language.items() if "q_norm" in name or "k_norm" in name}
+        language |= {name: value[:: len(value) // shards].clone() for name, value in norms.items()}
     vq = {f"model.vqmodel.{name}": value for name, value in (encoder_state(model) | decoder_state()).items()}
     write_tokenizer(folder)
-    return write_sharded(folder, language_state(model) | vq)
+    return write_sharded(folder, language | vq)
 
 
 @torch.inference_mode()

@@ -72,14 +72,22 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
         return torch.cat([interleave(query), interleave(key), value])
 
     def merge_norm(parts: Sequence[Tensor]) -> Tensor:
-        return interleave(parts[0].flatten()).view(parts[0].shape)
+        norm, projection = parts  # [rows, C]: a row for each head, or for all heads of a shard
+        norm = norm.repeat_interleave(max(1, projection.shape[0] // norm.numel()), dim=0)
+        return interleave(norm.flatten()).view(norm.shape)
 
     projections = tuple(f"{source}.self_attn.{part}_proj.weight" for part in "qkv")
     return [
         KeyMapping(projections, f"{target}.attention.wqkv.weight", merge_qkv),
         KeyMapping(f"{source}.self_attn.o_proj.weight", f"{target}.attention.wo.weight"),
-        KeyMapping(f"{source}.self_attn.q_norm.{{part}}", f"{target}.attention.q_norm.{{part}}", merge_norm),
-        KeyMapping(f"{source}.self_attn.k_norm.{{part}}", f"{target}.attention.k_norm.{{part}}", merge_norm),
+        *(
+            KeyMapping(
+                (f"{source}.self_attn.{part}_norm.{{kind}}", f"{source}.self_attn.{part}_proj.weight"),
+                f"{target}.attention.{part}_norm.{{kind}}",
+                merge_norm,
+            )
+            for part in "qk"
+        ),
         KeyMapping(
             (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), f"{target}.feed_forward.w13.weight"
         ),
@@ -133,7 +141,8 @@ def load_weights(
     slots, names = module.state_dict(keep_vars=True), set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
     used = {source for _, sources in found.values() for source in sources}
-    missing = [line for slot, (_, sources) in found.items() for line in _describe_missing(slot, sources, names)]
+    lines = (line for slot, (_, sources) in found.items() for line in _describe_missing(slot, sources, names))
+    missing = list(dict.fromkeys(lines))
     unused = [_pattern(source) for mapping in mappings if mapping.target is None for source in mapping.sources]
     extra = [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in unused)]
     if missing or extra:

@@ -364,7 +364,7 @@ def without(name: str) -> Callable[[State], State]:
 FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
     "missing head": (without("lm_head.weight"), r"missing weights \(1\): lm_head\.weight"),
     "missing norm": (
-        without("model.layers.1.self_attn.k_norm.bias"), r"\(1\): .*\(model\.layers\.1\.self_attn\.k_norm\.bias\)"
+        without("model.layers.1.self_attn.k_norm.bias"), r"\(1\): model\.layers\.1\.self_attn\.k_norm\.bias"
     ),
     "missing projection": (
         without("model.layers.1.self_attn.k_proj.weight"), r"\(1\): model\.layers\.1\.self_attn\.k_proj\.weight"

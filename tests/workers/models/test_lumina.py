@@ -146,6 +146,17 @@ def test_rotations_leave_room_for_row_ends() -> None:
         TransformerConfig(dim=8, n_layers=1, n_heads=1, ffn_dim=8, row_ends=True)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_heads_of_a_shard_share_their_norms(tmp_path: Path, shards: int) -> None:
+    """Lumina-mGPT's own files have a row of each norm for every shard (7B: one), transformers one for every head."""
+    target = load(checkpoint(tmp_path, shards), (64, 64))
+    assert (target.transformer.config.n_heads, target.transformer.config.kv_heads) == (4, 2)
+    _, engine = draw(target, {"sampling": GREEDY}, None, CAPTIONS[:1])
+    paths, logits = zip(*engine.paths(), strict=True)
+    expected = guided_logits(reference_model(shards=shards), prompts(target, CAPTIONS[0]), paths, cols=4)
+    torch.testing.assert_close(torch.stack(logits), expected, atol=2e-4, rtol=1e-4)
+
+
 # every drafting mode
 
 

@@ -7,6 +7,7 @@ Attention sees rotary angles only as differences of positions, so a stream may s
 counts the unconditional stream from its own first token; here it ends at the same position as the conditional one.
 
 Checkpoints are in Hugging Face's layout, and their VQGAN is in taming's. Every tensor is loaded or known to be unused.
+The norms of queries and keys have a row for each head or, as in Lumina-mGPT's own files, one for all heads.
 The head keeps only the image ids: a target generates images. The embedding keeps all ids, because prompts need them.
 Sizes come from the tensors' shapes.
 """
@@ -123,13 +124,13 @@ class ChameleonCheckpoint:
             WeightsError: a tensor that determines a size is missing.
         """
         first = _LAYER.format(l=0)
-        heads, channels = self._shape(f"{first}.self_attn.q_norm.weight")
+        channels = self._shape(f"{first}.self_attn.q_norm.weight")[-1]
         found = {int(hit[1]) for name in self.tensors if (hit := re.match(r"model\.layers\.(\d+)\.", name))}
         return TransformerConfig(
             dim=self._shape(_EMBEDDING)[1],
             n_layers=max(found) + 1,
-            n_heads=heads,
-            n_kv_heads=self._shape(f"{first}.self_attn.k_norm.weight")[0],
+            n_heads=self._shape(f"{first}.self_attn.q_proj.weight")[0] // channels,
+            n_kv_heads=self._shape(f"{first}.self_attn.k_proj.weight")[0] // channels,
             head_dim=channels,
             ffn_dim=self._shape(f"{first}.mlp.gate_proj.weight")[0],
             vocab_size=CODES,

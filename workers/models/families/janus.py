@@ -1,8 +1,8 @@
 """Janus and Janus-Pro (Wu et al., 2024; Chen et al., 2025) in the layout of `transformers`, through its own forward.
 
-Prompts are those of the official code: a chat with one request, followed by the token that begins an image. The
-unconditional stream keeps a prompt's first and last token and replaces those between with padding tokens, which
-attention does see.
+Prompts are those of Janus-Pro's official code: a chat with one request, followed by the token that begins an image.
+(Janus-1.3B's names the roles without bars.) The unconditional stream keeps a prompt's first and last token and replaces
+those between with padding tokens, which attention does see.
 """
 
 from __future__ import annotations
