@@ -39,13 +39,14 @@ class Extraction:
     )
     inception_tf: str | None = o.option("The same network, resized as TensorFlow 1 did it.", "FILE")
     vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE")
+    dinov2: str | None = o.option("Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER")
     device: o.Device = None
     threads: o.Threads = None
 
     @property
     def weights(self) -> dict[str, str]:
         """The given weight files, by extractor."""
-        given = {"inception": self.inception, "inception_tf": self.inception_tf, "vgg": self.vgg}
+        given = {"inception": self.inception, "inception_tf": self.inception_tf, "vgg": self.vgg, "dinov2": self.dinov2}
         return {key: path for key, path in given.items() if path is not None}
 
 

@@ -21,8 +21,10 @@ from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import (
+    ATTRIBUTES,
     BASELINE,
     COUNTS,
+    DINOV2,
     FEATURES,
     IMAGES,
     MANIFOLD,
@@ -132,7 +134,7 @@ def _volume(cost: Floats, corner: Floats) -> float:
 
 MANIFOLD_METRICS = ("precision", "recall")  # these use the `manifold` extractor if configured
 DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
-UNBIASED = frozenset({"fid_debiased", "kid", "precision"})  # no bias that depends on the number of images
+UNBIASED = frozenset({"fid_debiased", "kid", "kd_dinov2", "precision"})  # no bias that depends on the number of images
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,8 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if BASELINE in needs:
         facts |= {"the target": [i.target for i in identities]}
         facts |= {"the baseline's setting": [i.baseline for i in identities]}
-    if metric not in UNBIASED and FEATURES in needs and None not in (images := [i.images for i in identities]):
+    is_statistic = needs & {FEATURES, DINOV2} and metric not in UNBIASED and ATTRIBUTES not in needs
+    if is_statistic and None not in (images := [i.images for i in identities]):
         facts["the number of images"] = images
     return [f"{fact}: {_against(identities, values)}" for fact, values in facts.items() if _differ(values)]
 
@@ -314,8 +317,8 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
     scores = {need.removeprefix(SCORE_PREFIX) for need in needs if need.startswith(SCORE_PREFIX)}
     if scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
-    if not scores and FEATURES in names:
-        return [FEATURES, *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else [])]
+    if columns := [] if scores else [name for name in names if name in needs]:
+        return [*columns, *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else [])]
     return names
 
 

@@ -43,7 +43,7 @@ from workers.data.text_files import and_more
 from workers.loading.models import Capabilities, unreadable_captions
 from workers.loading.models_yaml import BUILTIN_NAME, Entry, find_entry, load_on_meta
 from workers.metrics import fid
-from workers.metrics.definition import Direction, Metric
+from workers.metrics.definition import DINOV2, FEATURES, Direction, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import Extractors, check_weights, load_extractors, unavailable_metrics
 from workers.metrics.library import LibraryMetric, library_metrics, try_metric
@@ -63,7 +63,7 @@ Problems: TypeAlias = Iterator[tuple[ConfigPath, str]]  # the key of the sweep's
 class _Inputs:
     """What a sweep is checked against: its models, as far as the headers of their files tell, and its captions.
 
-    extractors: the feature extractors by role, without their weights; all distances use "features".
+    extractors: the feature extractors by role, without their weights.
     """
 
     sweep: SweepConfig
@@ -72,11 +72,6 @@ class _Inputs:
     extractors: Mapping[str, Extractor]
     captions: Sequence[Caption]
     metrics: MetricRegistry
-
-    @property
-    def width(self) -> int:
-        """The number of features of an image."""
-        return self.extractors["features"].width
 
     @property
     def decisive(self) -> Iterator[tuple[ConfigPath, Metric]]:
@@ -267,7 +262,7 @@ def _torchmetrics_problems(inputs: _Inputs) -> Problems:
             problem = try_metric(
                 metric,
                 image_size=inputs.capabilities.image_size,
-                width=inputs.width,
+                width=inputs.extractors[FEATURES].width,
                 images=_replicate(len(inputs.captions)) * sweep.quality.samples,
                 own_vanilla=name in decisive,
             )
@@ -303,16 +298,16 @@ def _image_count_problems(inputs: _Inputs) -> Problems:
     The test of racing, and fid_debiased, take off a bias of order 1 / n; too few images have other orders. Without a
     test, few images order trials well enough.
     """
-    sweep, count, width = inputs.sweep, len(inputs.captions), inputs.width
-    samples = sweep.quality.samples
+    sweep, count, samples = inputs.sweep, len(inputs.captions), inputs.sweep.quality.samples
 
     def is_enough(captions: int) -> bool:
-        return _replicate(captions) * samples > width
+        return _replicate(captions) * samples > width  # of the loop below
 
     for path, metric in inputs.decisive:
         name, racing = metric.name, sweep.racing
         if name not in fid.FRECHET_METRICS:
             continue
+        width = inputs.extractors[DINOV2 if DINOV2 in metric.needs else FEATURES].width
         too_few = f"in a jackknife replicate, too few for a covariance of {width} features"
         if not is_enough(count):
             left = f"{count} captions x {samples} leave {_replicate(count) * samples} {too_few}"

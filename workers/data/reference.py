@@ -31,7 +31,7 @@ from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _BATCH = 256  # images in memory
 FILE, _KIND = "reference.parquet", "reference"
-_FIX = "create it again: specfrontier reference DIR --out FILE, with --inception and --vgg as in the models.yaml entry"
+_FIX = "create it again: specfrontier reference DIR --out FILE, with the weights of the models.yaml entry"
 
 
 class Extractor(Protocol):

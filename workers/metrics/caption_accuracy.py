@@ -1,4 +1,9 @@
-"""Caption accuracy: the share of a caption's attributes that the scenes' feature extractor finds in the image."""
+"""Caption accuracy: the share of a caption's attributes that the scenes' feature extractor finds in the image.
+
+Three of its kinds have metrics of their own, computed from stored features, as GenEval (Ghosh et al. 2023) asks a
+detector for the number of objects, their colours and where one is to another. Here captions and classifier are those of
+scenes, so no value is comparable with GenEval's.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from workers.metrics.definition import ATTRIBUTES, FEATURES
+from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, ratio_estimate
 from workers.metrics.features import BUILTIN, SceneFeatures, load_features
+from workers.metrics.metric import POSITION, MetricInputs, register_metric
 from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, register_score
-from workers.scenes.captions import SLOTS, parse
+from workers.scenes.captions import SLOT_INDEX, SLOTS, parse
 
 _NAMES = [name for name, _ in SLOTS]
-_RELATION, _POSITION = _NAMES.index("relation"), _NAMES.index("position")
+_RELATION, _POSITION = SLOT_INDEX["relation"], SLOT_INDEX["position"]
 _SECOND = [i for i, name in enumerate(_NAMES) if name.startswith("second_")]
 
 
@@ -40,11 +48,16 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
     Raises:
         ValueError: a caption is not one of a scene.
     """
-    rows = torch.tensor([parse(text) for text in captions], dtype=torch.int64).view(-1, len(SLOTS))
+    read, rows = _read(extractor, features, captions)
     counted = applicable(rows)
+    return ((read == rows) & counted).sum(1) / counted.sum(1)
+
+
+def _read(extractor: SceneFeatures, features: Tensor, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The attributes [n, slots] that the extractor reads, and the captions'."""
+    rows = torch.tensor([parse(text) for text in captions], dtype=torch.int64).view(-1, len(SLOTS))
     with torch.no_grad():
-        is_correct = extractor.read(features.to(extractor.project.weight)).cpu() == rows
-    return (is_correct & counted).sum(1) / counted.sum(1)
+        return extractor.read(features.to(extractor.project.weight)).cpu(), rows
 
 
 def _load(context: ScoreContext) -> Scorer:
@@ -59,3 +72,44 @@ register_score(
     about="Share of a scene's attributes in the caption that the feature extractor finds in the image",
     load=_load,
 )
+
+
+def _attributes(inputs: MetricInputs) -> tuple[Tensor, Tensor]:
+    """The attributes [n, slots] read from the images' stored features, and their captions'."""
+    extractor = inputs.classifier
+    if not isinstance(extractor, SceneFeatures):
+        raise MetricUnavailable("the feature extractor reads no attributes of scenes")
+    captions = [inputs.captions[position] for position in inputs.column(POSITION).tolist()]
+    return _read(extractor, inputs.column(FEATURES), captions)
+
+
+def _share(inputs: MetricInputs, counted: Tensor) -> Estimate:
+    """The share of the attributes `counted` [n, slots] that are right, over all images."""
+    read, rows = inputs.cached("attributes", _attributes)
+    return ratio_estimate(((read == rows) & counted).sum(1), counted.sum(1), inputs.blocks)
+
+
+@register_metric("caption_accuracy_count", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+def caption_accuracy_count(inputs: MetricInputs) -> Estimate:
+    """Share of images with the caption's number of objects, one or two, wherever they are."""
+    read, rows = inputs.cached("attributes", _attributes)
+    return block_mean(((read == 0) == (rows == 0))[:, _RELATION].double(), inputs.blocks)
+
+
+@register_metric("caption_accuracy_colour", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+def caption_accuracy_colour(inputs: MetricInputs) -> Estimate:
+    """Share of the colours of captions' objects that the feature extractor finds in the image."""
+    counted = applicable(inputs.cached("attributes", _attributes)[1])
+    counted[:, [i for i, name in enumerate(_NAMES) if name not in ("first_colour", "second_colour")]] = False
+    return _share(inputs, counted)
+
+
+@register_metric("caption_accuracy_relation", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+def caption_accuracy_relation(inputs: MetricInputs) -> Estimate:
+    """Share of images of two objects where the first is left of the second or above it, as in the caption."""
+    rows = inputs.cached("attributes", _attributes)[1]
+    counted = torch.zeros(rows.shape, dtype=torch.bool)
+    counted[:, _RELATION] = rows[:, _RELATION] != 0
+    if not counted.any():
+        raise MetricUnavailable("no caption has two objects")
+    return _share(inputs, counted)

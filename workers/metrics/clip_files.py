@@ -7,9 +7,9 @@ are read from the files next to the weights. Embeddings have length 1.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and no
 
 _WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+C = TypeVar("C")
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel, of pixels in 0..1
 # Older files also hold the position ids 0, 1, 2, ...
 _FOLDER_TABLE = (KeyMapping("{...}.position_ids", None), KeyMapping("{...}", "{...}"))
@@ -105,6 +106,28 @@ class Clip(ClipTowers):
         return clip_input(squares(images, self.side), self.image_size, *self.normalization)
 
 
+def open_folder(folder: Path, kind: Callable[..., C]) -> tuple[C, Path]:
+    """The config of a folder in the Hugging Face layout, and its weight file. kind: the config's class.
+
+    Raises:
+        WeightsError: no such folder; its config is of another model; it has no weights.
+    """
+    model = str(getattr(kind, "model_type", ""))
+    if not folder.is_dir():
+        raise WeightsError(f"{folder}: no such folder; give a {model} folder with config.json and its weights")
+    fields = read_json_object(folder / "config.json")
+    if fields.get("model_type") != model:
+        raise WeightsError(f"{folder / 'config.json'}: the model type is {fields.get('model_type')!r}, not {model}")
+    try:
+        config = kind(**fields)
+    except Exception as error:  # its validation raises errors of several libraries
+        raise WeightsError(f"{folder / 'config.json'}: not the config of a {model} model: {error}") from error
+    weights = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
+    if weights is None:
+        raise WeightsError(f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}")
+    return config, weights
+
+
 def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = None) -> Clip:
     """The CLIP of a folder in the Hugging Face layout (config.json, weights and, for texts, the tokenizer's files).
 
@@ -115,18 +138,7 @@ def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = Non
     """
     from transformers import CLIPConfig
 
-    if not folder.is_dir():
-        raise WeightsError(f"{folder}: no such folder; give a CLIP's folder with config.json and its weights")
-    fields = read_json_object(folder / "config.json")
-    if fields.get("model_type") != "clip":
-        raise WeightsError(f"{folder / 'config.json'}: the model type is {fields.get('model_type')!r}, not clip")
-    try:
-        config = CLIPConfig(**fields)
-    except Exception as error:  # its validation raises errors of several libraries
-        raise WeightsError(f"{folder / 'config.json'}: not the config of a CLIP: {error}") from error
-    weights = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
-    if weights is None:
-        raise WeightsError(f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}")
+    config, weights = open_folder(folder, CLIPConfig)
     tokenizer = load_clip_tokenizer(folder, config) if texts else None
     return load_frozen(
         lambda: Clip(config, tokenizer, _normalization(folder), side), weights, _FOLDER_TABLE, part="clip"

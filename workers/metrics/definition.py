@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.params import ConfigError, unknown_choice
 
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
-FEATURES, MANIFOLD = "features", "manifold"  # columns; precision and recall read the second one where it exists
+FEATURES: Final = "features"  # columns; precision and recall read the second one where it exists
+MANIFOLD: Final = "manifold"
+DINOV2: Final = "dinov2"
+ATTRIBUTES = "attributes"  # of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
@@ -24,8 +27,8 @@ _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER,
-    IMAGES. `vanilla`: vanilla's value, where it is so by definition. `definition`: of a sweep's own metric, whose name
-    another sweep may give to another one.
+    ATTRIBUTES, IMAGES. `vanilla`: vanilla's value, where it is so by definition. `definition`: of a sweep's own
+    metric, whose name another sweep may give to another one.
     """
 
     name: str

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from search_spaces.params import unknown_choice
 from workers.metrics import features
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE, SCORE_PREFIX, TIMINGS
+from workers.metrics.definition import (
+    ATTRIBUTES,
+    BASELINE,
+    CLASSIFIER,
+    DINOV2,
+    FEATURES,
+    IMAGES,
+    REFERENCE,
+    SCORE_PREFIX,
+    TIMINGS,
+)
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.metric import METRICS, Classifier, ComputedMetric
 from workers.metrics.networks import (
@@ -55,8 +65,8 @@ class ImageScores:
 class Extractors:
     """The loaded networks. unavailable: networks that cannot be used with these images or captions, with the reason.
 
-    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features", and "manifold" if
-    precision and recall have an extractor of their own.
+    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features", "manifold" if
+    precision and recall have an extractor of their own, and "dinov2".
     """
 
     by_role: Mapping[str, Extractor]
@@ -90,9 +100,16 @@ class Extractors:
             del by_role[FEATURES]
             for other in by_role.values():
                 raise WeightsError(
-                    f"metrics.{other.name}: it is used for precision and recall only; give metrics.inception as well"
+                    f"metrics.{other.name}: only some metrics use it; give metrics.inception for the others as well"
                 )
         context = ScoreContext(image_size=image_size, captions=captions, folder=folder, device=device, weights=weights)
+        if isinstance(by_role.get(FEATURES), features.SceneFeatures):
+            try:
+                context.require_scenes("the scenes' feature extractor", image_size)
+            except MetricUnavailable as reason:
+                unavailable[ATTRIBUTES] = str(reason)
+        else:
+            unavailable[ATTRIBUTES] = "the feature extractor reads no attributes of scenes"
         needed = None if metrics is None else required_inputs(metrics)
         scorers: dict[str, Scorer] = {}
         for name, factory in SCORERS.all().items():
@@ -126,7 +143,7 @@ class Extractors:
         """The inputs of metrics that a sweep provides with these networks; `reference`: it has real images."""
         counts = ("emitted", "rounds", "depth")
         inputs = {*counts, TIMINGS, BASELINE, IMAGES, *(SCORE_PREFIX + name for name in self.scorers)}
-        inputs |= {FEATURES} & self.by_role.keys()
+        inputs |= self.by_role.keys() | ({ATTRIBUTES} - self.unavailable.keys())
         inputs |= {REFERENCE} if reference else set()
         return inputs if self.classifier is None else inputs | {CLASSIFIER}
 
@@ -230,6 +247,8 @@ def unavailable_metrics(
         reasons[FEATURES] += "; give Inception's file as metrics.inception of the entry in models.yaml"
     elif not reference:
         reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
+    if DINOV2 not in extractors.by_role:
+        reasons[DINOV2] = "its weights are not given: set metrics.dinov2 (folder of DINOv2)"
     registered = METRICS.all() if registered is None else registered
     available = extractors.available(reference=reference and FEATURES in extractors.by_role)
     missing = select_metrics(names, available, registered)[1]
@@ -257,4 +276,4 @@ def _given_extractors(weights: Mapping[str, str] | None) -> list[tuple[Extractor
     """The extractors that the user gives weights for, features first. Raises WeightsError (see `check_keys`)."""
     extractors = EXTRACTORS.all()
     given = [(extractors[key], Path(path)) for key, path in check_keys(weights).items() if key in extractors]
-    return sorted(given, key=lambda entry: entry[0].role)
+    return sorted(given, key=lambda entry: entry[0].role != FEATURES)

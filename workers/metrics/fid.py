@@ -15,7 +15,7 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
 from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
 from workers.metrics.metric import MetricInputs, register_metric
 
-FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain")
+FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain", "fd_dinov2")
 
 
 @register_metric("fid", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))

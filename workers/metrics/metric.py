@@ -122,9 +122,9 @@ class MetricInputs:
 
     images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
     `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
-    `manifold` [n, d] where such an extractor is given; `tokens` where a metric needs IMAGES. config: the trial's.
-    timings: the costs of settings from timing sessions. baseline: rows of the baseline's images. references: the real
-    images by the column of their features.
+    `manifold` and `dinov2` [n, d] where such extractors are given; `tokens` where a metric needs IMAGES.
+    config: the trial's. timings: the costs of settings from timing sessions. baseline: rows of the baseline's images.
+    references: the real images by the column of their features.
     classifier: reads classes from `features`. decode: images [n, 3, H, W] in [0, 1] of tokens. captions: the sweep's.
     """
 

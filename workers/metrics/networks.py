@@ -2,7 +2,8 @@
 
 A network is one module that calls `register_extractor` or `register_score`, in this package or in a plugin. The user
 gives its weights under `metrics` of a models.yaml entry. An extractor of the role "features" replaces the built-in one
-(`features.py`) in every metric; one of the role "manifold" only in precision and recall.
+(`features.py`) in every metric; one of the role "manifold" only in precision and recall. One of the role "dinov2" is
+read by metrics of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from workers.models.weights import KeyMapping, load_weights, skip_init, source_n
 from workers.scenes.captions import parse
 
 M = TypeVar("M", bound=nn.Module)
-Role = Literal["features", "manifold"]
+Role = Literal["features", "manifold", "dinov2"]
 
 
 class Extractor(nn.Module):

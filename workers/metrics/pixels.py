@@ -15,7 +15,8 @@ from torch import Tensor
 from workers.data.pictures import centre_square, to_pictures
 
 SIDE = 256  # generated and real images are first resized to it by Lanczos, as the papers' scripts do
-_BICUBIC, _BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
+BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation by channel
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
@@ -46,7 +47,7 @@ def clean(pictures: Sequence[Image.Image], side: int) -> Tensor:
     resized = np.empty((len(pictures), 3, side, side), dtype=np.float32)
     for index, picture in enumerate(pictures):
         for channel, band in enumerate(picture.split()):
-            resized[index, channel] = np.asarray(band.convert("F").resize((side, side), _BICUBIC))
+            resized[index, channel] = np.asarray(band.convert("F").resize((side, side), BICUBIC))
     return torch.from_numpy(resized.clip(0, 255))
 
 
@@ -76,17 +77,21 @@ def clip_input(
 
 
 def squashed_input(
-    pictures: Sequence[Image.Image], side: int, *, mean: Sequence[float], std: Sequence[float]
+    pictures: Sequence[Image.Image],
+    side: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    resample: Image.Resampling = BILINEAR,
 ) -> Tensor:
-    """[n, 3, side, side]: resized in 8 bits without keeping the aspect ratio (bilinear, antialiased), normalised."""
-    return _normalise(stacked([picture.resize((side, side), _BILINEAR) for picture in pictures]), mean, std)
+    """[n, 3, side, side]: resized in 8 bits without keeping the aspect ratio (antialiased), normalised."""
+    return _normalise(stacked([picture.resize((side, side), resample) for picture in pictures]), mean, std)
 
 
 def _resize_and_crop(picture: Image.Image, side: int) -> Image.Image:
     width, height = picture.size
     short = min(width, height)
     if short != side:
-        picture = picture.resize((side * width // short, side * height // short), _BICUBIC)
+        picture = picture.resize((side * width // short, side * height // short), BICUBIC)
     left, top = round((picture.width - side) / 2), round((picture.height - side) / 2)
     return picture.crop((left, top, left + side, top + side))
 

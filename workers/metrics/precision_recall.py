@@ -23,14 +23,13 @@ from workers.metrics.definition import FEATURES, MANIFOLD, REFERENCE
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_mean, block_sizes
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, register_metric
 from workers.metrics.networks import Extractor, load_frozen, register_extractor
-from workers.metrics.pixels import SIDE, squares, squashed_input
+from workers.metrics.pixels import IMAGENET, SIDE, squares, squashed_input
 from workers.models.weights import KeyMapping
 
 _NEAREST = 3
 _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB
 _ROUNDING = 1e-7  # of a distance computed by products, relative to the norms of both points
 _WIDTH, _INPUT_SIZE = 4096, 224
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # 2 x 2 max pooling after each
 _TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # class logits are not needed
 
@@ -148,7 +147,7 @@ class VggFeatures(Extractor):
 
     def prepare(self, images: Tensor) -> Tensor:
         """The input of `forward` from images [n, 3, H, W] in [0, 1]."""
-        return squashed_input(squares(images), _INPUT_SIZE, mean=_MEAN, std=_STD)
+        return squashed_input(squares(images), _INPUT_SIZE, *IMAGENET)
 
 
 def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH) -> VggFeatures:

@@ -117,7 +117,7 @@ def test_images_of_other_sizes_need_the_users_extractors(user_weights: dict[str,
     assert "features" not in given.unavailable
     assert {"features", CLASSIFIER} <= given.available(reference=False)
     assert {"score.clip_score", "score.caption_accuracy"} <= given.unavailable.keys()
-    with pytest.raises(WeightsError, match=r"metrics\.corners.*precision and recall only"):
+    with pytest.raises(WeightsError, match=r"metrics\.corners.*metrics\.inception"):
         load({"corners": user_weights["corners"]}, size=256, captions=["a dog"])
     assert load({"corners": user_weights["corners"]}).columns == {"features": "scenes", MANIFOLD: "corners"}
 
@@ -136,16 +136,18 @@ def test_unavailable_metrics_have_reasons() -> None:
 
 
 def test_keys_are_checked() -> None:
-    keys = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic"}
+    keys = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic", "dinov2"}
     assert keys == set(weight_keys())
-    assert [*weight_keys(["fid", "aesthetic"])] == ["inception", "inception_tf", "vgg", "aesthetic", "clip_l14"]
+    assert set(weight_keys(["fid", "aesthetic"])) == keys - {"clip", "hpsv2", "image_reward"}
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
         load({"inceptoin": "a.pth"})
     with pytest.raises(WeightsError, match="inception and inception_tf"):
         check_keys({"inception": "a.pth", "inception_tf": "a.pth"})
 
 
-@pytest.mark.parametrize("key", ["inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"])
+@pytest.mark.parametrize(
+    "key", ["dinov2", "inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"]
+)
 def test_missing_and_empty_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere|metrics\.aesthetic"):
         load({key: str(tmp_path / "nowhere")})

@@ -102,11 +102,18 @@ def sweep(metrics: list[Any], **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random CLIP with the files of its processor."""
-    folder = tmp_path_factory.mktemp("clip")
-    tiny_clip.write_clip(folder)
+    folder, config = tmp_path_factory.mktemp("clip"), tiny_clip.config()
+    tiny_clip.write_tokenizer(folder)
+    text: Any = config.text_config
+    text.max_position_embeddings = 160  # whole captions
+    torch.manual_seed(0)
+    model = CLIPModel(config)
+    for weight in model.parameters():
+        weight.data += 0.3 * torch.randn_like(weight)
+    model.save_pretrained(folder)
     size = {"height": tiny_clip.IMAGE, "width": tiny_clip.IMAGE}
     CLIPImageProcessor(size={"shortest_edge": tiny_clip.IMAGE}, crop_size=size).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer", "model_max_length": 24}')
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer", "model_max_length": 160}')
     return folder
 
 

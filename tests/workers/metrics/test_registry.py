@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.fakes import metric_inputs
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS
+from workers.metrics.definition import ATTRIBUTES, BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS
 from workers.metrics.estimate import (
     BLOCKS,
     Estimate,
@@ -41,9 +41,9 @@ def test_every_metric_is_registered_with_its_description() -> None:
         assert metric.unit
         assert metric.about
         assert metric.needs
-    columns = {f"score.{name}" for name in SCORERS.all()} | {"features", "emitted", "rounds", "depth"}
+    columns = {f"score.{name}" for name in SCORERS.all()} | {"features", "dinov2", "emitted", "rounds", "depth"}
     needed = {need for metric in METRICS.all().values() for need in metric.needs}
-    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER}
+    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER, ATTRIBUTES}
 
 
 def test_selection_by_available_inputs() -> None:
