@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -51,6 +50,7 @@ _REASONS = {
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
 _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns of what --check prints
+_WEBHOOK = '"$SPECFRONTIER_NOTIFY"'
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
 
 
@@ -397,10 +397,11 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
     finally:
         if lock.is_lost:
             views.abandon()
-        elif is_sweep:
-            _finish(views, ending)
-        elif notices:
-            notices.tell_without_sweep(ending)
+        else:
+            if is_sweep:
+                _finish(views, ending)
+            if notices:
+                notices.tell_early_failure(ending)
     typer.echo(_summary(storage, mlflow, outcome), err=as_json)
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
@@ -444,9 +445,13 @@ def _resume_command() -> str:
     arguments = command_line.get()
     if arguments is None:
         return "the same call and resume=True"
-    words = ["specfrontier", *map(without_credentials, arguments)]
-    words = ["$SPECFRONTIER_NOTIFY" if before == "--notify" else word for before, word in pairwise(["", *words])]
-    return shlex.join(words if "--resume" in words else [*words, "--resume"])
+    words = [shlex.quote(without_credentials(word)) for word in ("specfrontier", *arguments)]
+    for place, word in enumerate(arguments, start=1):  # its address may be a secret
+        if word.startswith("--notify="):
+            words[place] = f"--notify={_WEBHOOK}"
+        elif place > 1 and arguments[place - 2] == "--notify":
+            words[place] = _WEBHOOK
+    return " ".join(words if "--resume" in words else [*words, "--resume"])
 
 
 def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> str:

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 from orchestrator.results.choices import choices_mapping, default_choices, default_limit
 from orchestrator.results.front import front_of
+from orchestrator.results.plateau import plateau_notes
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
@@ -35,6 +36,7 @@ class Notices(View[Sweep]):
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
         self._lost: str | None = None  # not told yet
         self._cause = ""
+        self._is_followed = False  # as a view
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Take from the launch's events what a notice is about. Returns at once."""
@@ -44,16 +46,18 @@ class Notices(View[Sweep]):
             self._cause = str(event.get("cause", ""))
 
     def update(self, source: Sweep) -> None:
+        self._is_followed = True
         if self._lost is not None:
             self._post(_LOST, self._lost, self._results(source))
             self._lost = None
 
     def end(self, source: Sweep, how: Ending) -> None:
-        self._post(how, self._cause, self._results(source))
+        reached = plateau_notes(source) if how == "finished" else []
+        self._post(how, self._cause or " ".join(reached), self._results(source))
 
-    def tell_without_sweep(self, how: Ending) -> None:
-        """Tell that a launch has failed before it was a sweep, if the webhook responds. An interrupt is no failure."""
-        if how == "failed":
+    def tell_early_failure(self, how: Ending) -> None:
+        """Tell that a launch has failed before its views began, if the webhook responds. An interrupt is no failure."""
+        if how == "failed" and not self._is_followed:
             with suppress(OSError):
                 self._post(how, self._cause, {})
 
@@ -66,7 +70,8 @@ class Notices(View[Sweep]):
     def _post(self, state: str, cause: str, results: dict[str, Any]) -> None:
         text = f"specfrontier: sweep {self._facts['sweep']} {'lost its cluster' if state == _LOST else state}"
         text += f": {cause}" if cause else ""
-        text += f" ({counted(results['trials'][COMPLETE], 'complete trial')})" if results else ""
+        failed = f", {results['trials'][FAILED]} failed" if results and results["trials"][FAILED] else ""
+        text += f" ({counted(results['trials'][COMPLETE], 'complete trial')}{failed})" if results else ""
         facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
         facts |= {} if state == "finished" else {"resume": self._resume}
         request = Request(self._url, json.dumps(facts).encode(), {"Content-Type": "application/json"}, method="POST")
@@ -87,15 +92,22 @@ def check_webhook(url: str) -> str:
     """The URL of a webhook, if it is one.
 
     Raises:
-        ValueError: not an http or https address.
+        ValueError: not an http or https address, which the message does not repeat: it may be a secret.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"--notify {without_credentials(url)}: give the http:// or https:// address of a webhook")
+    if not (url.isascii() and url.isprintable() and " " not in url):
+        raise ValueError("--notify: the address has spaces or other characters that must be percent-encoded")
+    try:
+        parts = urlsplit(url)
+        has_port = parts.port is None or parts.port > 0  # raises for others
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and has_port and "@" not in parts.netloc
+    except ValueError:  # of the port, or of brackets
+        is_address = False
+    if not is_address:
+        raise ValueError("--notify: give the http:// or https:// address of a webhook, without a user")
     return url
 
 
 def host_of(url: str) -> str:
     """The address without its path, which may be a secret."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    return f"{parts.scheme}://{parts.netloc}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.launch import _resume_command
+from orchestrator.options import command_line
 from orchestrator.results.choices import BEST, default_choices
 from orchestrator.results.front import front_of
 from orchestrator.results.store import read_identity, read_trials
@@ -138,8 +142,50 @@ def broken(*_: object) -> None:
     raise RuntimeError("no such machine")
 
 
-@pytest.mark.parametrize("url", ["hooks.example.org/x", "ftp://example.org", "http://", "file:///etc/passwd"])
+def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(webhook: Webhook, tmp_path: Path) -> None:
+    write_sweep(tmp_path, trials=2)
+    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "")
+    notices.hear({"event": "end", "state": "failed", "cause": "other weights"})
+    notices.tell_early_failure("failed")
+    assert [told["cause"] for told in webhook.got] == ["other weights"]
+    views, notices = followed(tmp_path / "other", webhook)
+    views.end("failed")
+    notices.tell_early_failure("failed")
+    assert len(webhook.got) == 2, "once"
+
+
+def test_a_stop_by_plateau_is_named(webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.views.notices.plateau_notes", lambda sweep: ["no longer moves"])
+    views, _ = followed(tmp_path, webhook)
+    views.end("finished")
+    assert webhook.got[0]["cause"] == "no longer moves"
+
+
+@pytest.mark.parametrize("form", [["--notify", "{}"], ["--notify={}"]])
+def test_the_command_that_resumes_has_a_variable_for_the_address(form: list[str]) -> None:
+    given = [word.format("https://hooks.example.org/services/secret") for word in form]
+    called = command_line.set(["launch", "my sweep.yaml", *given])
+    try:
+        command = _resume_command()
+    finally:
+        command_line.reset(called)
+    assert "secret" not in command
+    shell = {"SPECFRONTIER_NOTIFY": "https://other", "PATH": os.environ["PATH"]}
+    ran = subprocess.run(f"printf '%s\\n' {command}", shell=True, env=shell, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[:3] == ["specfrontier", "launch", "my sweep.yaml"]
+    assert "https://other" in ran.stdout, "the shell sets it"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hooks.example.org/secret", "ftp://example.org/secret", "http://", "file:///etc/secret",
+        "http://host:99999/secret", "http://host:port/secret", "http://[::1/secret", "https://user:secret@host/x",
+        "http://host/se cret", "http://host/s\u00e9cret",
+    ],
+)  # fmt: skip
 def test_what_is_no_webhook(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--notify"):
+    with pytest.raises(ValueError, match="--notify") as error:
         check_webhook(url)
+    assert "cret" not in str(error.value)
     assert "--notify" in error_of("launch", "quickstart", "--out", str(tmp_path), "--notify", url, code=2)
