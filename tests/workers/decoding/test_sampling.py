@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import Sampling
@@ -38,6 +40,21 @@ def test_the_largest_probs_are_those_of_the_whole_distribution(top_k: int, tempe
         assert tokens.sort(-1).values.diff(dim=-1).ne(0).all(), "distinct"
         torch.testing.assert_close(log_probs.exp(), probs.topk(count, dim=-1).values)
         torch.testing.assert_close(log_probs.exp(), probs.gather(-1, tokens))
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.9])
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+@pytest.mark.parametrize("top_k", [1, 50, 1000])
+def test_filters_keep_what_transformers_keeps(top_k: int, temperature: float, top_p: float) -> None:
+    """The order of the filters is the one of its `generate`, with which Emu3 and Lumina-mGPT are sampled."""
+    logits = 3 * torch.randn(8, 4096, generator=torch.Generator().manual_seed(top_k))
+    warpers: Any = LogitsProcessorList(
+        [TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k), TopPLogitsWarper(top_p)]
+    )
+    expected = warpers(torch.empty(8, 0, dtype=torch.int64), logits).softmax(-1)
+    probs = to_probs(logits, Sampling(temperature=temperature, top_k=top_k, top_p=top_p))
+    assert torch.equal(probs > 0, expected > 0)
+    torch.testing.assert_close(probs, expected, atol=1e-6, rtol=1e-5)
 
 
 ENTROPY = EntropyTemperature()

@@ -22,7 +22,7 @@ from workers.drafters.eagle3 import Eagle3Drafter
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
-from workers.models.families.janus import Janus
+from workers.models.families.janus import Janus, JanusPrompts
 from workers.models.hf_decoder import decoder_config
 from workers.models.target import Target
 from workers.training.drafters import new_eagle, new_eagle3
@@ -268,6 +268,21 @@ def test_rotations_and_layers_that_trees_cannot_do_are_refused() -> None:
         decoder_config(LlamaConfig(rope_parameters=rope), **sizes)
     with pytest.raises(ValueError, match="do not attend to all positions"):
         decoder_config(Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), **sizes)
+
+
+def test_prompts_are_the_official_chat_of_a_stripped_caption() -> None:
+    class Letters:
+        """A tokenizer of single characters, for which every space counts."""
+
+        def special_token(self, role: str) -> str:
+            return {"bos_token": "<", "boi_token": ">", "pad_token": "_"}[role]
+
+        def __call__(self, text: str) -> list[int]:
+            return list(text.encode())
+
+    tokenizer: Any = Letters()
+    prompts = JanusPrompts(torch.nn.Embedding(128, 4), 80, tokenizer).token_ids(["a cat", " a cat\n"])
+    assert prompts == [list(b"<<|User|>: a cat\n\n<|Assistant|>:>")] * 2
 
 
 def test_captions_that_do_not_fit_are_refused(target: Target) -> None:

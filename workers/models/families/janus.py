@@ -31,7 +31,7 @@ class JanusPrompts(TokenPrompts):
     def __init__(self, words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer) -> None:
         start = tokenizer.special_token("bos_token") + REQUEST
         end = ANSWER + tokenizer.special_token("boi_token")
-        super().__init__(words, prompt_len, lambda caption: tokenizer(start + caption + end))
+        super().__init__(words, prompt_len, lambda caption: tokenizer(start + caption.strip() + end))
         self._inner = tokenizer(tokenizer.special_token("pad_token"))[0]
 
     def null(self, prompt: Prompt) -> Prompt:
