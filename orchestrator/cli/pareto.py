@@ -221,13 +221,18 @@ def _write_files(
 
 
 def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
+    from orchestrator.results.compare import require_comparable
     from orchestrator.results.paper_tables import front_paper_table
 
     ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
     if ending in TABLES:
         return table_bytes(front.table(rows), ending)
-    first = next(iter(front.sweeps.values()))
-    return front_paper_table(front, rows, [first.metric(name) for name in output.column or ()]).write(ending)
+    sweeps, columns = list(front.sweeps.values()), output.column or ()
+    for name in columns:
+        for sweep in sweeps:
+            sweep.metric(name)
+        require_comparable([sweep.identity for sweep in sweeps], name)
+    return front_paper_table(front, rows, [sweeps[0].metric(name) for name in columns]).write(ending)
 
 
 def _generate_command(chosen: Trial, file: str) -> str:

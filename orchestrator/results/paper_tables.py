@@ -20,6 +20,7 @@ _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
+    **{sign: f"{{{sign}}}" for sign in "[*"},  # arguments of the line break before a row
     "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
 }  # fmt: skip
 
@@ -74,13 +75,13 @@ def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Met
     """A front's trials, with vanilla and what is recommended. Bold: the first objective of the best trial within the
     default bar, and of the best lossless one.
 
-    metrics: further columns. A trial without one has a dash there.
+    metrics: further columns, each once. A trial without one has a dash there.
     """
     choices = default_choices(front)
     best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
     shown = {trial.name for trial in (*rows, *best.values())}
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
-    bold, columns = {trial.name for trial in best.values()}, (*front.metrics, *metrics)
+    bold, columns = {trial.name for trial in best.values()}, tuple(dict.fromkeys((*front.metrics, *metrics)))
     lines = [
         [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
         for trial in front.candidates

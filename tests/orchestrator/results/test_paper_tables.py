@@ -64,6 +64,18 @@ def test_values_have_their_errors_and_further_metrics_their_columns(front: Front
         assert "latency [s/image] ↓" in row
 
 
+def test_a_column_that_is_an_objective_is_there_once(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    table = front_paper_table(front, front.members, [sweep.metric("fid"), sweep.metric("fid")])
+    assert len(set(table.head)) == len(table.head) == 4
+
+
+@pytest.mark.parametrize("label", ["[1] greedy", "*best"])
+def test_a_row_is_no_argument_of_the_line_break_before_it(label: str) -> None:
+    text = PaperTable("", ["setting", "fid"], [[Cell(label), Cell("1")]], 1).write(".tex").decode()
+    assert not re.search(r"(\\\\|rule)\s*[\[*]", text)
+
+
 def test_names_of_files_control_neither_latex_nor_markdown(tmp_path: Path) -> None:
     for record in write_sweep(tmp_path, trials=6)[:3]:
         write_trial(Storage(str(tmp_path)), replace(record, label=HOSTILE + str(record.number)))
