@@ -13,8 +13,9 @@ from orchestrator.results.text import clean
 from search_spaces.sweep_sections import BUILTIN
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
-_SCRIPT = '''"""Draws images with {title}."""
+_SCRIPT = '''"""Draws images with a setting."""
 
+# {title}
 import sys
 from pathlib import Path
 

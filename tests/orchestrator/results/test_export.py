@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from orchestrator.results.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING
+from orchestrator.results.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING, export_files
 from orchestrator.results.front import front_of
 from specfrontier import DecodingConfig, Sweep, load_engine
 from tests.fakes.command_line import error_of, specfrontier
@@ -63,6 +64,13 @@ def test_the_page_has_what_was_measured_and_the_card_its_drafter(sweep: Path, tm
 def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None:
     assert specfrontier("export", str(sweep), "--trial", "0", "--out", str(tmp_path / "out")).code == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+@pytest.mark.parametrize("label", ['"""; raise SystemExit(7); """', "\\N{x}", "\\", "x\nraise SystemExit(7)"])
+def test_a_label_is_no_code(label: str, sweep: Path) -> None:
+    trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
+    script = export_files(replace(trial, record=replace(trial.record, label=label)))[SCRIPT]
+    exec(compile(script, SCRIPT, "exec"), {"__name__": "draw", "__file__": SCRIPT})
 
 
 def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:
