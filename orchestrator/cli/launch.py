@@ -76,10 +76,6 @@ def launch(
     with ends_with(WRONG_USAGE):
         config, storage = _read_space(space, options.changes(), options.out)
         config, options = _with_earlier(config, storage, options)
-        if options.pull:
-            from orchestrator.cli.models import pull_models
-
-            pull_models(config, options.address)
         typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
         from orchestrator.views.notices import check_webhook
@@ -89,6 +85,10 @@ def launch(
         check_resources(options.slots, options.address, config.requested_metrics)
     _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
+    if options.pull:
+        from orchestrator.cli.models import pull_models
+
+        pull_models(config, options.address)
     uri, sampling = _preflight(config, storage, options)
     if options.check:
         typer.echo(describe_plan(replace(config, sampling=sampling), storage, options.taken))
@@ -385,7 +385,9 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
 
             with progress.recorded_end(record):
                 outcome = launch_sweep(config, storage, options, views, emit, cores=cores())
-        ending = "finished"
+        ending, problem = "finished", _problem(outcome)
+        if notices:
+            notices.problem = problem
     except KeyboardInterrupt:
         ending = "interrupted"
         raise
@@ -403,13 +405,19 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
             if notices:
                 notices.tell_early_failure(ending)
     typer.echo(_summary(storage, mlflow, outcome), err=as_json)
+    if problem is not None:
+        raise CommandError(problem, FAILED)
+
+
+def _problem(outcome: Outcome) -> str | None:
+    """Why a launch that ran to its end has failed nevertheless; None if it has not."""
     if only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
-        raise CommandError(f"all trials except vanilla failed; the first cause: {cause}", FAILED)
+        return f"all trials except vanilla failed; the first cause: {cause}"
     if outcome.lost:
         lost = counted(len(outcome.lost), "trial")
-        problem = f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
-        raise CommandError(problem, FAILED)
+        return f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
+    return None
 
 
 def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:

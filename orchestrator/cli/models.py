@@ -101,7 +101,7 @@ def pull(
 
 
 def pull_files(references: Mapping[str, str], address: str | None) -> None:
-    """Fetch the files of the Hub that an entry names, by key; prints where they are.
+    """Fetch the files of the Hub that an entry names, by key; says on standard error where they are.
 
     Raises:
         CommandError: one cannot be fetched, on any machine (1); no such cluster.
@@ -116,7 +116,7 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
 
         failed = dict[str, str]()
         for done in pull_on_nodes(address, sorted(set(references.values()))):
-            typer.echo(clean(f"{done.node}: {done.reference}: {done.problem or done.path}"), err=bool(done.problem))
+            typer.echo(clean(f"{done.node}: {done.reference}: {done.problem or done.path}"), err=True)
             failed |= {done.reference: done.problem} if done.problem else {}
         if failed:
             raise CommandError(f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED)
@@ -126,7 +126,7 @@ def _pull_here(references: Mapping[str, str]) -> None:
     from workers.loading.hub import HubFile
 
     for key, reference in references.items():
-        typer.echo(clean(f"{key}: {HubFile.parse(reference).pull()}"))
+        typer.echo(clean(f"{key}: {HubFile.parse(reference).pull()}"), err=True)
 
 
 def pull_models(config: Any, address: str | None) -> None:

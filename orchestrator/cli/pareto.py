@@ -208,13 +208,13 @@ def _write_files(
 ) -> dict[str, str]:
     """The files that were written, by option."""
     written = {}
+    if output.table is not None:
+        written["table"] = write_output(output.table, _table_file(front, rows, output))
     if output.plot is not None:
         from orchestrator.results.plots import front_plot
 
         picture = front_plot(front, ", ".join(front.sweeps), ending_of(output.plot, PLOTS), size)
         written["plot"] = write_output(output.plot, picture)
-    if output.table is not None:
-        written["table"] = write_output(output.table, _table_file(front, rows, output))
     if output.config is not None and chosen is not None:
         written["config"] = write_output(output.config, chosen.config_text.encode())
     return written

@@ -4,6 +4,7 @@ and a model card of its drafter.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def _requirements(trial: Trial) -> str:
     """What the sweep ran with; the local part of a version, such as +cpu, names a build that an index may lack."""
     versions = {name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()}
     pinned = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
+    pinned = [line for line in pinned if re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!]+", line)]  # no option of pip
     return "\n".join([f"# Python {versions.get('python', '')}".rstrip(), *pinned, ""])
 
 

@@ -165,7 +165,7 @@ class Front:
 
     def knee(self) -> Trial | None:
         """The front's knee (see `pareto.knee`); None if all of its trials are lossless, so that they trade nothing."""
-        if all(member.is_lossless for member in self.members) and not self.metrics[1].is_of_counts:
+        if all(member.is_lossless for member in self.members) and not any(m.is_of_counts for m in self.metrics[1:]):
             return None
         found = knee(values_of([member.record for member in self.members], self.metrics), directions(self.metrics))
         return None if found is None else replace(self.members[found], choice=KNEE)

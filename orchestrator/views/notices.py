@@ -36,6 +36,7 @@ class Notices(View[Sweep]):
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
         self._lost: str | None = None  # not told yet
         self._cause = ""
+        self.problem: str | None = None  # with which a launch that ran to its end has failed
         self._is_followed = False  # as a view
 
     def hear(self, event: Mapping[str, Any]) -> None:
@@ -53,7 +54,8 @@ class Notices(View[Sweep]):
 
     def end(self, source: Sweep, how: Ending) -> None:
         reached = plateau_notes(source) if how == "finished" else []
-        self._post(how, self._cause or " ".join(reached), self._results(source))
+        cause = self.problem or self._cause or " ".join(reached)
+        self._post("failed" if self.problem else how, cause, self._results(source))
 
     def tell_early_failure(self, how: Ending) -> None:
         """Tell that a launch has failed before its views began, if the webhook responds. An interrupt is no failure."""

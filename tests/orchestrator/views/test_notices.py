@@ -105,6 +105,15 @@ def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
     assert failed["resume"] == "specfrontier launch it --resume"
 
 
+def test_a_launch_that_ran_to_its_end_and_failed_is_told_as_failed(webhook: Webhook, tmp_path: Path) -> None:
+    views, notices = followed(tmp_path, webhook)
+    notices.problem = "all trials except vanilla failed"
+    assert views.end("finished") == []
+    (told,) = webhook.got
+    assert (told["state"], told["cause"]) == ("failed", notices.problem)
+    assert "resume" not in told or told["resume"]
+
+
 @pytest.mark.parametrize(("status", "delay_s"), [(500, 0.0), (200, 60.0)])
 def test_a_webhook_that_fails_or_hangs_is_named_without_its_path(
     status: int, delay_s: float, webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
