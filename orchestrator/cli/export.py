@@ -8,7 +8,7 @@ import typer
 
 from orchestrator import options as o
 from orchestrator.cli import query_options as q
-from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.outputs import output_folder
 from orchestrator.results.text import clean
 
@@ -37,7 +37,11 @@ def export(
 
     if not wanted.is_given():
         raise CommandError("add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE)
+    if "://" in out:
+        raise CommandError("--out: give a folder of this machine", WRONG_USAGE)
     trial = wanted.select(query.front(prices.open([sweep])))
+    if not trial.metrics:
+        raise CommandError(f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}", FAILED)
     folder, files = Path(out), export_files(trial)
     if taken := [name for name in files if (folder / name).exists()]:
         raise CommandError(f"{out}: {taken[0]} exists; give another --out", WRONG_USAGE)

@@ -101,7 +101,8 @@ def pull(
 
 
 def pull_files(references: Mapping[str, str], address: str | None) -> None:
-    """Fetch the files of the Hub that an entry names, by key; says on standard error where they are.
+    """Fetch the files of the Hub that an entry names, by key; says on standard error where they are. A Ray client,
+    whose machine is no node, fetches them for itself, too.
 
     Raises:
         CommandError: one cannot be fetched, on any machine (1); no such cluster.
@@ -109,8 +110,11 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
     from orchestrator.run.tasks import PoolError
 
     with ends_with(FAILED, PoolError), ends_with(FAILED):
-        if address is None:
+        from orchestrator.run.cluster import resolve_address
+
+        if address is None or resolve_address(address).is_client:
             _pull_here(references)
+        if address is None:
             return
         from orchestrator.run.pull import pull_on_nodes
 

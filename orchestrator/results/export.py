@@ -12,6 +12,7 @@ from orchestrator.results.front_trial import Trial
 from orchestrator.results.published_code import published_code
 from orchestrator.results.text import clean
 from search_spaces.sweep_sections import BUILTIN
+from workers.loading.hub import SCHEME
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
 _SCRIPT = '''"""Draws images with a setting."""
@@ -114,7 +115,12 @@ def _card(trial: Trial) -> str:
     identity, kind = trial.sweep.identity, trial.config.drafter.kind
     key = f"drafters.{kind}"
     file = identity.files.get(key, "")
-    facts = {"drafter": kind, "target": identity.target, "file": file, "sha256, 16 digits": identity.models.get(key)}
+    facts = {
+        "drafter": kind,
+        "target": identity.target,
+        "file": _public(file),
+        "sha256, 16 digits": identity.models.get(key),
+    }
     head = "---\ntags:\n- speculative-decoding\n- text-to-image\n- " + kind + "\n---"
     rows = [f"| {name} | {value} |" for name, value in (facts | _training(file)).items() if value]
     table = "\n".join(["| | |", "|---|---|", *rows])
@@ -131,6 +137,11 @@ def _card(trial: Trial) -> str:
         )
         + "\n"
     )
+
+
+def _public(file: str) -> str:
+    """A file's reference on the Hub, or its name: a card is read elsewhere."""
+    return file if file.startswith(SCHEME) else Path(file).name
 
 
 def _training(file: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Pulled:
 
 
 def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
-    """Fetch the files on all nodes at once, on each of them one after the other; yields each when it is done.
+    """Fetch all files on all nodes at once; yields each when it is done.
 
     Raises:
         PoolError, ValueError: no cluster at the address.
@@ -41,7 +41,7 @@ def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
             try:
                 path, problem = ray.get(done)
             except ray.exceptions.RayError as error:
-                path, problem = "", f"the node was lost ({type(error).__name__})"
+                path, problem = "", f"the node was lost, or cannot import this project ({type(error).__name__})"
             yield Pulled(node, reference, path, problem)
 
 
@@ -58,5 +58,5 @@ def _pull(reference: str) -> tuple[str, str]:
 
     try:
         return str(HubFile.parse(reference).pull()), ""
-    except ValueError as error:
-        return "", str(error)
+    except Exception as error:  # whatever it is, it names the reference on the node
+        return "", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from orchestrator.results.choices import choices_mapping, default_choices, default_limit
 from orchestrator.results.front import front_of
 from orchestrator.results.plateau import plateau_notes
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import counted, without_credentials
+from orchestrator.results.text import counted, redact_values, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage
@@ -60,7 +61,7 @@ class Notices(View[Sweep]):
     def tell_early_failure(self, how: Ending) -> None:
         """Tell that a launch has failed before its views began, if the webhook responds. An interrupt is no failure."""
         if how == "failed" and not self._is_followed:
-            with suppress(OSError):
+            with suppress(OSError, HTTPException):
                 self._post(how, self._cause, {})
 
     def explain(self, error: Exception) -> str:
@@ -76,8 +77,9 @@ class Notices(View[Sweep]):
         text += f" ({counted(results['trials'][COMPLETE], 'complete trial')}{failed})" if results else ""
         facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
         facts |= {} if state == "finished" else {"resume": self._resume}
-        request = Request(self._url, json.dumps(facts).encode(), {"Content-Type": "application/json"}, method="POST")
-        urlopen(request, timeout=_TIMEOUT_S).close()
+        data = json.dumps(redact_values(facts)).encode()
+        request = Request(self._url, data, {"Content-Type": "application/json"}, method="POST")
+        build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S).close()
 
     def _results(self, sweep: Sweep) -> dict[str, Any]:
         states = [record.state for record in sweep.records]
@@ -88,6 +90,13 @@ class Notices(View[Sweep]):
             "objectives": [metric.name for metric in front.metrics],
             "recommended": choices_mapping(default_choices(front), [limit] if limit else []),
         }
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """A redirect is an error: followed, a POST would become a GET without its data."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 def check_webhook(url: str) -> str:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.cli.models import pull_files
 from orchestrator.results.store import IDENTITY
-from orchestrator.run.pull import pull_on_nodes
+from orchestrator.run.pull import Pulled, _pull, pull_on_nodes
 from orchestrator.run.ray_internals import without_services
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.hub import HubServer, hub_server
 from tests.fakes.local_pool import local_launches
 from tests.fakes.real_sweeps import SWEEP, SweepRun, ray_folder
 from tests.fakes.tiny_models import tiny_scenes
+from workers.loading.hub import HubFile
 
 pytestmark = pytest.mark.slow(seconds=40)
 TEXT = SWEEP.replace("name: small", "name: hubs")
@@ -58,6 +60,10 @@ def test_a_sweep_of_models_that_are_on_the_hub(hub: HubServer, tmp_path: Path) -
         assert specfrontier(*arguments, "--resume").code == 0
     assert len(hub.fetched) == fetched
 
+    hub.commit("lab/scenes", dict(hub.repos["lab/scenes"][commit]) | {"config.json": b"{}"})
+    assert "--resume" in error_of(*arguments, "--pull", code=2)
+    assert len(hub.fetched) == fetched, "what is refused downloads nothing"
+
     newer = dict(hub.repos["lab/scenes"][commit])
     name = next(name for name in newer if name.startswith("eagle"))
     hub.commit("lab/scenes", newer | {name: changed(newer[name])})
@@ -65,6 +71,29 @@ def test_a_sweep_of_models_that_are_on_the_hub(hub: HubServer, tmp_path: Path) -
     with local_launches():
         moved = error_of(*arguments, "--resume", code=2)
     assert f"@{commit}" in moved, "the revision to go back to"
+
+
+def test_a_ray_client_has_the_files_too(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[str]()
+
+    def ask(address: str, references: Sequence[str]) -> Iterator[Pulled]:
+        asked.append(address)
+        return iter(())
+
+    monkeypatch.setattr("orchestrator.run.pull.pull_on_nodes", ask)
+    pull_files({"folder": "hf://lab/scenes"}, "127.0.0.1:6379")
+    assert HubFile("lab/scenes").cached() is None, "this machine is a node, which fetches its own"
+    pull_files({"folder": "hf://lab/scenes"}, "ray://127.0.0.1:10001")
+    assert HubFile("lab/scenes").cached() is not None
+    assert len(asked) == 2
+
+
+def test_a_failure_on_a_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: HubFile) -> Path:
+        raise RuntimeError("no space")
+
+    monkeypatch.setattr(HubFile, "pull", broken)
+    assert _pull("hf://lab/scenes") == ("", "RuntimeError: no space")
 
 
 def changed(weights: bytes) -> bytes:

@@ -42,7 +42,9 @@ class HubFile:
             ValueError: not of the form hf://ORG/REPO[/FILE][@REVISION].
         """
         found = _REFERENCE.fullmatch(text)
-        if found is None or ".." in text.split("/"):
+        groups = ("", "", "") if found is None else found.group("repo", "file", "revision")
+        steps = [step for path in groups[1:] if path for step in path.split("/")]
+        if found is None or {"", ".", ".."}.intersection(steps) or re.search(r"--|\.\.", found["repo"]):
             raise ValueError(f"{text}: must be hf://ORG/REPO, hf://ORG/REPO/FILE or either with @REVISION")
         return cls(found["repo"], found["file"] or "", found["revision"] or "")
 

@@ -77,6 +77,8 @@ def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     assert "--trial" in error_of("export", str(sweep), "--out", out, code=2)
     error_of("export", str(sweep), "--trial", "999", "--out", out, code=1)
+    error_of("export", str(sweep), "--trial", "7", "--out", out, code=1)  # it failed
+    error_of("export", str(sweep), "--trial", "0", "--out", "s3://bucket/out", code=2)
     assert not Path(out).exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / PAGE).write_text("mine")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
@@ -50,6 +52,7 @@ def webhook() -> Iterator[Webhook]:
             time.sleep(hook.delay_s)
             hook.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(hook.status)
+            self.send_header("Location", hook.url)
             self.end_headers()
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -58,6 +61,11 @@ def webhook() -> Iterator[Webhook]:
     yield hook
     server.shutdown()
     server.server_close()
+
+
+def write_and_open(folder: Path) -> Sweep:
+    write_sweep(folder, trials=12)
+    return Sweep.open(folder)
 
 
 def followed(folder: Path, hook: Webhook) -> tuple[Views, Notices]:
@@ -168,6 +176,37 @@ def test_a_stop_by_plateau_is_named(webhook: Webhook, tmp_path: Path, monkeypatc
     views, _ = followed(tmp_path, webhook)
     views.end("finished")
     assert webhook.got[0]["cause"] == "no longer moves"
+
+
+def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: Path) -> None:
+    webhook.status = 302
+    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    with pytest.raises(HTTPError) as caught:
+        notices.end(write_and_open(tmp_path), "finished")
+    assert notices.explain(caught.value) == "HTTP 302"
+    assert len(webhook.got) == 1
+
+
+def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
+    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    notices.hear({"event": "end", "state": "failed", "cause": "no database at postgresql://me:secret@host/x"})
+    notices.tell_early_failure("failed")
+    assert "secret" not in json.dumps(webhook.got)
+    assert "postgresql" in webhook.got[0]["text"]
+
+
+def test_a_server_that_speaks_no_http_does_not_hide_the_failure(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer_in_another_protocol, args=(server,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
+        Notices(url, "synthetic", Storage(str(tmp_path)), "").tell_early_failure("failed")
+
+
+def answer_in_another_protocol(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(b"220 mail.example.org ESMTP\r\n")
 
 
 @pytest.mark.parametrize("form", [["--notify", "{}"], ["--notify={}"]])

@@ -46,7 +46,21 @@ def test_references(text: str, parts: tuple[str, str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["hf://org", "hf:/org/repo", "hf://org/repo@", "hf://org/repo/../x", "hf:// a/b", "hf://"]
+    "text",
+    [
+        "hf://org",
+        "hf:/org/repo",
+        "hf://org/repo@",
+        "hf://org/repo/../x",
+        "hf:// a/b",
+        "hf://",
+        "hf://org/repo@..",
+        "hf://org/repo//etc/hosts",
+        "hf://org/repo/a//b",
+        "hf://org/repo/./a",
+        "hf://org/re--po",
+        "hf://org/re..po",
+    ],
 )
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(ValueError, match="hf://ORG/REPO"):
