@@ -12,7 +12,6 @@ from orchestrator.results.front_trial import Trial
 from orchestrator.results.published_code import published_code
 from orchestrator.results.text import clean
 from search_spaces.sweep_sections import BUILTIN
-from workers.loading.hub import SCHEME
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
 _SCRIPT = '''"""Draws images with a setting."""
@@ -141,7 +140,7 @@ def _card(trial: Trial) -> str:
 
 def _public(file: str) -> str:
     """A file's reference on the Hub, or its name: a card is read elsewhere."""
-    return file if file.startswith(SCHEME) else Path(file).name
+    return file if file.startswith("hf://") else Path(file).name
 
 
 def _training(file: str) -> dict[str, Any]:
