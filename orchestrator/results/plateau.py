@@ -38,12 +38,11 @@ class Plateau:
     objectives: Sequence[Metric]
 
     @classmethod
-    def of(cls, sweep: Mapping[str, Any], objectives: Sequence[Metric]) -> Self | None:
-        """That of a resolved sweep in plain data; None if it has none."""
-        budget = sweep.get("budget") or {}
+    def of(cls, budget: Mapping[str, Any], enqueued: int, objectives: Sequence[Metric]) -> Self | None:
+        """That of a resolved budget in plain data; None if it has none. enqueued: number of configs that run first."""
         if budget.get("plateau") is None:
             return None
-        return cls(budget["plateau"], budget["patience"], len(sweep.get("enqueue") or ()), objectives)
+        return cls(budget["plateau"], budget["patience"], enqueued, objectives)
 
     def added(self, records: Sequence[TrialRecord]) -> float | None:
         """The expected share of the hypervolume that the last `patience` trials added; failed ones are not counted.
@@ -73,7 +72,7 @@ class Plateau:
 def plateau_notes(sweep: Sweep) -> list[str]:
     """A sentence on a sweep that ended because its front no longer moves."""
     plain = read_sweep_yaml(sweep.storage)
-    plateau = Plateau.of(plain, sweep.identity.objectives)
+    plateau = Plateau.of(plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives)
     if plateau is None or len(sweep.records) >= plain["budget"]["trials"]:
         return []
     records = read_trials(sweep.storage)  # with the speeds that the search was told

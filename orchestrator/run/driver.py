@@ -43,7 +43,7 @@ class Driver:
         self.storage, self.trials, self.search, self.check, self.update = storage, trials, search, check, update
         self.sweep, self.racing = trials.plan.sweep, trials.racing
         self._records: list[TrialRecord] = []  # of all trials that were told
-        plateau = Plateau.of(self.sweep.to_mapping(), self.racing.objectives)
+        plateau = Plateau.of(self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives)
         self._limits = Limits(
             self.sweep.budget,
             search.is_exhausted,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import pty
@@ -76,15 +77,15 @@ def test_an_interrupt_is_no_error(folder: Path) -> None:
 def test_a_terminal_is_updated_in_place(folder: Path) -> None:
     """The last status stays as it is without --watch."""
     master, slave = pty.openpty()
-    shown = ""
+    shown, text = "", codecs.getincrementaldecoder("utf-8")()  # a part may end inside a letter
     with driver_lock(Storage(folder)), watching(folder, slave) as process:
         os.close(slave)
         while shown.count("launch ") < 3:
-            shown += os.read(master, 65536).decode()
+            shown += text.decode(os.read(master, 65536))
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # the terminal of a process that has ended
             while part := os.read(master, 65536):
-                shown += part.decode()
+                shown += text.decode(part)
         assert process.wait() == INTERRUPTED
     os.close(master)
     assert "\x1b[1A" in shown
