@@ -240,7 +240,7 @@ class Budget(Params):
         if self.plateau is not None:
             object.__setattr__(self, "patience", self.patience or _PATIENCE)
         elif self.patience is not None:
-            raise ConfigError(("patience",), "goes with `plateau`, which is missing; give both, or neither")
+            raise ConfigError(("patience",), "goes with `plateau`, which is missing; give it, too, or leave this out")
 
 
 def read_metric(value: object) -> tuple[str, dict[str, Any] | None]:

@@ -135,7 +135,7 @@ class Sweep(results.Sweep):
         """Plot the front with error bars on matplotlib axes (by default on a new figure); returns them.
 
         Fonts, colours and sizes are those of matplotlib's style, where it sets any. Narrow axes have trial numbers in
-        the place of names.
+        the place of names. A figure of your own needs layout="constrained" for the legend and the labels.
         """
         from matplotlib import pyplot
 

@@ -138,7 +138,8 @@ def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions)
     except NoSweepError as error:
         raise NoSweepError(f"--from {error}") from error
     if taken is None:
-        raise ValueError("--from: this sweep exists, and took over nothing; start another with --name NAME")
+        problem = f"--from: {config.name} exists in {storage.display_name}, and took over nothing"
+        raise ValueError(f"{problem}; start another with --name NAME, or another `name` in its file")
     if has_started and places.keys() - {source.store for source in taken.sources}:
         started = ", ".join(source.store for source in taken.sources)
         raise ValueError(f"--from: this sweep took over {started} when it started; leave the option out")

@@ -14,6 +14,7 @@ from orchestrator.results.text import clean
 from search_spaces.sweep_sections import BUILTIN
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
+_PROJECT = "specfrontier"
 _SCRIPT = '''"""Draws images with a setting."""
 
 # {title}
@@ -29,10 +30,13 @@ BATCH = {batch}  # images at once; its speed was measured at this size
 
 def main() -> None:
     captions = sys.argv[1:]
-    if not captions:
+    if not captions or captions[0].startswith("-"):
         sys.exit("usage: python draw.py CAPTION...")
-    engine = load_engine(HERE / "{setting}", MODELS, batch=BATCH)
-    for number, drawn in enumerate(engine.draw(captions)):
+    try:
+        images = load_engine(HERE / "{setting}", MODELS, batch=BATCH).draw(captions)
+    except (ValueError, OSError) as error:  # a caption that the model cannot read, or weights that are not there
+        sys.exit(f"error: {{error}}")
+    for number, drawn in enumerate(images):
         drawn.image.save(f"{{number:04d}}.png")
         print(f"{{number:04d}}.png: {{drawn!r}}")
 
@@ -58,9 +62,11 @@ def _models(trial: Trial) -> str:
 
 
 def _requirements(trial: Trial) -> str:
-    """What the sweep ran with; the local part of a version, such as +cpu, names a build that an index may lack."""
+    """What the sweep ran with, beside this project, which the page names. The local part of a version, such as +cpu,
+    names a build that an index may lack.
+    """
     versions = {name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()}
-    pinned = [f"{name}=={version}" for name, version in versions.items() if name != "python"]
+    pinned = [f"{name}=={version}" for name, version in versions.items() if name not in ("python", _PROJECT)]
     pinned = [line for line in pinned if re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!]+", line)]  # no option of pip
     return "\n".join([f"# Python {versions.get('python', '')}".rstrip(), *pinned, ""])
 
@@ -73,6 +79,7 @@ def _page(trial: Trial) -> str:
         f"Trial {trial.number} of the sweep {clean(identity.name)} of {identity.target}. The setting {lossless}.",
         _measured(trial),
         "## Draw images",
+        f"Install {_PROJECT} {identity.versions.get(_PROJECT, '')} from its repository or a wheel of it; then:",
         f'```sh\npip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"\n```',
         f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the setting, too."
         + "".join(f" It needs the plugin `{module}`." for module in trial.config.plugins),

@@ -88,7 +88,8 @@ def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Met
         if trial.name in shown
     ]
     head = ["trial", "setting", *(_heading(metric) for metric in columns)]
-    return PaperTable(_caption(front, best.values()), head, lines, 2)
+    off = [trial.name for trial in front.candidates if trial.name in shown and not trial.on_front]
+    return PaperTable(_caption(front, best.values(), off), head, lines, 2)
 
 
 def replication_table(found: Replication) -> PaperTable:
@@ -111,12 +112,13 @@ def replication_table(found: Replication) -> PaperTable:
     return PaperTable(caption, head, rows, 1)
 
 
-def _caption(front: Front, bold: Iterable[Trial]) -> str:
+def _caption(front: Front, bold: Iterable[Trial], off: Sequence[str]) -> str:
     of = [f"{name} ({len(sweep.records)} trials)" for name, sweep in front.sweeps.items()]
     machines = dict.fromkeys(str(sweep.machine) for sweep in front.sweeps.values() if sweep.machine)
     sentences = [f"The front of {' and '.join(of)}", "Values are followed by one standard error"]
     sentences += [f"Speeds on {' and '.join(machines)}"] if machines else []
     sentences += [f"Bold: {' and '.join(trial.choice for trial in bold)}"] if bold else []
+    sentences += [f"Not on the front: {', '.join(off)}"] if off else []
     text = "".join(f"{sentence}. " for sentence in sentences).strip()
     return text.replace("<=", "≤").replace(">=", "≥").replace(" * ", " × ")
 

@@ -224,7 +224,7 @@ class Earlier:
         lines = []
         for source in self.sources:
             records = source.records if facts is None else source.results(sweep, facts)
-            told = counted(len(records), "trial")
+            told = counted(len(records), "trial") if records else "no trial besides those that run again"
             if facts is not None and (changes := source.incomparable(sweep, facts)):
                 told = f"no trial, because {describe_differences(changes)}"
             images = f"up to {counted(source.images, 'image')} of {counted(len(source.shards), 'setting')}"

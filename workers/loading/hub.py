@@ -17,7 +17,9 @@ from workers.models.checkpoint_files import WeightsError
 SCHEME: Final = "hf://"
 FIX: Final = "`specfrontier models pull` fetches what an entry needs"
 _NAME = r"[A-Za-z0-9][\w.-]*"
-_REFERENCE = re.compile(rf"hf://(?P<repo>{_NAME}/{_NAME})(?:/(?P<file>[^@]*[^@/]))?/?(?:@(?P<revision>[^\s@]+))?")
+_REFERENCE = re.compile(
+    rf"hf://(?P<repo>{_NAME}/{_NAME})(?:/(?P<file>[^@]*[^@/]))?/?(?:@(?P<revision>refs/[^\s@]+|[^\s@/]+))?"
+)
 _CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$")
 _UNREAD = ["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.gguf", "*.tflite", "*.mlmodel*", "onnx/*", "openvino/*", "*.md"]
 _PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a whole repository: read only if it has no safetensors
@@ -45,7 +47,7 @@ class HubFile:
         groups = ("", "", "") if found is None else found.group("repo", "file", "revision")
         steps = [step for path in groups[1:] if path for step in path.split("/")]
         if found is None or {"", ".", ".."}.intersection(steps) or re.search(r"--|\.\.", found["repo"]):
-            raise ValueError(f"{text}: must be hf://ORG/REPO, hf://ORG/REPO/FILE or either with @REVISION")
+            raise ValueError(f"{text}: must be hf://ORG/REPO or hf://ORG/REPO/FILE; @REVISION may stand at the end")
         return cls(found["repo"], found["file"] or "", found["revision"] or "")
 
     def __str__(self) -> str:

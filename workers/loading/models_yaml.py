@@ -19,6 +19,7 @@ Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.scenes import BUILTIN, Scenes
 
 BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
+_UNFETCHED = hub.SCHEME.rstrip("/")  # how a path below a reference that was not fetched begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,15 @@ class Entry:
         nets = {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
         place = f"{self.where}: {self.name}: " if self.where else ""
         own = (*self.family.paths.values(), *self.drafters.values(), *nets.values())
-        if absent := [path for path in own if path is not None and path.startswith(hub.SCHEME)]:
-            raise WeightsError(f"{place}not in the cache of the Hugging Face Hub: {', '.join(absent)}; {hub.FIX}")
-        missing = [f"{key} ({path})" for key, path in (self.files | nets).items() if not Path(path).exists()]
+        absent = [path for path in own if path is not None and path.startswith(hub.SCHEME)]
+        paths = {key: path for key, path in (self.files | nets).items() if not path.startswith(_UNFETCHED)}
+        missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
+        problems = [f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {hub.FIX}"] if absent else []
         if missing:
             fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
-            raise WeightsError(f"{place}no such file or folder: {', '.join(missing)}; {fix}")
+            problems.append(f"no such file or folder: {', '.join(missing)}; {fix}")
+        if problems:
+            raise WeightsError(place + "; ".join(problems))
 
     @property
     def hashes(self) -> dict[str, str]:
@@ -287,6 +292,9 @@ def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
                 found[key] = hub.local_path(path)
             except ValueError as error:
                 raise ConfigError((key,), str(error)) from error
+        elif re.match(r"[A-Za-z][\w+.-]+:/", path):
+            problem = f"{path}: is no path; give one, or a file of the Hub as hf://ORG/REPO/FILE"
+            raise ConfigError((key,), problem)
         else:
             found[key] = str((base / Path(path).expanduser()).absolute())
     return found

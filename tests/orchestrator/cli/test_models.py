@@ -57,7 +57,10 @@ def test_pull_fetches_what_an_entry_names(hub: HubServer, tmp_path: Path) -> Non
     assert f"transformer: {entry.files['transformer']}\n" in pulled.err
     assert "hf://" in error_of("models", "pull", f"{file}#b", code=2)
     assert "lab/gone" in pull_of(file, "hf://lab/gone/w.pt")
-    assert "transformer" in pull_of(file, "hf://lab", code=2)
+    for wrong in ("hf://lab", "https://huggingface.co/lab/net/w.pt", "HF://lab/net/w.pt", "hf:/lab/net/w.pt"):
+        refused = pull_of(file, wrong, code=2)
+        assert "transformer" in refused, wrong
+        assert "hf://ORG/REPO/FILE" in refused
 
 
 def pull_of(file: Path, reference: str, code: int = 1) -> str:
@@ -67,8 +70,7 @@ def pull_of(file: Path, reference: str, code: int = 1) -> str:
 
 def test_a_file_that_was_not_fetched_is_named_with_the_fix(hub: HubServer, tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
-    (tmp_path / "vq.pt").write_bytes(b"vq")
-    file.write_text("a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq.pt, image_size: 256, size: XL}\n")
+    file.write_text("a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq2.pt, image_size: 256, size: XL}\n")
     for command in (
         ["generate", "a ring", "--models", str(file)],
         ["launch", "joint", "--models", str(file), "--check"],
@@ -76,6 +78,7 @@ def test_a_file_that_was_not_fetched_is_named_with_the_fix(hub: HubServer, tmp_p
         error = specfrontier(*command).err
         assert "hf://lab/net/w.pt" in error, command
         assert "models pull" in error
+        assert "vq2.pt" in error, "all that is missing is named at once"
     doctor = specfrontier("doctor", "--models", str(file), "--json")
     assert doctor.code == 1
     assert any("hf://lab/net/w.pt" in problem for problem in doctor.json["problems"])

@@ -37,14 +37,21 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert {path.name for path in out.iterdir()} == FILES | ({CARD} if trial.config.drafter.has_weights else set())
     assert DecodingConfig.from_mapping(yaml.safe_load((out / SETTING).read_text())) == trial.config
-    assert "torch==2.13.0\n" in (out / REQUIREMENTS).read_text()
+    assert (out / REQUIREMENTS).read_text() == "# Python 3.11.7\ntorch==2.13.0\n", "an index need not have this project"
+    assert "specfrontier 0.1.0" in (out / PAGE).read_text()
     assert f"BATCH = {trial.batch} " in (out / SCRIPT).read_text(), "the speed is of this batch size"
     drawn = tmp_path / "drawn"
     drawn.mkdir()
     subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
     expected = load_engine(trial).draw(CAPTION)[0].image
     assert np.array_equal(np.array(Image.open(drawn / "0000.png")), np.array(expected))
-    assert len((out / SCRIPT).read_text().splitlines()) <= 30
+    assert len((out / SCRIPT).read_text().splitlines()) <= 35
+    for words in ([], ["--help"], ["an unknown word"]):
+        command = [sys.executable, str(out / SCRIPT), *words]
+        ran = subprocess.run(command, cwd=drawn, capture_output=True, text=True, check=False)
+        assert ran.returncode == 1
+        assert "Traceback" not in ran.stderr
+        assert ran.stderr.startswith("error: caption" if words == ["an unknown word"] else "usage: ")
 
 
 def test_the_page_has_what_was_measured_and_the_card_its_drafter(sweep: Path, tmp_path: Path) -> None:
@@ -70,7 +77,9 @@ def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None
 def test_a_label_is_no_code(label: str, sweep: Path) -> None:
     trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
     script = export_files(replace(trial, record=replace(trial.record, label=label)))[SCRIPT]
-    exec(compile(script, SCRIPT, "exec"), {"__name__": "draw", "__file__": SCRIPT})
+    names: dict[str, object] = {"__name__": "draw", "__file__": SCRIPT}
+    exec(compile(script, SCRIPT, "exec"), names)
+    assert names["BATCH"] == trial.batch
 
 
 def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> N
     bold = {(name, head) for name, row in rows.items() for head, cell in row.items() if cell.bold}
     assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}
     assert "1.2 × vanilla" in front_paper_table(front, front.members).caption
+    off = {trial.name for trial in front.candidates if not trial.on_front}
+    named = front_paper_table(front, front.candidates).caption.partition("Not on the front: ")[2].rstrip(".")
+    assert set(named.split(", ")) == off != set()
 
 
 def test_values_have_their_errors_and_further_metrics_their_columns(front: Front) -> None:

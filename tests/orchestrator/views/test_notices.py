@@ -197,15 +197,18 @@ def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
 
 def test_a_server_that_speaks_no_http_does_not_hide_the_failure(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=answer_in_another_protocol, args=(server,), daemon=True).start()
+        asked = threading.Event()
+        threading.Thread(target=answer_in_another_protocol, args=(server, asked), daemon=True).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
         Notices(url, "synthetic", Storage(str(tmp_path)), "").tell_early_failure("failed")
+        assert asked.wait(10), "it was told, and what it answered is no error of the launch"
 
 
-def answer_in_another_protocol(server: socket.socket) -> None:
+def answer_in_another_protocol(server: socket.socket, asked: threading.Event) -> None:
     connection, _ = server.accept()
     with connection:
-        connection.recv(1 << 16)
+        if connection.recv(1 << 16):
+            asked.set()
         connection.sendall(b"220 mail.example.org ESMTP\r\n")
 
 

@@ -50,6 +50,7 @@ def test_references(text: str, parts: tuple[str, str, str]) -> None:
     [
         "hf://org",
         "hf:/org/repo",
+        "hf://org/repo@main/w.pt",
         "hf://org/repo@",
         "hf://org/repo/../x",
         "hf:// a/b",
