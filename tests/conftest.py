@@ -80,6 +80,13 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for path in (*order, *reversed(long)) for item in files[path]]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Commands under test set the threads of this process, by `--threads` or a sweep's own: the next test has one."""
+    yield
+    use_threads(1)
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of all test processes."""
