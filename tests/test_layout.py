@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 790,
     "orchestrator.replay": 822,
     "orchestrator.report": 1381,
-    "orchestrator.results": 5461,
+    "orchestrator.results": 5611,
     "orchestrator.run": 4915,
     "orchestrator.views": 2175,
     "search_spaces": 4594,

@@ -13,6 +13,7 @@ from orchestrator.results.choices import BEST, DEFAULT_FACTORS, LOSSLESS, defaul
 from orchestrator.results.front import Front
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.names import VANILLA, family
+from orchestrator.results.number_places import mark_radius, place_numbers
 from orchestrator.results.text import clean
 from workers.metrics.definition import Metric
 
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
     from orchestrator.results.pareto import Floats
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#a86f00", "#2b86c0", "#8c6d1f", "#7b4fa3")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#6b3a10", "#55178a", "#5a5a5a", "#916b38")
 _INK, _SOFT, _LEADER, _ACCENT = "#1f2328", "#5b636d", "#c3c6ca", "#1f6f78"
 _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
-_MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "H", _BAR, "P", "*")
+_MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "X", _BAR, "P", "*")
 _RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
     BEST: {"s": 250, "edgecolors": _ACCENT, "linewidths": 1.8},
     KNEE: {"s": 150, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
@@ -33,14 +34,18 @@ _RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
 _MAX_NAMES = 12
 _MAX_PALE_BARS = 100  # trials; with more, only the front has error bars
 _MAX_LINE = 24  # characters of a name
-_LEGEND_COLUMN_PT, _LEGEND_BELOW_PT, _LEGEND_SIZE = 105, 38, 8.0
+_MAX_LEGEND_COLUMNS, _LEGEND_BELOW_PT, _LEGEND_SIZE = 6, 38, 8.0
 FIGURE_SIZE = (7.6, 5.6)
 _DPI, _TRUETYPE = 120, 42
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
 _NAME_LINE, _NAME_GAP = 1.32, 3.0  # lines of names in the margin, in heights of letters; gaps between, in 1/72 inch
-_SMALL = 4.2  # inches; narrower axes have trial numbers beside their points in the place of names, and small letters
-_SMALL_TICKS, _SMALL_LABELS, _SMALL_LEGEND, _SMALL_LEGEND_COLUMN_PT, _SMALL_AREAS = 7.0, 8.0, 6.5, 74, 0.45
+_SMALL = (4.2, 2.4)  # inches; narrower or lower axes have numbers beside points in the place of names, small letters
+_NEAR = 1.3  # heights of letters between the edge of a mark and the middle of a number that needs no line to it
+_MAX_NUMBERS = 40  # trials; with more, those off the front without a label have no numbers
+_DIGITS = 0.75  # height of digits, in heights of a line of text
+_LINE_STEP = 2.0  # between the points by which numbers are kept off a line, in 1/72 inch
+_SMALL_TICKS, _SMALL_LABELS, _SMALL_LEGEND, _SMALL_AREAS = 7.0, 8.0, 6.5, 0.45
 _NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
@@ -137,22 +142,26 @@ def _colour(look: Look) -> str:
     return str(colours[int(look.colour[1:]) % len(colours)]) if colours else look.rgb
 
 
-def _inches(plot: Axes) -> float:
-    """The width of the axes."""
+def _inches(plot: Axes) -> tuple[float, float]:
+    """The width and height of the axes."""
     figure: Any = plot.get_figure(root=True)
-    return float(plot.bbox.width / figure.dpi)
+    return plot.bbox.width / figure.dpi, plot.bbox.height / figure.dpi
+
+
+def _is_small(plot: Axes) -> bool:
+    return any(side < limit for side, limit in zip(_inches(plot), _SMALL, strict=True))
 
 
 def _areas(plot: Axes) -> float:
     """The factor of all areas of markers."""
-    return _SMALL_AREAS if _inches(plot) < _SMALL else 1.0
+    return _SMALL_AREAS if _is_small(plot) else 1.0
 
 
 def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
     from matplotlib.font_manager import FontProperties
     from matplotlib.transforms import ScaledTranslation
 
-    small = _inches(plot) < _SMALL
+    small = _is_small(plot)
     label_size = _styled("axes.labelsize", _SMALL_LABELS if small else "medium")
     plot.set_xlabel(x, fontsize=label_size)
     plot.set_ylabel(y, fontsize=label_size)
@@ -165,15 +174,18 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
     figure: Any = plot.get_figure(root=True)
     legend_size = _styled("legend.fontsize", _SMALL_LEGEND if small else _LEGEND_SIZE)
     scale = FontProperties(size=legend_size).get_size_in_points() / _LEGEND_SIZE
-    below = plot.transAxes + ScaledTranslation(0, -scale * _LEGEND_BELOW_PT / 72, figure.dpi_scale_trans)
+    outer = plot.get_tightbbox()
+    left = outer.x0 - plot.bbox.x0 if small and outer is not None else 0.0  # from below the label of the y axis on
+    down = -scale * _LEGEND_BELOW_PT / 72
+    below = plot.transAxes + ScaledTranslation(left / figure.dpi, down, figure.dpi_scale_trans)
     if plot.get_legend_handles_labels()[0]:
         place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 0), "bbox_transform": below}
-        columns = max(
-            1, round(72 * _inches(plot) / (scale * (_SMALL_LEGEND_COLUMN_PT if small else _LEGEND_COLUMN_PT)))
-        )
         if small:
             place |= {"handlelength": 1.2, "columnspacing": 0.8, "labelspacing": 0.2, "handletextpad": 0.4}
-        plot.legend(frameon=False, fontsize=legend_size, ncols=columns, borderaxespad=0, **place)
+        for columns in range(_MAX_LEGEND_COLUMNS, 0, -1):
+            legend = plot.legend(frameon=False, fontsize=legend_size, ncols=columns, borderaxespad=0, **place)
+            if legend.get_window_extent().width <= plot.bbox.width - left:
+                break
 
 
 def axis_label(metric: Metric, *, small: bool = False) -> str:
@@ -205,13 +217,16 @@ def plot_front(plot: Axes, front: Front, title: str = "", choices: Mapping[str, 
             plot.scatter([], [], s=36 * _areas(plot), color=_colour(look), marker=_MARKERS[look.shape], label=name)
     found = default_choices(front) if choices is None else choices
     _mark_choices(plot, front, found)
-    small = _inches(plot) < _SMALL
+    small = _is_small(plot)
     _style(plot, axis_label(x, small=small), axis_label(y, small=small), title)
     if not candidates:
         plot.text(0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes)
         return
     named = named_trials(front, found)
-    (_write_numbers if small else _write_names)(plot, _points_of(named, front)[0], named)
+    if small:
+        _write_numbers(plot, front, named)
+    else:
+        _write_names(plot, _points_of(named, front)[0], named)
 
 
 def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
@@ -222,18 +237,68 @@ def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
     return values.reshape(-1, 2), errors.reshape(-1, 2)
 
 
-def _write_numbers(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
-    """Write the trials' names in tables beside their points [n, 2]."""
-    for point, trial in zip(points, named, strict=True):
-        colour = _ink() if trial.on_front else _styled("text.color", _SOFT)
+def _write_numbers(plot: Axes, front: Front, named: Sequence[Trial]) -> None:
+    """Write the trials' names in tables beside their points: of the `named` ones, and of others where there is room."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.text import Text
+
+    figure: Any = plot.get_figure(root=True)
+    figure.draw_without_rendering()  # sets the limits and the size of the plot
+    names = {trial.name for trial in named}
+    others = [trial for trial in front.candidates if trial.name not in names]
+    if len(front.candidates) > _MAX_NUMBERS:
+        others = [trial for trial in others if trial.on_front or trial.record.label.strip()]
+    trials, unit = [*named, *others], 72 / figure.dpi  # of a dot, in 1/72 inch
+    size = FontProperties(size=_styled("legend.fontsize", _SMALL_LEGEND)).get_size_in_points()
+    texts = [Text(text=trial.name, fontsize=size, parse_math=False, figure=figure) for trial in trials]
+    frames = [text.get_window_extent() for text in texts]
+    sizes = np.array([(frame.width, _DIGITS * frame.height) for frame in frames]) * unit
+    corner, values = np.array(plot.bbox.p0), _points_of(trials, front)[0]
+    points = (plot.transData.transform(values) - corner) * unit
+    marks, lines = _drawn(plot)
+    centres = place_numbers(points, sizes, marks, lines, (plot.bbox.width * unit, plot.bbox.height * unit), len(named))
+    for trial, value, offset, point in zip(trials, values, centres - points, points, strict=True):
+        if np.isnan(offset).any():
+            continue
+        colour, ground = _ink() if trial.on_front else _styled("text.color", _SOFT), _styled("axes.facecolor", "white")
+        clear = mark_radius(point, marks)
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": clear}
         plot.annotate(
-            trial.name, (point[0], point[1]), (4, 4), textcoords="offset points", color=colour, zorder=5,
-            fontsize=_styled("legend.fontsize", _SMALL_LEGEND), parse_math=False,
+            trial.name, (value[0], value[1]), offset, textcoords="offset points", color=colour, zorder=2.5,
+            fontsize=size, ha="center", va="center_baseline", parse_math=False,
+            bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.3, "alpha": 0.8},
+            arrowprops=leader if np.hypot(*offset) > clear + _NEAR * size else None,
         )  # fmt: skip
 
 
+def _drawn(plot: Axes) -> tuple[Floats, Floats]:
+    """The marks of a plot, x, y and radius of each [m, 3], and points along its lines and error bars [p, 2]: in 1/72
+    inch from its lower left corner.
+    """
+    from matplotlib.collections import LineCollection, PathCollection
+
+    figure: Any = plot.get_figure(root=True)
+    marks, paths = [np.empty((0, 3))], [line.get_transform().transform(line.get_xydata()) for line in plot.lines]
+    for drawn in plot.collections:
+        if isinstance(drawn, PathCollection):
+            places = drawn.get_offset_transform().transform(np.asarray(drawn.get_offsets()))
+            radius = np.full((len(places), 1), np.sqrt(drawn.get_sizes()[0]) / 2 * figure.dpi / 72)
+            marks.append(np.hstack([places, radius]))
+        elif isinstance(drawn, LineCollection):
+            paths += [drawn.get_transform().transform(segment) for segment in drawn.get_segments()]
+    corner, unit, lines = np.array(plot.bbox.p0), 72 / figure.dpi, [np.empty((0, 2))]
+    for path in paths:
+        ends = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+        steps = np.arange(0, ends[-1], _LINE_STEP / unit)
+        lines.append(np.stack([np.interp(steps, ends, column) for column in path.T], axis=1))
+    found = np.concatenate(marks)
+    found[:, :2] -= corner
+    return found * unit, (np.concatenate(lines) - corner) * unit
+
+
 def _write_names(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
-    """Write names in the right margin, each as near to the height of its point as the others allow, with a line to it.
+    """Write names in the right margin, each as near to the height of its point as the others allow, with a line to it:
+    the first ones, as many as the plot is high.
 
     points: of the trials [n, 2].
     """
@@ -244,9 +309,10 @@ def _write_names(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
     size = FontProperties(size=_styled("legend.fontsize", _LEGEND_SIZE)).get_size_in_points()
     texts = [short_title(trial) for trial in named]
     unit = figure.dpi / 72 / plot.get_window_extent().height  # 1/72 inch in heights of the plot
-    heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[:, 1]
-    order = np.argsort(heights)
     sizes = np.array([unit * (_NAME_GAP + _NAME_LINE * size * len(text.splitlines())) for text in texts])
+    sizes = sizes[: max(1, int((np.cumsum(sizes) <= 1).sum()))]  # more would push the plot out of the figure
+    heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[: len(sizes), 1]
+    order = np.argsort(heights)
     for i, height in zip(order, _apart(heights[order], sizes[order]), strict=True):
         plot.annotate(
             texts[i], (points[i, 0], points[i, 1]), (_NAME_PLACE, height), textcoords="axes fraction", ha="left",
@@ -301,12 +367,12 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Trial]) -> None:
         level = factor * vanilla.metrics[quality.name].value
         low, high = plot.get_ylim()
         if low < level < high:
-            name = f"{factor:g} × vanilla's {quality.name}"
+            name = f"{factor:g} × vanilla" + ("" if _is_small(plot) else f"'s {quality.name}")
             plot.axhline(level, color=_ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
     for kind, trial in found.items():
         x, y = (trial[metric.name] for metric in front.metrics[:2])
         plot.scatter([x], [y], facecolors="none", zorder=4, **_ring(plot, kind))
-        name = kind.replace("_", " ") if _inches(plot) < _SMALL else trial.choice
+        name = kind.replace("_", " ") if _is_small(plot) else trial.choice
         plot.scatter([], [], facecolors="none", label=name, **(_ring(plot, kind) | {"s": 60 * _areas(plot)}))
 
 

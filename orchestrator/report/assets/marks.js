@@ -9,14 +9,19 @@ const SHAPES = [
   (r) => polygon(4, r * 1.3, 0),
   (r) => polygon(3, r * 1.35, -90),
   (r) => polygon(3, r * 1.35, 90),
-  (r) => polygon(6, r * 1.15, 0),
+  (r) => plus(r, Math.SQRT1_2),
   (r) => `M${-0.6 * r} ${-1.2 * r}h${1.2 * r}v${2.4 * r}h${-1.2 * r}z`,
-  (r) => {
-    const [a, b] = [r * 0.45, r * 1.2];
-    return `M${-a} ${-b}H${a}V${-a}H${b}V${a}H${a}V${b}H${-a}V${a}H${-b}V${-a}H${-a}z`;
-  },
+  (r) => plus(r, 0),
   (r) => polygon(5, r * 1.55, -90, 0.5),
 ];
+// A plus sign, turned by an angle of this sine.
+function plus(r, sine) {
+  const [a, b, cosine] = [r * 0.45, r * 1.2, Math.sqrt(1 - sine * sine)];
+  const arm = [[-a, -b], [a, -b], [a, -a]];
+  const edge = [0, 1, 2, 3].flatMap((quarter) => arm.map(([x, y]) => [[x, y], [-y, x], [-x, -y], [y, -x]][quarter]));
+  const corners = edge.map(([x, y]) => `${(x * cosine - y * sine).toFixed(2)} ${(x * sine + y * cosine).toFixed(2)}`);
+  return `M${corners.join("L")}z`;
+}
 // Corners on a circle of radius r, starting at `start` degrees; `inner` adds corners between them at that share of r.
 function polygon(corners, r, start, inner = 0) {
   const count = inner ? 2 * corners : corners;

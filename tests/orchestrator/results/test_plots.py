@@ -22,11 +22,15 @@ from matplotlib.text import Annotation, Text
 from orchestrator.results.choices import BEST, LOSSLESS, default_choices
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.front_trial import KNEE
-from orchestrator.results.plots import FIGURE_SIZE, figure_size, front_plot, plot_front, short_title
+from orchestrator.results.plots import FIGURE_SIZE, figure_size, front_plot, looks, plot_front, short_title
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
+
+# What is seen of linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
+PROTANOPIA = np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]])
+DEUTERANOPIA = np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]])
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +179,66 @@ def test_a_narrow_figure_has_numbers_in_the_place_of_names_and_everything_within
         assert figure.bbox.y0 <= frame.y0
         assert frame.y1 <= figure.bbox.y1
     assert plot.bbox.height / figure.bbox.height > 0.4, "the plot has most of the figure"
+
+
+def small_front(folder: Path, size: tuple[float, float], trials: int = 24) -> tuple[Front, Axes]:
+    """A front drawn in a figure of this size in inches."""
+    write_sweep(folder, trials=trials)
+    front = front_of([Sweep.open(folder)])
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    plot = figure.add_subplot()
+    plot_front(plot, front)
+    figure.draw_without_rendering()
+    return front, plot
+
+
+@pytest.mark.parametrize("size", [(3.3, 2.4), (6.8, 2.6)])
+def test_numbers_in_a_small_figure_are_legible(tmp_path: Path, size: tuple[float, float]) -> None:
+    front, plot = small_front(tmp_path, size)
+    frames = {note.get_text(): Text.get_window_extent(note) for note in plot.texts}
+    assert len(frames) == len(plot.texts), "each once"
+    assert len(frames) > 0.9 * len(front.candidates), "those off the front have numbers too"
+    for one, other in itertools.combinations(frames.values(), 2):
+        width = min(one.x1, other.x1) - max(one.x0, other.x0)
+        assert width < 0.5 or min(one.y1, other.y1) - max(one.y0, other.y0) < 0.35 * one.height, "letters have air"
+    for x, y in plot.transData.transform(values(front)):
+        inner = [frame for frame in frames.values() if frame.x0 < x < frame.x1 and frame.y0 < y < frame.y1]
+        assert not inner
+
+
+@pytest.mark.parametrize("size", [(2.0, 2.0), (3.3, 2.4), (6.8, 2.6), (4.0, 8.0), FIGURE_SIZE])
+@pytest.mark.parametrize("trials", [1, 6, 60])
+def test_all_fits_into_a_figure_of_any_size(tmp_path: Path, size: tuple[float, float], trials: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, plot = small_front(tmp_path, size, trials)
+    figure, legend = plot.get_figure(root=True), plot.get_legend()
+    assert figure is not None
+    assert legend is not None
+    frame = legend.get_window_extent()
+    assert frame.x0 > -1
+    assert frame.x1 < figure.bbox.x1 + 1
+    assert frame.y0 > -1
+
+
+def test_names_are_as_many_as_the_plot_is_high(tmp_path: Path) -> None:
+    words = " ".join(["a rather long label"] * 6)
+    front = front_with_labels(tmp_path, [f"{words} {number}" for number in range(6)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        front_plot(front)
+    assert 0 < len(drawn(front).texts) < len(front.candidates)
+
+
+def test_no_two_families_look_alike() -> None:
+    """Every two differ in shape; and in colour, in lightness or in both for readers who are colour-blind."""
+    found = list(looks([str(number) for number in range(8)]).values())
+    assert len({look.shape for look in found}) == len(found)
+    for matrix in (np.eye(3), PROTANOPIA, DEUTERANOPIA):
+        seen = [matrix @ np.square(np.array(matplotlib.colors.to_rgb(look.rgb))) for look in found]
+        for one, other in itertools.combinations(seen, 2):
+            assert np.abs(np.sqrt(one.clip(0)) - np.sqrt(other.clip(0))).max() > 0.1
 
 
 def test_a_style_sets_colours_fonts_and_size(front: Front) -> None:
