@@ -248,6 +248,8 @@ class SweepConfig:
 
 def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | None) -> Document:
     document = read_document(text, file)
+    if isinstance(document.data, dict) and isinstance(models := document.data.get("models"), str):
+        document = replace(document, data={**document.data, "models": {"file": models}})  # --models replaces the file
     for key, value in (overrides or {}).items():
         document = document.with_override(key, value)
     return document

@@ -236,6 +236,14 @@ class Budget(Params):
         None
     )
 
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Budget:
+        """`plateau: null` takes off a plateau, with its `patience`."""
+        given = expect_mapping(mapping)
+        if "plateau" in given and given["plateau"] is None:
+            given.pop("patience", None)
+        return super(Budget, cls).from_mapping(given)
+
     def check(self) -> None:
         if self.plateau is not None:
             object.__setattr__(self, "patience", self.patience or _PATIENCE)

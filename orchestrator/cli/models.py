@@ -88,8 +88,8 @@ def pull(
     """Fetch the files that an entry of models.yaml takes from the Hugging Face Hub (hf://...) into its cache, on this
     machine or, with --address, on every node of a Ray cluster.
 
-    HF_HOME, HF_TOKEN, HF_ENDPOINT and the other variables of huggingface_hub apply. What the cache has is not fetched
-    again; of a branch, the newest commit is.
+    HF_HOME, HF_TOKEN, HF_ENDPOINT and the other variables of huggingface_hub apply, on each node those that its Ray was
+    started with. What the cache has is not fetched again; of a branch, the newest commit is.
     """
     from workers.loading.models_yaml import find_entry
 
@@ -133,11 +133,16 @@ def _pull_here(references: Mapping[str, str]) -> None:
         typer.echo(clean(f"{key}: {HubFile.parse(reference).pull()}"), err=True)
 
 
-def pull_models(config: Any, address: str | None) -> None:
-    """Fetch what a sweep's models take from the Hub, if anything. Raises the errors of `pull_files`."""
+def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]:
+    """Fetch what a sweep's models take from the Hub, if anything. Raises the errors of `pull_files`.
+
+    dry_run: fetch nothing. Returns the keys and references of what this machine then lacks.
+    """
     from orchestrator.run.preflight import models_entry
+    from workers.loading.hub import local_path
 
     with ends_with(WRONG_USAGE), config.locate_errors():
         entry = models_entry(config)
-    if entry.hub:
+    if entry.hub and not dry_run:
         pull_files(entry.hub, address)
+    return [f"{key} ({path})" for key, path in entry.hub.items() if dry_run and local_path(path) == path]

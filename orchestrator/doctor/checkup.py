@@ -47,7 +47,7 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
 def _check_entry(entry: Entry, batch: int, device: torch.device, free: int | None) -> dict[str, Any]:
     """Findings on one entry: its files with sizes and hashes, its architecture, its memory at a batch size."""
     paths = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
-    files = [_check_file(key, path) for key, path in paths.items()]
+    files = [_check_file(key, path, entry.pull_fix) for key, path in paths.items()]
     problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
     found: dict[str, Any] = {
         "name": entry.name,
@@ -79,12 +79,12 @@ def _metric_problems(entry: Entry) -> list[str]:
     ]
 
 
-def _check_file(key: str, place: str) -> dict[str, Any]:
+def _check_file(key: str, place: str, pull_fix: str) -> dict[str, Any]:
     """Size and hash of a file or folder, and which of several state dicts in it is read; or its problem."""
     path = Path(place)
     found: dict[str, Any] = {"key": key, "path": place, "bytes": None, "hash": None, "part": "", "problem": None}
     if not path.exists() and place.startswith(hub.SCHEME.rstrip("/")):
-        return found | {"problem": f"{place}: not in the cache of the Hugging Face Hub; {hub.FIX}"}
+        return found | {"problem": f"{place}: not in the cache of the Hugging Face Hub; {pull_fix}"}
     if not path.exists():
         return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
     parts = [part for part in path.rglob("*") if part.is_file()] if path.is_dir() else [path]

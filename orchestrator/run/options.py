@@ -45,7 +45,7 @@ class LaunchOptions:
     seed: int | None = o.option("Seed of all images.", "N", key="seed")
     assignments: o.Assignments = None
     models: o.Models = None
-    pull: bool = o.flag("First fetch the files of the Hugging Face Hub that the models need, on every node.")
+    pull: bool = o.flag("First fetch the models' files from the Hugging Face Hub, on every node; with --check nothing.")
     address: o.Address = None
     workers: int | None = o.option("Default: one for each GPU, or for each core.", "N", min=1)
     cpus_per_worker: float = o.option("CPU cores of each worker.", "N", default=1.0, min=0.0)
@@ -57,7 +57,7 @@ class LaunchOptions:
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True
     notify: str | None = o.option(
-        "Webhook that gets a summary as JSON when the sweep ends, fails, or loses its cluster.",
+        "Webhook that gets a summary as JSON when the sweep ends, fails, is interrupted, or loses its cluster.",
         "URL",
         envvar="SPECFRONTIER_NOTIFY",
     )

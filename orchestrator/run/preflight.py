@@ -88,11 +88,13 @@ def preflight(
     study: str | None = None,
     mlflow: str = "",
     earlier: Earlier | None = None,
+    has_models: bool = True,
 ) -> Sampling | None:
     """Raise an error for anything that would fail later, in the workers or after their work.
 
-    Returns the sampling of the sweep, by default the target's; None if only the cluster has the target's files. Takes a
-    few seconds; starts and writes nothing. mlflow: the tracking URI, "" for none. earlier: what the sweep takes over.
+    Returns the sampling of the sweep, by default the target's; None if its files are not here. Takes a few seconds;
+    starts and writes nothing. mlflow: the tracking URI, "" for none. earlier: what the sweep takes over. has_models:
+    False if their files are still to be fetched.
 
     Raises:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
@@ -105,8 +107,7 @@ def preflight(
         if (size := split_batch(name)[1]) is not None and size not in sweep.timing.batches[1:]:
             sizes = ", ".join(map(str, sweep.timing.batches))
             raise ConfigError(path, f"{name}: timing.batch lacks {size} after its first size ({sizes}); add it there")
-    cluster = None if address is None else resolve_address(address)
-    if cluster is None:
+    if (cluster := None if address is None else resolve_address(address)) is None:
         parent_folder()
     else:
         requires_token(cluster)
@@ -123,15 +124,12 @@ def preflight(
     _check_tracking_uri(mlflow, storage)
     directions = [o.direction or registered[o.metric].direction for o in sweep.objectives]
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
-    if cluster is not None and cluster.is_client:
+    if not has_models or (cluster is not None and cluster.is_client):
         return sweep.sampling  # the cluster's machines have the files, and its workers check them
     inputs = _read_inputs(sweep, registered)
     if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
-        raise ConfigError(
-            ("captions",),
-            f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started; "
-            "restore the original, or launch under another --name",
-        )
+        changed = f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started"
+        raise ConfigError(("captions",), f"{changed}; restore the original, or launch under another --name")
     for check in _CHECKS if identity else (*_CHECKS, _constraint_problems):  # an older version let such a sweep start
         for path, problem in check(inputs):
             raise ConfigError(path, problem)
@@ -180,7 +178,7 @@ def models_entry(sweep: SweepConfig) -> Entry:
     if models.name is not None and models.file == BUILTIN_NAME:
         problem = f"{models.name} is an entry of a models.yaml; add --models models.yaml"
         raise ConfigError(("models", "name"), problem)
-    with in_section("models"):
+    with in_section("models", "file"):
         return find_entry(models.file, models.name)
 
 
@@ -192,12 +190,11 @@ def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry) -> _Inputs:
             target cannot encode; a reference that does not suit the extractor.
     """
     entry = models_entry(sweep)
-    with in_section("models"):
+    with in_section("models", where=f"{entry.where}: {entry.name}: " if entry.where else ""):
         entry.check_files(weight_keys(sweep.requested_metrics))
         models = load_on_meta(entry)
         if problems := check_weights(entry.folder, entry.metrics, sweep.requested_metrics):
-            texts = [f"{entry.name}.metrics.{key}: {problem}" for key, problem in problems.items()]
-            raise WeightsError(f"{entry.where}: {'; '.join(texts)}")
+            raise WeightsError("; ".join(f"metrics.{key}: {problem}" for key, problem in problems.items()))
         extractors = load_extractors(entry.folder, entry.metrics, torch.device("meta"))
     capabilities = Capabilities.of(models)
     with in_section("captions"):
@@ -460,9 +457,16 @@ def _prefix_errors(key: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_section(*path: str) -> Iterator[None]:
-    """Turn a ValueError or OSError raised inside into a ConfigError about a key of the sweep's file."""
+def in_section(*path: str, where: str = "") -> Iterator[None]:
+    """Turn a ValueError or OSError raised inside into a ConfigError about a key of the sweep's file, unless it is about
+    another file: it has a location, or `where` is the place in that file with which messages begin.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
-        raise ConfigError(path, explain(error)) from error
+        if isinstance(error, ConfigError) and error.location:
+            raise
+        problem = explain(error)
+        if where:
+            raise WeightsError(where + problem.removeprefix(where)) from error
+        raise ConfigError(path, problem) from error

@@ -22,6 +22,7 @@ from workers.data.storage import Storage
 
 _TIMEOUT_S: Final = 5.0
 _LOST: Final = "cluster_lost"
+_BUSY: Final = (408, 425, 429)  # of the answers below 500 those that another attempt may change
 
 
 class Notices(View[Sweep]):
@@ -35,7 +36,7 @@ class Notices(View[Sweep]):
         super().__init__()
         self._url, self._resume = url, resume
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
-        self._lost: str | None = None  # not told yet
+        self._lost: list[str] = []  # clusters, not told yet
         self._cause = ""
         self.problem: str | None = None  # with which a launch that ran to its end has failed
         self._is_followed = False  # as a view
@@ -43,15 +44,20 @@ class Notices(View[Sweep]):
     def hear(self, event: Mapping[str, Any]) -> None:
         """Take from the launch's events what a notice is about. Returns at once."""
         if event["event"] == "launch" and "note" in event:
-            self._lost = str(event["note"])
+            self._lost.append(str(event["note"]))
         elif event["event"] == "end":
             self._cause = str(event.get("cause", ""))
 
     def update(self, source: Sweep) -> None:
         self._is_followed = True
-        if self._lost is not None:
-            self._post(_LOST, self._lost, self._results(source))
-            self._lost = None
+        while self._lost:  # another may be lost meanwhile
+            try:
+                self._post(_LOST, self._lost[0], self._results(source))
+            except HTTPError as error:
+                if self.may_recover:
+                    raise
+                self.notes.append(f"--notify: {host_of(self._url)}: a lost cluster was not told: {self.explain(error)}")
+            self._lost.pop(0)
 
     def end(self, source: Sweep, how: Ending) -> None:
         reached = plateau_notes(source) if how == "finished" else []
@@ -79,7 +85,12 @@ class Notices(View[Sweep]):
         facts |= {} if state == "finished" else {"resume": self._resume}
         data = json.dumps(redact_values(facts)).encode()
         request = Request(self._url, data, {"Content-Type": "application/json"}, method="POST")
-        build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S).close()
+        self.may_recover = True
+        try:
+            build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S).close()
+        except HTTPError as error:
+            self.may_recover = error.code >= 500 or error.code in _BUSY
+            raise
 
     def _results(self, sweep: Sweep) -> dict[str, Any]:
         states = [record.state for record in sweep.records]

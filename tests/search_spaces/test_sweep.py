@@ -144,6 +144,13 @@ def test_overrides_reach_everything() -> None:
     assert read(sweep.to_yaml()).captions.source == "1e5"
 
 
+def test_another_file_of_models_in_the_place_of_one_in_short() -> None:
+    short = "models: mine\n" + "\n".join(line for line in SHORT.splitlines() if not line.startswith("models"))
+    assert read(short).models.file == "mine"
+    changed = read(short, {"models.file": "models.yaml", "models.name": "b"}).models
+    assert (changed.file, changed.name) == ("models.yaml", "b")
+
+
 def test_a_sweep_without_a_space_runs_what_is_enqueued() -> None:
     assert read("name: list\nenqueue: [vanilla, cool]\n").budget.trials == 2
     assert read("name: list\nenqueue: [lantern, cool]\n").budget.trials == 3, "vanilla runs as well"

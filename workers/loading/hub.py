@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from workers.models.checkpoint_files import WeightsError
 
 SCHEME: Final = "hf://"
-FIX: Final = "`specfrontier models pull` fetches what an entry needs"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(
     rf"hf://(?P<repo>{_NAME}/{_NAME})(?:/(?P<file>[^@]*[^@/]))?/?(?:@(?P<revision>refs/[^\s@]+|[^\s@/]+))?"
 )
 _CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$")
 _UNREAD = ["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.gguf", "*.tflite", "*.mlmodel*", "onnx/*", "openvino/*", "*.md"]
-_PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a whole repository: read only if it has no safetensors
+_PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a folder: read only if it has no safetensors
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A file or folder of a repository, or all of it (file: "") at a branch, tag or commit (revision: "": the default).
 
-    Of all of a repository, or of a folder, the formats that are never read are left out, and pickles if it has
+    Of all of a repository, or of a folder, the formats that are never read are left out, and pickles beside
     safetensors.
     """
 
@@ -69,9 +70,9 @@ class HubFile:
         Raises:
             WeightsError: no such repository, revision or file; no access; or the Hub cannot be reached.
         """
+        from httpx2 import HTTPError  # what `huggingface_hub` sends requests with
         from huggingface_hub.errors import (
             GatedRepoError,
-            HfHubHTTPError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
@@ -85,8 +86,8 @@ class HubFile:
             raise WeightsError(f"{self}: no such repository, or a private one that needs HF_TOKEN") from error
         except RevisionNotFoundError as error:
             raise WeightsError(f"{self}: the repository has no such revision") from error
-        except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        except (LocalEntryNotFoundError, HTTPError, OSError) as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__).removeprefix("Got: ")
             raise WeightsError(f"{self}: cannot be downloaded: {reason}; check the network and HF_ENDPOINT") from error
         if path is None:
             raise WeightsError(f"{self}: the repository has no such file or folder")
@@ -96,22 +97,35 @@ class HubFile:
         """The path of the snapshot's file, which is downloaded if it must be and may; None: it has no such file."""
         from huggingface_hub import snapshot_download
 
-        below = [self.file, f"{self.file}/*"] if self.file else None
+        below = f"{escape(self.file)}/" if self.file else ""
 
-        def snapshot(ignored: list[str] | None) -> Path:
-            root = snapshot_download(
-                self.repo, revision=self.revision or None, allow_patterns=below, ignore_patterns=ignored,
+        def snapshot(names: list[str], ignored: list[str], revision: str | None) -> Path:
+            return Path(snapshot_download(
+                self.repo, revision=revision, allow_patterns=names, ignore_patterns=ignored,
                 local_files_only=local_files_only,
-            )  # fmt: skip
-            return Path(root, self.file)
+            ))  # fmt: skip
 
-        if self.file and Path(self.file).suffix:
-            path = snapshot(None)
-            return path if path.exists() else None
-        path = snapshot([*_UNREAD, *_PICKLES])
-        if not any(path.glob("*.safetensors")):
-            path = snapshot(_UNREAD)
+        wanted = [escape(self.file), f"{below}*"] if self.file else ["*"]
+        root = snapshot(wanted, [f"{below}{pattern}" for pattern in (*_UNREAD, *_PICKLES)], self.revision or None)
+        if pickles := self._pickles(root.name):
+            root = snapshot([escape(name) for name in pickles], [], root.name)
+        path = root / self.file
         return path if path.exists() else None
+
+    def _pickles(self, commit: str) -> list[str]:
+        """The pickles below the file or folder in folders without safetensors, by the cache's listing of a commit."""
+        from huggingface_hub import get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+        below = f"{self.file}/" if self.file else ""
+        try:
+            listed = [file.path for file in get_cached_repo_tree(self.repo, revision=commit)]
+        except CachedRepoTreeNotFoundError:  # another program has filled the cache
+            return []
+        names = [PurePosixPath(name.removeprefix(below)) for name in listed if name.startswith(below)]
+        safe = {name.parent for name in names if name.suffix == ".safetensors"}
+        read = [name for name in names if not any(fnmatchcase(str(name), pattern) for pattern in _UNREAD)]
+        return [f"{below}{name}" for name in read if f"*{name.suffix}" in _PICKLES and name.parent not in safe]
 
 
 def local_path(reference: str) -> str:

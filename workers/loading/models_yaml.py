@@ -23,6 +23,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -83,16 +84,23 @@ class Entry:
         """
         nets = {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
         place = f"{self.where}: {self.name}: " if self.where else ""
-        own = (*self.family.paths.values(), *self.drafters.values(), *nets.values())
-        absent = [path for path in own if path is not None and path.startswith(hub.SCHEME)]
+        drafters = {f"drafters.{kind}": path for kind, path in self.drafters.items()}
+        own = {**self.family.paths, **drafters, **nets}
+        absent = [f"{key} ({path})" for key, path in own.items() if (path or "").startswith(hub.SCHEME)]
         paths = {key: path for key, path in (self.files | nets).items() if not path.startswith(_UNFETCHED)}
         missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
-        problems = [f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {hub.FIX}"] if absent else []
+        problems = [f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"] if absent else []
         if missing:
             fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
             problems.append(f"no such file or folder: {', '.join(missing)}; {fix}")
         if problems:
             raise WeightsError(place + "; ".join(problems))
+
+    @property
+    def pull_fix(self) -> str:
+        """The commands that fetch its files of the Hub."""
+        source = f"{quote(self.where.rpartition(':')[0])}#{quote(self.name)}"
+        return f"fetch with `specfrontier models pull {source}`, or with `launch --pull`"
 
     @property
     def hashes(self) -> dict[str, str]:

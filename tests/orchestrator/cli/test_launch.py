@@ -23,10 +23,10 @@ from orchestrator.cli.launch import (
     _finish,
     _summary,
     _sweep_views,
-    describe_plan,
     only_vanilla_ran,
     stopped_trials,
 )
+from orchestrator.cli.launch_plan import describe_plan
 from orchestrator.doctor.plan import peak_bytes
 from orchestrator.results.locks import Lock
 from orchestrator.results.store import write_identity, write_trial
@@ -189,7 +189,7 @@ def test_errors_name_the_line(old: str, new: str, parts: Words) -> None:
         (("--name", "a/b"), 2, ("name", "folder")),
         (("--sampler", "best"), 2, ("search.sampler", "best", "tpe")),
         (("--seed", "-1"), 2, ("seed", "got -1")),
-        (("--models", "mine"), 2, ("models: mine: no such file or folder",)),
+        (("--models", "mine"), 2, ("models.file: mine: no such file or folder",)),
         (("--study", "none/study.log"), 2, ("--study: none/study.log",)),
         (("--study", "nosuch://user:hunter22@h/d"), 2, ("--study: nosuch://***@h/d", "database")),
         (("--tracking-uri", "nonsense"), 2, ("--tracking-uri nonsense", "http://HOST:PORT")),
@@ -546,7 +546,7 @@ def test_a_papers_table_needs_a_models_file() -> None:
     message = refusal("--check", space=space)
     assert "models.name: llamagen-xl-stage1" in message
     assert "--models models.yaml" in message
-    assert "models: runs/mine" in refusal("--models", "runs/mine", space=space)
+    assert "models.file: runs/mine" in refusal("--models", "runs/mine", space=space)
 
 
 def test_a_papers_table_on_the_built_in_model() -> None:

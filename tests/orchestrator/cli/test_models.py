@@ -10,6 +10,7 @@ import yaml
 
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.hub import HubServer, hub_server
+from tests.fakes.real_sweeps import SWEEP
 from workers.loading.models_yaml import read_models_yaml
 from workers.models.families.catalogue import FAMILIES
 
@@ -68,18 +69,44 @@ def pull_of(file: Path, reference: str, code: int = 1) -> str:
     return error_of("models", "pull", str(file), code=code)
 
 
-def test_a_file_that_was_not_fetched_is_named_with_the_fix(hub: HubServer, tmp_path: Path) -> None:
+def test_a_file_that_was_not_fetched_is_named_with_the_fix(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     file = tmp_path / "models.yaml"
     file.write_text("a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq2.pt, image_size: 256, size: XL}\n")
+    Path("mine.yaml").write_text(SWEEP)
     for command in (
         ["generate", "a ring", "--models", str(file)],
         ["launch", "joint", "--models", str(file), "--check"],
+        ["launch", "mine.yaml", "--models", str(file), "--check"],
     ):
         error = specfrontier(*command).err
         assert "hf://lab/net/w.pt" in error, command
-        assert "models pull" in error
+        assert f"models pull {file}#a`" in error
+        assert "launch --pull" in error
+        assert error.rpartition("Error: ")[2].startswith(f"{file}:1: a: "), "no line of the sweep's file"
         assert "vq2.pt" in error, "all that is missing is named at once"
     doctor = specfrontier("doctor", "--models", str(file), "--json")
     assert doctor.code == 1
-    assert any("hf://lab/net/w.pt" in problem for problem in doctor.json["problems"])
+    problems = [problem for problem in doctor.json["problems"] if "hf://lab/net/w.pt" in problem]
+    assert f"models pull {file}#a`" in problems[0]
     assert hub.fetched == []
+
+
+def test_a_check_fetches_nothing(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub.commit("lab/net", {"w.pt": b"weights"})
+    Path("models.yaml").write_text(
+        "a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq.pt, image_size: 256}\n"
+    )
+    Path("mine.yaml").write_text(SWEEP)
+    checked = specfrontier("launch", "mine.yaml", "--models", "models.yaml", "--pull", "--check")
+    assert checked.code == 0, checked.err
+    assert "transformer (hf://lab/net/w.pt)" in checked.out
+    assert hub.fetched == []
+    assert not Path("sweeps").exists()
+    assert not any((tmp_path / "hub").glob("models--*"))
+    assert "metrik" in error_of(
+        "launch", "mine.yaml", "--models", "models.yaml", "--pull", "--check", "--set", "metrics=[metrik]", code=2
+    ), "what needs no weights is checked"

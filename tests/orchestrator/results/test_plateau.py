@@ -113,6 +113,10 @@ def test_bad_values_are_refused_by_key(given: dict[str, Any], key: str) -> None:
     assert raised.value.path == (key,)
 
 
+def test_a_plateau_that_is_taken_off_takes_its_patience_with_it() -> None:
+    assert Budget.from_mapping({"plateau": None, "patience": 3}) == Budget()
+
+
 def test_the_default_patience() -> None:
     assert Budget.from_mapping({"plateau": 0.01}).patience == 5
     assert Budget.from_mapping({}).patience is None

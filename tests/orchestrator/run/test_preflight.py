@@ -175,7 +175,7 @@ LINES: dict[str, Any] = {  # values by the key that is refused
     "reference": {"source": "photos"},
     "timing": {"batch": 50, "images": 51},
     "objectives[1]": ["speedup", "fed"],
-    "models": {"file": "mine"},
+    "models.file": "mine",
     "enqueue": [{"label": "deep", **CHAIN, "tree": {"policy": "chain", "length": 200}}],
 }
 
@@ -184,9 +184,10 @@ LINES: dict[str, Any] = {  # values by the key that is refused
 def test_every_refusal_names_the_line(key: str) -> None:
     """The line of the sweep's file, or that the value was an override."""
     section, _, index = key.removesuffix("]").partition("[")
-    changed = {section: LINES[key]}
+    section, _, inner = section.partition(".")
+    changed = {section: {inner: LINES[key]} if inner else LINES[key]}
     lines = yaml.safe_dump(yaml.safe_load(SPACE) | changed, sort_keys=False).splitlines()
-    line = lines.index(f"{section}:") + 1 + (int(index) + 1 if index else 0)
+    line = lines.index(f"{section}:") + 1 + (int(index) + 1 if index else len(inner) > 0)
     with pytest.raises(ConfigError, match=rf"^tested\.yaml:{line}: {re.escape(key)}"):
         assert_passes(**changed)
     with pytest.raises(ConfigError, match=rf"^--set: {re.escape(key)}"):
@@ -229,7 +230,7 @@ def copy_model(drop: str | None = None, cut: str | None = None) -> None:
 @pytest.mark.parametrize(
     ("prepare", "parts"),
     [
-        (lambda: None, ("models: mine: no such file or folder",)),
+        (lambda: None, ("models.file: mine: no such file or folder",)),
         (lambda: copy_model(drop="target.safetensors"), ("models: ", "no such file", "target (", "target.safetensors")),
         (lambda: copy_model(cut="eagle.safetensors"), ("eagle.safetensors", "truncated")),
         (lambda: copy_model(cut="features.safetensors"), ("features.safetensors", "truncated")),

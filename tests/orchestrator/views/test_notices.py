@@ -113,6 +113,48 @@ def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
     assert failed["resume"] == "specfrontier launch it --resume"
 
 
+def test_a_cluster_that_is_lost_while_another_one_is_told(webhook: Webhook, tmp_path: Path) -> None:
+    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    sweep = write_and_open(tmp_path)
+    notices.hear({"event": "launch", "note": "the first"})
+    webhook.delay_s = 0.5
+    told = threading.Thread(target=notices.update, args=(sweep,))
+    told.start()
+    time.sleep(0.2)
+    notices.hear({"event": "launch", "note": "the second"})
+    told.join()
+    notices.update(sweep)
+    assert [lost["cause"] for lost in webhook.got] == ["the first", "the second"]
+
+
+def test_an_answer_that_stays_the_same_is_not_asked_for_again(
+    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notices, "end_timeout_s", 2.5)
+    for number, (status, is_repeated) in enumerate({404: False, 302: False, 429: True, 503: True}.items()):
+        webhook.got.clear()
+        webhook.status = status
+        views, _ = followed(tmp_path / str(number), webhook)
+        (problem,) = views.end("finished")
+        assert str(status) in problem
+        assert (len(webhook.got) > 1) == is_repeated, status
+
+
+def test_a_refused_notice_does_not_keep_the_end_back(webhook: Webhook, tmp_path: Path) -> None:
+    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    sweep = write_and_open(tmp_path)
+    notices.hear({"event": "launch", "note": "lost"})
+    webhook.status = 413
+    notices.update(sweep)
+    (note,) = notices.notes
+    assert "413" in note
+    assert "secret" not in note
+    webhook.status = 200
+    notices.update(sweep)
+    notices.end(sweep, "finished")
+    assert [told["state"] for told in webhook.got] == ["cluster_lost", "finished"]
+
+
 def test_a_launch_that_ran_to_its_end_and_failed_is_told_as_failed(webhook: Webhook, tmp_path: Path) -> None:
     views, notices = followed(tmp_path, webhook)
     notices.problem = "all trials except vanilla failed"

@@ -75,7 +75,7 @@ def test_a_repository_comes_without_what_is_never_read(hub: HubServer) -> None:
     assert hub.fetched == []
     path = reference.pull()
     assert {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} == {
-        "config.json", "model.safetensors", "nested/note.txt",
+        "config.json", "model.safetensors", "nested/note.txt", "nested/other.pth",
     }  # fmt: skip
     assert path.name == commit
     assert reference.cached() == path
@@ -102,6 +102,39 @@ def test_a_file_and_a_folder_of_a_repository(hub: HubServer) -> None:
     folder = HubFile("org/model", "nested").pull()
     assert {path.name for path in folder.iterdir()} == {"other.pth", "note.txt"}
     assert reference_of(str(file.pull())).startswith("hf://org/model/nested/other.pth@")
+
+
+def names(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_name_is_no_pattern(hub: HubServer) -> None:
+    hub.commit("org/model", {"w[1].pt": b"this", "w1.pt": b"another", "part?/a.pt": b"a", "parts/a.pt": b"b"})
+    assert HubFile("org/model", "w[1].pt").pull().read_bytes() == b"this"
+    assert names(HubFile("org/model", "part?").pull()) == {"a.pt"}
+    assert hub.fetched == ["org/model/w[1].pt", "org/model/part?/a.pt"]
+    with pytest.raises(WeightsError, match="no such file"):
+        HubFile("org/model", "w*").pull()
+    assert len(hub.fetched) == 2
+
+
+def test_a_folder_with_a_dot_in_its_name(hub: HubServer) -> None:
+    kept = {"a.safetensors": b"1", "config.json": b"{}"}
+    files = {**kept, "a.bin": b"2", "a.msgpack": b"3", "onnx/a.bin": b"4"}
+    hub.commit("org/model", {f"v1.5/{name}": data for name, data in files.items()})
+    folder = HubFile("org/model", "v1.5").pull()
+    assert names(folder) == kept.keys()
+    assert HubFile("org/model", "v1.5").cached() == folder
+
+
+def test_pickles_are_left_out_beside_safetensors_alone(hub: HubServer) -> None:
+    hub.commit("org/model", {"a.safetensors": b"1", "a.bin": b"2", "vae/config.json": b"{}", "vae/[v].bin": b"3"})
+    reference = HubFile("org/model")
+    path = reference.pull()
+    assert names(path) == {"a.safetensors", "vae/config.json", "vae/[v].bin"}
+    assert reference.cached() == path
+    (path / "vae/[v].bin").unlink()
+    assert reference.cached() is None, "a part of it is missing"
 
 
 def test_a_download_that_broke_off_is_not_taken_for_the_whole(hub: HubServer) -> None:
@@ -140,6 +173,15 @@ def test_what_cannot_be_fetched(hub: HubServer, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(WeightsError, match="hf://org/model"):
         HubFile("org/model").pull()
     assert HubFile.parse("hf://org/gated").pull().is_dir(), "offline, the cache is enough"
+
+
+def test_a_hub_that_cannot_be_reached_or_breaks_off(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["org/broken"] = {}  # the server fails, and closes the connection
+    with pytest.raises(WeightsError, match="cannot be downloaded: Server"):
+        HubFile("org/broken").pull()
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(WeightsError, match="cannot be downloaded: ConnectError"):
+        HubFile("org/model").pull()
 
 
 def test_another_machines_cache(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
