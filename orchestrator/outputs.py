@@ -11,12 +11,12 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import WRONG_USAGE, ends_with
+from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.results.databases import local_file
 from orchestrator.results.text import without_credentials
 from workers.data.storage import Storage
@@ -121,6 +121,28 @@ def check_writable(folder: Path, option: str = "--out") -> None:
         os.rmdir(tempfile.mkdtemp(prefix=".specfrontier-", dir=parent))
     except OSError as error:
         raise ValueError(f"{parent}: cannot be written ({error.strerror}); choose another {option}") from error
+
+
+def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by name into a folder, which is created if it is missing: all of them, or none if one fails.
+
+    Raises:
+        CommandError: nothing can be written there, or one of them exists (2).
+    """
+    if taken := [name for name in files if (folder / name).exists()]:
+        raise CommandError(f"{folder}: {taken[0]} exists; give another --out", WRONG_USAGE)
+    with output_folder(folder), tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place:
+        new = {Path(place, name): folder / name for name in files}
+        try:
+            for file, data in zip(new, files.values(), strict=True):
+                file.write_bytes(data)
+            for file, target in new.items():
+                file.rename(target)
+        except BaseException:
+            for file, target in new.items():
+                if not file.exists():
+                    target.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

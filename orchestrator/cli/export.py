@@ -9,7 +9,7 @@ import typer
 from orchestrator import options as o
 from orchestrator.cli import query_options as q
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
-from orchestrator.outputs import output_folder
+from orchestrator.outputs import write_folder
 from orchestrator.results.text import clean
 
 EPILOG = """\b
@@ -42,10 +42,6 @@ def export(
     trial = wanted.select(query.front(prices.open([sweep])))
     if not trial.metrics:
         raise CommandError(f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}", FAILED)
-    folder, files = Path(out), export_files(trial)
-    if taken := [name for name in files if (folder / name).exists()]:
-        raise CommandError(f"{out}: {taken[0]} exists; give another --out", WRONG_USAGE)
-    with output_folder(folder):
-        for name, data in files.items():
-            (folder / name).write_bytes(data)
+    files = export_files(trial)
+    write_folder(Path(out), files)
     typer.echo(clean(f"{out}: trial {trial.number}, {trial.title} ({', '.join(files)})"))

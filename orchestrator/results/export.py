@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.results.front_trial import Trial
 from orchestrator.results.published_code import published_code
-from orchestrator.results.text import clean
+from orchestrator.results.text import clean, markdown
 from search_spaces.sweep_sections import BUILTIN
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
@@ -19,12 +19,13 @@ _SCRIPT = '''"""Draws images with a setting."""
 
 # {title}
 import sys
+from itertools import count
 from pathlib import Path
 
 from specfrontier import load_engine
 
 HERE = Path(__file__).parent
-MODELS = {models!r}  # builtin, a folder of weights, or FILE#ENTRY of a models.yaml
+MODELS = {models!r}  # builtin, a folder of weights, or FILE#ENTRY of a models.yaml; paths start at this folder
 BATCH = {batch}  # images at once; its speed was measured at this size
 
 
@@ -33,12 +34,14 @@ def main() -> None:
     if not captions or captions[0].startswith("-"):
         sys.exit("usage: python draw.py CAPTION...")
     try:
-        images = load_engine(HERE / "{setting}", MODELS, batch=BATCH).draw(captions)
+        models = MODELS if MODELS == "{builtin}" else str(HERE / Path(MODELS).expanduser())
+        images = load_engine(HERE / "{setting}", models, batch=BATCH).draw(captions)
     except (ValueError, OSError) as error:  # a caption that the model cannot read, or weights that are not there
         sys.exit(f"error: {{error}}")
-    for number, drawn in enumerate(images):
-        drawn.image.save(f"{{number:04d}}.png")
-        print(f"{{number:04d}}.png: {{drawn!r}}")
+    free = (path for number in count() if not (path := Path(f"{{number:04d}}.png")).exists())
+    for path, drawn in zip(free, images, strict=False):
+        drawn.image.save(path)
+        print(f"{{path}}: {{drawn!r}}")
 
 
 if __name__ == "__main__":
@@ -48,7 +51,9 @@ if __name__ == "__main__":
 
 def export_files(trial: Trial) -> dict[str, bytes]:
     """The folder's files by name. Vanilla, and drafters without weights, have no model card."""
-    script = _SCRIPT.format(title=clean(trial.title), models=_models(trial), batch=trial.batch, setting=SETTING)
+    script = _SCRIPT.format(
+        title=clean(trial.title), models=_models(trial), batch=trial.batch, setting=SETTING, builtin=BUILTIN
+    )
     files = {SETTING: trial.config_text, SCRIPT: script, REQUIREMENTS: _requirements(trial), PAGE: _page(trial)}
     if trial.config.drafter.has_weights:
         files[CARD] = _card(trial)
@@ -56,9 +61,10 @@ def export_files(trial: Trial) -> dict[str, bytes]:
 
 
 def _models(trial: Trial) -> str:
-    """The sweep's models, by an absolute path if they are files."""
+    """The sweep's models: by an absolute path if they are files that exist here, else as the sweep names them."""
     file, sign, entry = trial.models.partition("#")
-    return trial.models if file == BUILTIN else f"{Path(file).absolute()}{sign}{entry}"
+    path = Path(file).expanduser()
+    return trial.models if file == BUILTIN or not path.exists() else f"{path.absolute()}{sign}{entry}"
 
 
 def _requirements(trial: Trial) -> str:
@@ -73,10 +79,11 @@ def _requirements(trial: Trial) -> str:
 
 def _page(trial: Trial) -> str:
     identity = trial.sweep.identity
+    sweep, target = markdown(identity.name), markdown(identity.target)
     lossless = "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
     parts = [
-        f"# {clean(trial.title)}",
-        f"Trial {trial.number} of the sweep {clean(identity.name)} of {identity.target}. The setting {lossless}.",
+        f"# {markdown(trial.title)}",
+        f"Trial {trial.number} of the sweep {sweep} of {target}. The setting {lossless}.",
         _measured(trial),
         "## Draw images",
         f"Install {_PROJECT} {identity.versions.get(_PROJECT, '')} from its repository or a wheel of it; then:",
@@ -95,7 +102,7 @@ def _measured(trial: Trial) -> str:
     names = dict.fromkeys((*trial.objectives, *(name for name in ("mean_accepted_length",) if name in trial.metrics)))
     rows = [f"| {name} | {trial.metrics[name]} | {trial.change(name)} |" for name in names]
     where = f"Speeds at batch {trial.batch} on {identity.timing_device or 'an unknown device'}; "
-    where += f"{identity.captions.get('count')} captions of {clean(str(identity.captions.get('source')))}. "
+    where += f"{identity.captions.get('count')} captions of {markdown(str(identity.captions.get('source')))}. "
     return "\n".join(
         ["| metric | value | against vanilla |", "|---|---|---|", *rows, "", f"{where}± is one standard error."]
     )
@@ -110,7 +117,7 @@ def _published(trial: Trial) -> list[str]:
         if code.command:
             parts.append(f"[{code.repository}](https://github.com/{code.repository}):\n\n```\n{code.command}\n```")
         else:
-            parts.append(f"{code.repository} cannot express it: {'; '.join(code.lacks)}.")
+            parts.append(f"{code.repository} cannot express it: {markdown('; '.join(code.lacks))}.")
     if any(code.command for code in found):
         parts.append("Where that code departs from its paper, its images and lengths differ from those measured here.")
     return parts
@@ -119,6 +126,7 @@ def _published(trial: Trial) -> list[str]:
 def _card(trial: Trial) -> str:
     """A model card as the Hugging Face Hub reads it."""
     identity, kind = trial.sweep.identity, trial.config.drafter.kind
+    target = markdown(identity.target)
     key = f"drafters.{kind}"
     file = identity.files.get(key, "")
     facts = {
@@ -128,17 +136,18 @@ def _card(trial: Trial) -> str:
         "sha256, 16 digits": identity.models.get(key),
     }
     head = "---\ntags:\n- speculative-decoding\n- text-to-image\n- " + kind + "\n---"
-    rows = [f"| {name} | {value} |" for name, value in (facts | _training(file)).items() if value]
+    facts |= _training(file)
+    rows = [f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value]
     table = "\n".join(["| | |", "|---|---|", *rows])
     return (
         "\n\n".join(
             [
                 head,
-                f"# {kind} drafter of {identity.target}",
-                f"Drafts image tokens for speculative decoding of {identity.target}, and of no other target.",
+                f"# {markdown(kind)} drafter of {target}",
+                f"Drafts image tokens for speculative decoding of {target}, and of no other target.",
                 table,
                 "## Measured",
-                f"With the setting {clean(trial.setting)}:\n\n{_measured(trial)}",
+                f"With the setting {markdown(trial.setting)}:\n\n{_measured(trial)}",
             ]
         )
         + "\n"
@@ -151,11 +160,18 @@ def _public(file: str) -> str:
 
 
 def _training(file: str) -> dict[str, Any]:
-    """What the weights' own header says about their training, if `specfrontier train` wrote them."""
+    """What the weights' own header says about their training, if `specfrontier train` wrote them; else what is not
+    known."""
+    from workers.loading.hub import on_this_machine
     from workers.models.own_files import read_config
 
+    path = Path(on_this_machine(file))
+    if not path.exists():
+        return {"training": "not known: the file was not there when this card was written"}
     try:
-        recipe = read_config(file).get("recipe", {})
+        recipe = read_config(path).get("recipe", {})
     except (ValueError, OSError):
-        return {}
+        recipe = {}
+    if not recipe:
+        return {"training": "not known: data, steps and licence are not in the file; its author may have them"}
     return {f"training: {key}": value for key, value in recipe.items() if not isinstance(value, dict)}

@@ -13,13 +13,14 @@ from orchestrator.results.choices import BEST, LOSSLESS, default_choices
 from orchestrator.results.front import Front
 from orchestrator.results.front_trial import Trial
 from orchestrator.results.papers import Replication
-from orchestrator.results.text import clean
+from orchestrator.results.text import clean, markdown
 from workers.metrics.definition import Metric
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
+    "`": r"\textasciigrave{}",
     **{sign: f"{{{sign}}}" for sign in "[*"},  # arguments of the line break before a row
     "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
 }  # fmt: skip
@@ -67,8 +68,8 @@ class PaperTable:
     def _markdown(self) -> str:
         rule = ["---"] * self.numbers + ["---:"] * (len(self.head) - self.numbers)
         rows = [map(_markdown_cell, row) for row in self.rows]
-        lines = [f"| {' | '.join(cells)} |" for cells in (map(_markdown, self.head), rule, *rows)]
-        return "\n".join([_markdown(self.caption), "", *lines]) + "\n"
+        lines = [f"| {' | '.join(cells)} |" for cells in (map(markdown, self.head), rule, *rows)]
+        return "\n".join([markdown(self.caption), "", *lines]) + "\n"
 
 
 def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = ()) -> PaperTable:
@@ -135,7 +136,7 @@ def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in clean(text))
+    return re.sub("-(?=-)", "-{}", "".join(_LATEX.get(letter, letter) for letter in clean(text)))  # a dash otherwise
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -147,10 +148,6 @@ def _latex_row(cells: Iterable[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_\[\]<>|#~])", r"\\\1", clean(text))
-
-
 def _markdown_cell(cell: Cell) -> str:
-    text = _markdown(cell.text)
+    text = markdown(cell.text)
     return f"**{text}**" if cell.bold else text

@@ -41,6 +41,11 @@ def clean(text: str) -> str:
     return "".join(letter if letter.isprintable() else "�" for letter in text)
 
 
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it is: also in a table, and where `$` starts mathematics."""
+    return re.sub(r"([\\`*_\[\]<>|#~$&^])", r"\\\1", clean(text))
+
+
 _LEFT = 'style="text-align: left"'  # notebooks align cells to the right
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from markdown_it import MarkdownIt
 from PIL import Image
+from safetensors.torch import save_file
 
 from orchestrator.results.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING, export_files
 from orchestrator.results.front import front_of
+from orchestrator.results.front_trial import Trial
 from specfrontier import DecodingConfig, Sweep, load_engine
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.drawn_sweeps import write_drawn_sweep
@@ -30,6 +37,13 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def eagle_trial(folder: Path, **changed: Any) -> Trial:
+    """A trial with a drafter that has weights. changed: fields of the sweep's identity."""
+    sweep = Sweep.open(folder)
+    front = front_of([replace(sweep, identity=replace(sweep.identity, **changed))])
+    return next(trial for trial in front.candidates if trial.config.drafter.kind == "eagle")
+
+
 def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     trial = Sweep.open(sweep).best("fid <= 1.2 * vanilla")
     out = tmp_path / "out"
@@ -43,8 +57,12 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     drawn = tmp_path / "drawn"
     drawn.mkdir()
     subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
-    expected = load_engine(trial).draw(CAPTION)[0].image
-    assert np.array_equal(np.array(Image.open(drawn / "0000.png")), np.array(expected))
+    expected = np.array(load_engine(trial).draw(CAPTION)[0].image)
+    assert np.array_equal(np.array(Image.open(drawn / "0000.png")), expected)
+    before = (drawn / "0000.png").read_bytes(), (drawn / "0000.png").stat().st_mtime_ns
+    subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
+    assert ((drawn / "0000.png").read_bytes(), (drawn / "0000.png").stat().st_mtime_ns) == before
+    assert np.array_equal(np.array(Image.open(drawn / "0001.png")), expected), "another run, another file"
     assert len((out / SCRIPT).read_text().splitlines()) <= 35
     for words in ([], ["--help"], ["an unknown word"]):
         command = [sys.executable, str(out / SCRIPT), *words]
@@ -55,8 +73,7 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_has_what_was_measured_and_the_card_its_drafter(sweep: Path, tmp_path: Path) -> None:
-    front = front_of([Sweep.open(sweep)])
-    trial = next(trial for trial in front.candidates if trial.config.drafter.kind == "eagle")
+    trial = eagle_trial(sweep)
     assert specfrontier("export", str(sweep), "--trial", str(trial.number), "--out", str(tmp_path)).code == 0
     page, card = (tmp_path / PAGE).read_text(), (tmp_path / CARD).read_text()
     for name in trial.objectives:
@@ -80,6 +97,72 @@ def test_a_label_is_no_code(label: str, sweep: Path) -> None:
     names: dict[str, object] = {"__name__": "draw", "__file__": SCRIPT}
     exec(compile(script, SCRIPT, "exec"), names)
     assert names["BATCH"] == trial.batch
+
+
+@pytest.mark.parametrize("failing", ["write_bytes", "rename"])
+def test_an_export_that_fails_leaves_nothing(
+    failing: str, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do, calls = getattr(Path, failing), []
+
+    def fail_at_the_third(path: Path, given: bytes | Path) -> object:
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return do(path, given)
+
+    with_file = tmp_path / "with_file"
+    with_file.mkdir()
+    (with_file / "mine.txt").write_text("mine")
+    monkeypatch.setattr(Path, failing, fail_at_the_third)
+    for out in (tmp_path / "new" / "out", with_file):
+        calls.clear()
+        assert "No space left" in error_of("export", str(sweep), "--trial", "0", "--out", str(out), code=1)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.rglob("*")] == ["with_file", "mine.txt"]
+
+
+def test_relative_models_are_from_the_export(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
+    monkeypatch.setattr(type(trial), "models", "nets/models.yaml#mine")
+    script = export_files(trial)[SCRIPT].decode()
+    assert "MODELS = 'nets/models.yaml#mine'" in script, "as the sweep names them"
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "models.yaml").touch()
+    assert f"MODELS = '{tmp_path}/nets/models.yaml#mine'" in export_files(trial)[SCRIPT].decode(), "found here"
+    asked: list[str] = []
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    def refuse(_: Path, models: str, **__: int) -> None:
+        asked.append(models)
+        raise ValueError("not loaded")
+
+    monkeypatch.setattr("specfrontier.load_engine", refuse)
+    names: dict[str, Any] = {"__name__": "draw", "__file__": str(tmp_path / "out" / SCRIPT)}
+    exec(compile(script, SCRIPT, "exec"), names)
+    monkeypatch.setattr(sys, "argv", ["draw.py", CAPTION])
+    with pytest.raises(SystemExit, match="not loaded"):
+        names["main"]()
+    assert asked == [str(tmp_path / "out" / "nets/models.yaml#mine")]
+
+
+def test_a_card_says_what_of_its_training_is_not_known(sweep: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "eagle.safetensors"
+    save_file({"weight": torch.zeros(1)}, bare)
+    for file in (str(bare), "hf://lab/drafter/eagle.safetensors@" + 40 * "0"):
+        card = export_files(eagle_trial(sweep, files={"drafters.eagle": file}))[CARD].decode()
+        assert "| training | not known" in card
+
+
+@pytest.mark.parametrize("name", [PAGE, CARD])
+def test_labels_and_names_come_out_as_they_are(name: str, sweep: Path) -> None:
+    label = "50% $k_1$ | a_b *c*"
+    trial = eagle_trial(sweep, target=label, name=label)
+    text = export_files(replace(trial, record=replace(trial.record, label=label)))[name].decode()
+    assert label in unescape(MarkdownIt().render(text))
+    assert not re.search(r"(?<!\\)\$", text)
 
 
 def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:

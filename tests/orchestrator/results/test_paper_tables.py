@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
+from orchestrator.outputs import table_bytes
 from orchestrator.results.choices import BEST, LOSSLESS, default_choices
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.paper_tables import Cell, PaperTable, front_paper_table
@@ -92,6 +97,22 @@ def test_names_of_files_control_neither_latex_nor_markdown(tmp_path: Path) -> No
         assert not re.search(r"(?<!\\)[%#_]", row)
     plain = [line for line in table.write(".md").decode().splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in plain} == {len(table.head) + 1}
+
+
+@pytest.mark.parametrize("label", ["50% $k_1$ | a_b", "$a$ and `$b$` &amp; ~~c~~ ^d^ <e>", r"\\", HOSTILE])
+def test_markdown_shows_a_label_as_it_is(label: str) -> None:
+    text = PaperTable("", ["setting", "fid"], [[Cell(label), Cell("1")]], 1).write(".md").decode()
+    rendered = MarkdownIt().enable(["table", "strikethrough"]).render(text)
+    assert re.findall(r"<td>(.*?)</td>", rendered) == [escape(label)]
+    assert not re.search(r"(?<!\\)(?:\\\\)*\$", text), "GitHub and notebooks would read mathematics"
+
+
+def test_csv_has_a_label_as_it_is(tmp_path: Path) -> None:
+    label = '50% $k_1$ | a_b, "c"'
+    write_trial(Storage(str(tmp_path)), replace(write_sweep(tmp_path, trials=1)[0], label=label))
+    front = front_of([Sweep.open(tmp_path)])
+    rows = list(csv.DictReader(io.StringIO(table_bytes(front.table(front.candidates), ".csv").decode())))
+    assert [row["label"] for row in rows] == [label]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
