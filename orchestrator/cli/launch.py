@@ -296,7 +296,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
                 _finish(views, ending)
             if notices:
                 notices.tell_early_failure(ending)
-    typer.echo(_summary(storage, mlflow, outcome), err=as_json)
+    typer.echo(_summary(storage, mlflow, outcome, state.plateau), err=as_json)
     if problem is not None:
         raise CommandError(problem, FAILED)
 
@@ -354,8 +354,8 @@ def _resume_command() -> str:
     return " ".join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> str:
-    """The front and its choices, and where to find report, plot and MLflow runs."""
+def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plateau: str = "") -> str:
+    """The front and its choices, and where to find report, plot and MLflow runs. plateau: how close the front is."""
     from orchestrator.results.choices import default_choices, example_limit
     from orchestrator.results.front import front_of
     from orchestrator.results.status import sweep_notes
@@ -371,6 +371,7 @@ def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome) -> s
         notes.append(f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this machine")
     front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
     reason = _REASONS.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
+    reason += f"; {plateau}" if plateau and outcome.stopped_by != "plateau" else ""
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)

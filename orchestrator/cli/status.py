@@ -157,6 +157,8 @@ def _describe(now: SweepStatus) -> list[str]:
     if now.taken is not None:
         told, sweeps = counted(now.taken["trials"], "trial"), ", ".join(map(clean, now.taken["sweeps"]))
         lines.append(f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}")
+    if now.plateau is not None:
+        lines.append(f"plateau   {clean(now.plateau['text']).removeprefix('plateau ')}")
     if now.idle_s is not None:
         lines.append(f"last event {describe_duration(now.idle_s)} ago")
     lines += [f"          {event}" for event in now.events]

@@ -12,7 +12,7 @@ told, and these decide whether it does: the same for any number of workers, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -22,8 +22,46 @@ from orchestrator.results.joint import JointErrors, directions
 from orchestrator.results.pareto import nondominated
 from orchestrator.results.store import read_sweep_yaml, read_trials
 from orchestrator.results.sweep import Sweep
+from orchestrator.results.text import counted
 from orchestrator.results.trials import FAILED, TrialRecord
 from workers.metrics.definition import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class PlateauState:
+    """How close a front is to its plateau. share, patience: see `Plateau`. trials: those searched, at most `patience`.
+    added: by the last `patience` of them (see `Plateau.added`).
+    """
+
+    share: float
+    patience: int
+    trials: int
+    added: float | None
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the front no longer moves."""
+        return self.added is not None and self.added < self.share
+
+    @property
+    def text(self) -> str:
+        """The state in a few words."""
+        plateau = f"plateau {_percent(self.share)}"
+        if self.trials < self.patience:
+            return f"{plateau} for {counted(self.patience, 'trial')} ({self.trials} of {self.patience})"
+        last = f"the last {counted(self.patience, 'trial')}"
+        if self.added is None:
+            return f"{plateau}: no trial before {last} meets the constraints"
+        reached = ", reached" if self.is_reached else ""
+        return f"front: +{_percent(self.added)} of the hypervolume expected from {last}, {plateau}{reached}"
+
+    def to_event(self) -> dict[str, Any]:
+        """For the launch's events, and what they tell `status`."""
+        return {"event": "plateau", **asdict(self), "is_reached": self.is_reached, "text": self.text}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.0995 else f"{100 * share:.0f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +101,35 @@ class Plateau:
         kept = np.divide(part, whole, out=np.ones_like(whole), where=whole > 0)
         return max(0.0, 1 - float(kept.mean()))  # below by rounding
 
-    def is_reached(self, records: Sequence[TrialRecord]) -> bool:
-        """Whether the front no longer moves."""
-        added = self.added(records)
-        return added is not None and added < self.share
+    def state(self, records: Sequence[TrialRecord]) -> PlateauState:
+        """What these trials say. records: see `added`."""
+        searched = sum(record.state != FAILED for record in records[self.enqueued :])
+        return PlateauState(self.share, self.patience, min(searched, self.patience), self.added(records))
+
+
+def _read_plateau(sweep: Sweep) -> tuple[Plateau | None, Mapping[str, Any]]:
+    """The rule of a stored sweep, and its sections as plain data."""
+    plain = read_sweep_yaml(sweep.storage)
+    return Plateau.of(plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives), plain
+
+
+def plateau_state(sweep: Sweep) -> PlateauState | None:
+    """What all trials of a stored sweep say; None if it has no plateau."""
+    plateau, _ = _read_plateau(sweep)
+    return None if plateau is None else plateau.state(read_trials(sweep.storage))
 
 
 def plateau_notes(sweep: Sweep) -> list[str]:
     """A sentence on a sweep that ended because its front no longer moves."""
-    plain = read_sweep_yaml(sweep.storage)
-    plateau = Plateau.of(plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives)
+    plateau, plain = _read_plateau(sweep)
     if plateau is None or len(sweep.records) >= plain["budget"]["trials"]:
         return []
     records = read_trials(sweep.storage)  # with the speeds that the search was told
-    added = plateau.added(records[: max(0, len(records) - plain["search"]["parallel"] + 1)])
-    if added is None or added >= plateau.share:
+    state = plateau.state(records[: max(0, len(records) - plain["search"]["parallel"] + 1)])
+    if state.added is None or not state.is_reached:
         return []
     return [
         f"the sweep ended because its front no longer moves: the {plateau.patience} trials before the decision added "
-        f"{100 * added:.2g} % of its hypervolume, as expected from all errors, and budget.plateau is "
-        f"{100 * plateau.share:.2g} %"
+        f"{_percent(state.added)} of its hypervolume, as expected from all errors, and budget.plateau is "
+        f"{_percent(plateau.share)}"
     ]

@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.launches import RUNNING, EventLog, Launch, describe_event, find_launch, read_events
-from orchestrator.results.plateau import plateau_notes
+from orchestrator.results.plateau import plateau_notes, plateau_state
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import EARLIER, EVENTS, Identity, command, planned_trials
 from orchestrator.results.sweep import Sweep
@@ -143,7 +143,8 @@ class SweepStatus:
     counted once. lost: workers and clusters that the launch lost, with the time. events: the latest, described. idle_s:
     seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the
     workers' logs, if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`), the
-    number of images copied so far (0 if the store has no events), and of trials that the search was told.
+    number of images copied so far (0 if the store has no events), and of trials that the search was told. plateau: how
+    close the front is to that of the budget, None without one (see `PlateauState`).
     """
 
     name: str
@@ -161,6 +162,7 @@ class SweepStatus:
     warnings: tuple[str, ...] = ()
     logs: str | None = None
     taken: Mapping[str, Any] | None = None
+    plateau: Mapping[str, Any] | None = None
 
 
 def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | None = None) -> SweepStatus:
@@ -190,7 +192,16 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         warnings=(*_damage(log, records if storage.exists(EVENTS) else ()), *([] if sweep is None else _notes(sweep))),
         logs=None if logs is None else str(logs),
         taken=_taken(storage, log),
+        plateau=_plateau(storage, log, sweep),
     )
+
+
+def _plateau(storage: Storage, log: EventLog, sweep: Sweep | None) -> Mapping[str, Any] | None:
+    """How close the front is to a plateau, as the launch last said; in a bucket, by the trials that are there."""
+    told = log.plateau
+    if sweep is not None and not storage.exists(EVENTS) and (state := plateau_state(sweep)) is not None:
+        told = state.to_event()
+    return told and {key: value for key, value in told.items() if key not in ("event", "at")}
 
 
 def _taken(storage: Storage, log: EventLog) -> Mapping[str, Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from orchestrator.results.plateau import Plateau
+from orchestrator.results.plateau import Plateau, PlateauState
 from orchestrator.results.store import write_trial
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.run.progress import finished_event
@@ -43,13 +43,9 @@ class Driver:
         self.storage, self.trials, self.search, self.check, self.update = storage, trials, search, check, update
         self.sweep, self.racing = trials.plan.sweep, trials.racing
         self._records: list[TrialRecord] = []  # of all trials that were told
-        plateau = Plateau.of(self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives)
-        self._limits = Limits(
-            self.sweep.budget,
-            search.is_exhausted,
-            search.source,
-            lambda: plateau is not None and plateau.is_reached(self._records),
-        )
+        self._plateau = Plateau.of(self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives)
+        self._state: PlateauState | None = None  # as it was emitted last
+        self._limits = Limits(self.sweep.budget, search.is_exhausted, search.source, self._is_plateau)
         self._running = RunningTrials(trials.build)
         self._first_trials: dict[DecodingConfig, int] = {}
         self._lost: set[int] = set()
@@ -71,6 +67,8 @@ class Driver:
             if not self._running:
                 break
             self._finish_oldest(known)
+        if stopped_by != "plateau":
+            self._is_plateau()  # says where the front ended
         revive(self.trials, self._records, self._write, revived, lambda: not self._limits.is_time_spent)
         return Outcome(self._records, stopped_by or "trials", self._lost)
 
@@ -129,6 +127,15 @@ class Driver:
             self._write(told)
         event = finished_event("trial_finished", self._records[number], self.trials.names)
         self.trials.emit(event | {"new": number not in known})
+
+    def _is_plateau(self) -> bool:
+        """Whether the front no longer moves, by the trials that were told; emits how close it is."""
+        if self._plateau is None:
+            return False
+        if (state := self._plateau.state(self._records)) != self._state:
+            self._state = state
+            self.trials.emit(state.to_event())
+        return state.is_reached
 
     def _add_lost(self, record: TrialRecord) -> None:
         """Count a trial that a machine, network or file made fail. Raises SweepError after too many in a row."""

@@ -98,10 +98,10 @@ class Progress:
     """The state of a sweep, updated by its events.
 
     planned, planned_images: the budget (None: no limit). is_upper_bound: whether it may end before. done, failed,
-    stopped: numbers of trials, those of earlier launches included. images: generated in this launch. taken: images that
-    it copied from earlier sweeps. objectives: metric and direction. running: trials by number. candidates: the last
-    events of trials that meet the constraints, by number. phase: what is prepared. is_over: whether the launch has
-    returned. Times are in seconds, by the monotonic clock.
+    stopped: numbers of trials, those of earlier launches included. plateau: how close the front is to it. images:
+    generated in this launch. taken: images that it copied from earlier sweeps. objectives: metric and direction.
+    running: trials by number. candidates: the last events of trials that meet the constraints, by number. phase: what
+    is prepared. is_over: whether the launch has returned. Times are in seconds, by the monotonic clock.
     """
 
     planned: int | None
@@ -116,6 +116,7 @@ class Progress:
     running: dict[int, _Trial] = field(default_factory=dict)
     candidates: dict[int, Event] = field(default_factory=dict)
     phase: str = ""
+    plateau: str = ""
     note: str = ""
     workers: int = 0
     is_over: bool = False
@@ -150,6 +151,8 @@ class Progress:
             self._began = now if self.workers and self._began is None else self._began
         elif kind == "phase":
             self.phase = event["phase"]
+        elif kind == "plateau":
+            self.plateau = event["text"]
         elif kind == "identity":
             self.objectives = tuple((entry["metric"], entry["direction"]) for entry in event["objectives"])
         self.note = event.get("note", self.note)
@@ -276,7 +279,8 @@ def describe_time_left(left: TimeLeft | None, *, is_upper_bound: bool = False) -
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
     percent = "" if progress.share is None else f"{_percent(progress)} % · "
-    return f"{percent}{_trials(progress)} · {_rate(progress)} · {_elapsed(progress)} · {_time_left(progress)}"
+    parts = [_trials(progress), _rate(progress), _elapsed(progress), _time_left(progress), progress.plateau]
+    return percent + " · ".join(filter(None, parts))
 
 
 def _percent(progress: Progress) -> int:
@@ -384,6 +388,7 @@ def render(progress: Progress) -> RenderableType:
     notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
     notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
     rows = progress.front()
+    notes += [Text(progress.plateau, style="dim")] if progress.plateau else []
     front = ["", _front_table(progress, rows)] if rows else []
     return Group(state, trials, Text(_rate(progress)), activity, *notes, *front)
 

@@ -32,12 +32,14 @@ def test_a_front_that_no_longer_moves_ends_a_sweep(small: SweepRun, tmp_path: Pa
     assert [" ".join(text.split()).count("the sweep ended because its front no longer moves") for text in shown] == [
         1
     ] * 3
+    assert specfrontier("status", str(run.store), "--json").json["plateau"]["is_reached"]
     before = files(run.store)
     again = run.run_locally("--no-mlflow", "--resume", "--trials", "41")
     assert (files(run.store), len(run.records)) == (before, count)
     assert "the front no longer moves" in again.out
     run.text = TEXT.replace(", plateau: 0.3, patience: 2", "")
     run.run_locally("--no-mlflow", "--resume", "--trials", str(count + 2))
+    assert specfrontier("status", str(run.store), "--json").json["plateau"] is None
     assert len(run.records) == count + 2
     assert said not in specfrontier("status", str(run.store)).out
 

@@ -40,7 +40,7 @@ def on_curve(position: float) -> tuple[float, float]:
 def stops_at(records: Sequence[TrialRecord], plateau: Plateau = PLATEAU) -> int | None:
     """The number of trials after which a front no longer moves."""
     counts = range(len(records) + 1)
-    return next((count for count in counts if plateau.is_reached(records[:count])), None)
+    return next((count for count in counts if plateau.state(records[:count]).is_reached), None)
 
 
 @pytest.mark.parametrize("error", [0.0, 0.02])
@@ -87,6 +87,20 @@ def test_trials_of_enqueue_and_failed_ones_are_not_counted() -> None:
     infeasible, repeated = trial(8, 9, 1, constraints={"kid <= 3": 1.0}), trial(9, 9, 1, duplicate_of=7)
     revived = trial(10, 9, 1, stop=EarlyStop(3, 48, 0.01), images=96)
     assert stops_at([*found, stopped, infeasible, repeated, revived]) == 7 + 4
+
+
+def test_how_close_a_front_is() -> None:
+    """Trials of enqueue and failed ones are not counted, and no more than are looked at."""
+    found = [trial(n, *on_curve(n / 8)) for n in range(9)]
+    counts = [PLATEAU.state(found[:count]).trials for count in range(8)]
+    assert counts == [0, 0, 1, 2, 3, 4, 4, 4]
+    assert PLATEAU.state([*found[:3], replace(found[3], state="failed", metrics={})]).trials == 2
+    states = [PLATEAU.state(found[:count]) for count in (4, 9)]
+    assert [state.added is None for state in states] == [True, False]
+    assert PLATEAU.state(found).added == PLATEAU.added(found)
+    assert not any(state.is_reached for state in states)
+    assert len({PLATEAU.state(found[:count]).text for count in (4, 5, 9)}) == 3
+    assert "1e+02" not in replace(PLATEAU, share=1.0).state(found).text
 
 
 def test_nothing_is_decided_without_a_front() -> None:

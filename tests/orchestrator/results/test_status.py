@@ -97,6 +97,19 @@ def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
     ]
 
 
+def test_the_plateau_of_the_latest_launch(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", trials=2)
+    assert status_of(tmp_path / "sweep").plateau is None
+    said = [{"event": "plateau", "text": text, "added": None} for text in ("1 of 5", "2 of 5")]
+    add_events(tmp_path / "sweep", {"event": "launch"}, *said)
+    status = status_of(tmp_path / "sweep")
+    assert status.plateau == {"text": "2 of 5", "added": None}
+    assert status.events[-1].endswith("launch"), "it is no news of its own"
+    assert "2 of 5" in specfrontier("status", str(tmp_path / "sweep")).out
+    add_events(tmp_path / "sweep", {"event": "launch"})
+    assert status_of(tmp_path / "sweep").plateau is None, "its budget may have none"
+
+
 def test_images_of_running_trials_count(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     before = status_of(tmp_path / "sweep").images

@@ -363,7 +363,7 @@ def test_a_plateau_ends_a_sweep_at_the_same_trial(sampler: str, tmp_path: Path) 
     assert whole.stopped_by == "plateau"
     told = whole.records[: len(whole.records) - config.search.parallel + 1]
     plateau = Plateau(0.1, 4, len(config.enqueue), list(map(Metric, NAMES, DIRECTIONS)))
-    assert [plateau.is_reached(told[:count]) for count in (len(told) - 1, len(told))] == [False, True]
+    assert [plateau.state(told[:count]).is_reached for count in (len(told) - 1, len(told))] == [False, True]
     reverse = run(config, tmp_path / "reverse", InstantWorkers(last_first=True))
     assert configs(reverse.records) == configs(whole.records)
     for results in (30, 60):
@@ -381,6 +381,21 @@ def test_a_plateau_ends_a_sweep_at_the_same_trial(sampler: str, tmp_path: Path) 
     assert configs(more.records) == configs(alone.records), "as if it had never stopped"
     short = run(config, tmp_path / "whole", workers)
     assert len(short.records) >= len(whole.records), "what is stored stays"
+
+
+def test_a_sweep_says_how_close_its_front_is_to_a_plateau(tmp_path: Path) -> None:
+    """Whenever that changes, until it ends: for a plateau, or with its budget."""
+    for share, ended in ((0.1, "plateau"), (1e-9, "trials")):
+        events = list[Any]()
+        config = sweep(tmp_path, changes=PLATEAU | {"budget.plateau": share})
+        outcome = run(config, tmp_path / ended, InstantWorkers(), emit=events.append)
+        assert outcome.stopped_by == ended
+        told = [event for event in events if event["event"] == "plateau"]
+        assert [event["trials"] for event in told[:3]] == [0, 1, 2]
+        assert told[-1]["is_reached"] == (ended == "plateau")
+        assert len({event["text"] for event in told}) > 5
+    plateau = Plateau(1e-9, 4, len(config.enqueue), list(map(Metric, NAMES, DIRECTIONS)))
+    assert told[-1]["added"] == plateau.added(outcome.records), "by all trials, at the end"
 
 
 def test_a_plateau_lasts_whatever_the_trials_in_flight_find() -> None:

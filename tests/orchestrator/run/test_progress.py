@@ -220,6 +220,14 @@ def test_what_earlier_launches_did_takes_no_time() -> None:
     assert history.left.value == pytest.approx(24)
 
 
+def test_the_plateau_is_shown() -> None:
+    progress = after(started(0), {"event": "plateau", "text": "front: +2.3 %"})
+    assert "front: +2.3 %" in headline(progress)
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(render(progress))
+    assert "front: +2.3 %" in screen.getvalue()
+
+
 def test_copied_images_take_no_time_and_are_not_generated() -> None:
     """Two trials are copied from an earlier sweep, in no time at all, and half of a third one."""
     history = History(10)
