@@ -271,6 +271,7 @@ def _trial_metrics(
         "history": [*history, (full.images.count, found)],
         "skipped": skipped,
         "passes": passes,
+        "taken": sum(shards.taken.get(name, 0) for name in task.quality),
         "device": str(timings.device_of(task.config.shape) or ""),
     }
 

@@ -37,9 +37,10 @@ def _earlier(config: SweepConfig, storage: Storage, earlier: Earlier | None) -> 
     from orchestrator.results.store import IDENTITY
     from workers.data.captions import captions_hash, read_captions
 
-    captions = {"hash": captions_hash(read_captions(**config.captions.to_mapping()))}
+    read = read_captions(**config.captions.to_mapping())
+    captions = {"hash": captions_hash(read), "count": len(read)}
     facts = None if storage.exists(IDENTITY) else {"captions": captions}
-    yield from (("from", text) for text in earlier.describe(config, facts))
+    yield from (("from", text) for text in earlier.describe(config, captions, facts))
     fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
     yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
 

@@ -6,6 +6,7 @@ The process that runs the sweep is not contacted.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -143,8 +144,8 @@ class SweepStatus:
     counted once. lost: workers and clusters that the launch lost, with the time. events: the latest, described. idle_s:
     seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the
     workers' logs, if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`), the
-    number of images copied so far (0 if the store has no events), and of trials that the search was told. plateau: how
-    close the front is to that of the budget, None without one (see `PlateauState`).
+    number of images copied so far (in a bucket, of finished trials), and of trials that the search was told. plateau:
+    how close the front is to that of the budget, None without one (see `PlateauState`).
     """
 
     name: str
@@ -191,7 +192,7 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
         warnings=(*_damage(log, records if storage.exists(EVENTS) else ()), *([] if sweep is None else _notes(sweep))),
         logs=None if logs is None else str(logs),
-        taken=_taken(storage, log),
+        taken=_taken(storage, log, records),
         plateau=_plateau(storage, log, sweep),
     )
 
@@ -204,13 +205,14 @@ def _plateau(storage: Storage, log: EventLog, sweep: Sweep | None) -> Mapping[st
     return told and {key: value for key, value in told.items() if key not in ("event", "at")}
 
 
-def _taken(storage: Storage, log: EventLog) -> Mapping[str, Any] | None:
+def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> Mapping[str, Any] | None:
     """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
     if not storage.exists(EARLIER):
         return None
     sources = load_checked(storage.read(EARLIER))["sources"]
     names, told = [source["name"] for source in sources], sum(len(source["records"]) for source in sources)
-    return {"sweeps": names, "images": log.taken, "trials": told}
+    copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
+    return {"sweeps": names, "images": copied.total(), "trials": told}
 
 
 def _notes(sweep: Sweep) -> list[str]:

@@ -47,8 +47,8 @@ class TrialRecord:
     trials with the same one share these costs and their noise. passes: of batches of images by size, of all captions
     first, then without each block of them; the metrics of speed are these at the costs known when it ended. timed_on:
     the device of these costs, by the number of images at which it was measured. duplicate_of: the earlier trial with
-    this config, whose images it shares. stop: kept if the trial was revived. seconds: worker time spent on it. started,
-    finished: ISO 8601, UTC.
+    this config, whose images it shares. taken: number of its images that were copied from earlier sweeps. stop: kept if
+    the trial was revived. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int
@@ -64,6 +64,7 @@ class TrialRecord:
     passes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     timed_on: Mapping[int, str] = field(default_factory=dict)
     images: int = 0
+    taken: int = 0
     seconds: float = 0.0
     cause: str | None = None
     duplicate_of: int | None = None

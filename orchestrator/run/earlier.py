@@ -18,6 +18,7 @@ resumed sweep is the same one, whatever the earlier ones do meanwhile, and whate
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -25,7 +26,7 @@ from itertools import count as count_from
 from typing import Any, Self
 
 from orchestrator.results.prices import is_priced, violations
-from orchestrator.results.store import EARLIER, plugins_of
+from orchestrator.results.store import EARLIER, IDENTITY, plugins_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
 from orchestrator.results.trials import FAILED, TrialRecord, may_compare_speeds
@@ -36,9 +37,11 @@ from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
+from workers.data.captions import read_captions
 from workers.data.checked_json import dump_checked, load_checked
-from workers.data.shards import FORMAT, Experiment
+from workers.data.shards import FORMAT, Experiment, plan_quality
 from workers.data.storage import Storage
+from workers.runtime.earlier import EarlierImages
 
 _FACTS = ("experiment", "format", "models", "extractors", "captions", "reference", "seed", "samples", "baseline",
           "timing", "device", "numerics")  # fmt: skip
@@ -54,7 +57,7 @@ class Source:
     """One earlier sweep, as it was when the new one started.
 
     store: its folder or URI. facts: of its identity (`_FACTS`). hardware: of the device of its speeds; "" if it has
-    none. shards: the files of its images by their config's digest. images: their number. records: its trials that the
+    none. shards: the files of its images by their config's digest. images: their numbers. records: its trials that the
     new sweep does not run, with the metrics that are expected on all images, and the new sweep's constraints (see
     `_as_new`); once the sweep has started, those that its search was told (see `Earlier.decide`).
     """
@@ -64,7 +67,7 @@ class Source:
     facts: Mapping[str, Any]
     hardware: str
     shards: Mapping[str, tuple[str, ...]]
-    images: int
+    images: Mapping[str, int]
     records: tuple[TrialRecord, ...]
 
     @classmethod
@@ -83,7 +86,7 @@ class Source:
             {name: plain[name] for name in _FACTS},
             sweep.machine.device.hardware if sweep.machine else "",
             {digest: tuple(names) for digest, names in shards.items()},
-            sum(images.values()),
+            images,
             tuple(records),
         )
 
@@ -140,13 +143,34 @@ class Source:
             return []
         return [record for record in self.records if record.state == FAILED or record.metrics.keys() >= _goals(sweep)]
 
+    def places(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[int]:
+        """The place of each caption of a new sweep among its own, the largest integer for one that is not among them;
+        empty if its images cannot be reached. captions: `hash` and `count` of the new sweep's.
+        """
+        try:
+            images = EarlierImages.open(self.worker_arguments())
+            if images is None or not images.storage.exists(IDENTITY) or not self.images:
+                return []
+            if captions["hash"] == self.facts["captions"]["hash"]:
+                return list(range(captions["count"]))
+            new = read_captions(**sweep.captions.to_mapping())
+            most = max(self.images, key=lambda digest: self.images[digest])
+            own = {caption: place for place, caption in enumerate(images.captions(most))}
+        except (OSError, ValueError):  # no such place, or the captions are another machine's
+            return []
+        return [own.get((caption.id, caption.text), sys.maxsize) for caption in new]
+
+    def worker_arguments(self) -> dict[str, Any]:
+        """For `EarlierImages.open`."""
+        return {"store": self.store, "shards": {digest: list(names) for digest, names in self.shards.items()}}
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain data; without credentials."""
         records = [record.to_json().decode() for record in self.records]
         shards = {digest: list(names) for digest, names in self.shards.items()}
         return {
             "store": Storage(self.store).display_name, "name": self.name, "facts": dict(self.facts),
-            "hardware": self.hardware, "shards": shards, "images": self.images, "records": records,
+            "hardware": self.hardware, "shards": shards, "images": dict(self.images), "records": records,
         }  # fmt: skip
 
     @classmethod
@@ -219,15 +243,43 @@ class Earlier:
         """The trials to tell the search, once it is decided which (see `decide`)."""
         return [record for source in self.sources for record in source.records]
 
-    def describe(self, sweep: SweepConfig, facts: Mapping[str, Any] | None = None) -> list[str]:
-        """A sentence on what is taken over from each sweep. facts: see `Source.incomparable`; None: it is decided."""
-        lines = []
-        for source in self.sources:
+    def copies(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[tuple[int, int, int]]:
+        """The shards of the first trials, those of `enqueue`, that can be copied: number of the trial, index of the
+        source, number of images. captions: see `Source.places`.
+        """
+        if sweep.sampling is not None:  # else it is the target's, which is not known yet
+            sweep = sweep.resolve(sweep.sampling)
+        quality, rungs = sweep.quality, sweep.racing.rungs if sweep.racing else ()
+        found, all_places = [], [source.places(sweep, captions) for source in self.sources]
+        for number, entry in enumerate(sweep.enqueue):
+            if entry.config.sampling is None:
+                continue
+            digest, count = entry.config.digest(), captions["count"]
+            for shard in plan_quality(entry.config, count, quality.shard, quality.samples, quality.batch, rungs):
+                for index, (source, places) in enumerate(zip(self.sources, all_places, strict=True)):
+                    samples = source.facts["samples"]
+                    own = source.images.get(digest, 0) // samples if quality.samples <= samples else 0
+                    needed = places[shard.start : shard.stop]
+                    if needed and max(needed) < own:
+                        found.append((number, index, shard.images))
+                        break
+        return found
+
+    def describe(
+        self, sweep: SweepConfig, captions: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+    ) -> list[str]:
+        """A sentence on what is taken over from each sweep. captions: see `Source.places`. facts: see
+        `Source.incomparable`; None: it is decided.
+        """
+        lines, copies = [], self.copies(sweep, captions)
+        for index, source in enumerate(self.sources):
             records = source.records if facts is None else source.results(sweep, facts)
             told = counted(len(records), "trial") if records else "no trial besides those that run again"
             if facts is not None and (changes := source.incomparable(sweep, facts)):
                 told = f"no trial, because {describe_differences(changes)}"
-            images = f"up to {counted(source.images, 'image')} of {counted(len(source.shards), 'setting')}"
+            own = [(number, images) for number, place, images in copies if place == index]
+            of = f"{counted(len({number for number, _ in own}), 'setting')} among the first trials"
+            images = f"{counted(sum(images for _, images in own), 'image')} of {of}"
             lines.append(f"{source.name}: {images}; the search is told {told}")
         return lines
 
@@ -261,7 +313,7 @@ class Earlier:
 
     def worker_arguments(self) -> list[dict[str, Any]]:
         """For the workers (see `WorkerSpec`)."""
-        return [{"store": s.store, "shards": {d: list(names) for d, names in s.shards.items()}} for s in self.sources]
+        return [source.worker_arguments() for source in self.sources]
 
     @property
     def required_facts(self) -> dict[str, Any]:

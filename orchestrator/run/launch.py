@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -55,6 +56,7 @@ from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
 from workers.data.storage import Storage
 from workers.loading.hub import SCHEME, reference_of
 from workers.loading.models import Capabilities
+from workers.metrics.registry import uses_timings
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
@@ -118,6 +120,7 @@ def _launch(
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
+            emit(_copies_event(sweep, facts, earlier))
             emit({"event": "workers", "alive": pool.alive})
             build = Build(storage, pool, emit)
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
@@ -221,7 +224,7 @@ def _take_over(
         source.check_loaded(experiment, facts)
     if storage.exists(IDENTITY):
         return earlier.told
-    for text in earlier.describe(sweep, facts):
+    for text in earlier.describe(sweep, facts["captions"], facts):
         _emit_note(emit, f"takes over from {text}")
     earlier = earlier.decide(sweep, facts)
     if earlier.sources:
@@ -229,6 +232,14 @@ def _take_over(
     else:  # a launch that was killed here may have left another file
         storage.remove(EARLIER)
     return earlier.told
+
+
+def _copies_event(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
+    """How many shards of each of the first trials will be copied, and how many shards and images a trial has."""
+    captions, quality = facts["captions"], sweep.quality
+    copied = Counter(number for number, *_ in earlier.copies(sweep, captions)) if earlier.sources else Counter[int]()
+    shards = -(-captions["count"] // quality.shard) + uses_timings(sweep.requested_metrics)
+    return {"event": "copies", "copied": copied, "shards": shards, "images": captions["count"] * quality.samples}
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:

@@ -78,13 +78,14 @@ class TimeLeft(NamedTuple):
 @dataclass
 class _Trial:
     """A trial in flight. images: of all captions. missing: shards that do not exist yet; racing may stop the trial
-    before the last. seconds: spent on its shards in this launch.
+    before the last. copies: those among them that will be copied. seconds: spent on its shards in this launch.
     """
 
     name: str
     images: int
     missing: int
     shards: int
+    copies: int = 0
     seconds: float = 0.0
 
     @property
@@ -124,6 +125,9 @@ class Progress:
     _done_images: int = 0
     _given: float = 0.0  # share of the budget that this launch found done
     _costs: list[float] = field(default_factory=list)  # seconds of the shards of each trial that this launch finished
+    _copies: dict[int, int] = field(default_factory=dict)  # shards of trials that have not begun
+    _trial_shards: int = 0
+    _trial_images: int = 0
     _began: float | None = None  # when the first worker was up
     _shard_at: float = 0.0  # when the last shard came
 
@@ -135,9 +139,12 @@ class Progress:
             self._given, self._began = 0.0, None
             self.running.clear()
             self._costs.clear()
+            self._copies.clear()
         elif kind in ("trial_started", "trial_resumed"):
             name = clean(event.get("label") or event["setting"])
-            self.running[event["trial"]] = _Trial(name, event["images"], event["shards"], event["total_shards"])
+            missing, total = event["shards"], event["total_shards"]
+            copies = max(self._copies.pop(event["trial"], 0) - (total - missing), 0)
+            self.running[event["trial"]] = _Trial(name, event["images"], missing, total, copies)
             self._given += (self.share or 0.0) - before
         elif kind == "shard":
             self._add_shard(event, now)
@@ -151,6 +158,10 @@ class Progress:
             self._began = now if self.workers and self._began is None else self._began
         elif kind == "phase":
             self.phase = event["phase"]
+        elif kind == "copies":
+            self._copies, self._trial_shards, self._trial_images = (
+                dict(event["copied"]), event["shards"], event["images"]
+            )  # fmt: skip
         elif kind == "plateau":
             self.plateau = event["text"]
         elif kind == "identity":
@@ -166,10 +177,12 @@ class Progress:
         if trial := self.running.get(event["trial"]):
             trial.seconds += 0.0 if TAKEN_FROM in event else event["seconds"]
             trial.missing = max(trial.missing - 1, 0)
+            trial.copies = max(trial.copies - (TAKEN_FROM in event), 0)
 
     def _finish(self, event: Event) -> bool:
         """Returns whether the trial took time: not if all of its shards existed, or were copied."""
         kind, trial = event["event"], self.running.pop(event["trial"], None)
+        self._copies.pop(event["trial"], None)
         if kind == "trial_finished":
             self.done += 1
             self._done_images += event["images"]
@@ -191,19 +204,24 @@ class Progress:
     @property
     def share(self) -> float | None:
         """The share of the budget's trials, or images, that is done; None without such a budget."""
-        running, shares = self.running.values(), []
+        return min(max(self._shares())[0], 1.0) if self.planned or self.planned_images else None
+
+    def _shares(self) -> Iterator[tuple[float, float]]:
+        """The share of each budget that is done, and that of the images that are still to be copied."""
+        running = self.running.values()
+        copies = sum(trial.copies / (trial.shards + 1) for trial in running)
+        copies += sum(self._copies.values()) / (self._trial_shards + 1)
         if self.planned:
-            shares.append((self.done + sum(trial.share for trial in running)) / self.planned)
+            yield (self.done + sum(trial.share for trial in running)) / self.planned, copies / self.planned
         if self.planned_images:
             images = self._done_images + sum(trial.share * trial.images for trial in running)
-            shares.append(images / self.planned_images)
-        return min(max(shares), 1.0) if shares else None
+            yield images / self.planned_images, copies * self._trial_images / self.planned_images
 
     def time_left(self, now: float) -> TimeLeft | None:
         """What the rest of the budget takes at the pace of this launch so far, with its 90 % range.
 
-        Stopped trials that go on at the end are not counted. None without a budget of trials or images, without
-        workers, or before the first shard.
+        Images that will be copied take no time. Stopped trials that go on at the end are not counted. None without a
+        budget of trials or images, without workers, or before the first shard.
         """
         share, began = self.share, self._began
         if share is None or not self.workers or began is None:
@@ -212,7 +230,9 @@ class Progress:
             return TimeLeft(0.0, 0.0, 0.0)
         if share <= self._given or self._shard_at <= began:
             return None
-        left = (1 - share) / (share - self._given)  # for each second so far
+        left = max(1 - sum(max(self._shares())), 0.0) / (share - self._given)  # for each second so far
+        if not left:
+            return TimeLeft(0.0, 0.0, 0.0)
         value = left * (self._shard_at - began)
         value = max(value - (now - self._shard_at), _OVERRUN * value)
         count = len(self._costs)

@@ -42,6 +42,7 @@ _RESULTS = (
     "history",
     "shards",
     "images",
+    "taken",
     "cause",
     "stop",
     "shape",
@@ -213,6 +214,7 @@ class Trials:
                 passes=parse_passes(result.output.get("passes", {})),
                 timed_on=timed_on,
                 images=rung.images,
+                taken=result.output.get("taken", 0),
                 stop=stop,
             )
         raise AssertionError("the last rung is all captions")

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from benchmarks.sweep_results import images
-from orchestrator.results.store import EARLIER
+from orchestrator.results.store import EARLIER, EVENTS
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.earlier import Earlier
 from specfrontier import Sweep
@@ -66,13 +66,17 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
     told = {TrialRecord.from_json(record.encode()).digest for record in source["records"]}
     assert told
     assert not told & {record.digest for record in wider.records[len(stored["front"]) + 1 :]}, "they are not run again"
-    for text in (checked.out, *(event["note"] for event in wider.events if "takes over" in event.get("note", ""))):
-        assert f"small: up to {source['images']} images" in " ".join(text.split())
-        assert f"the search is told {len(told)} trial" in " ".join(text.split())
     copied = sum(after[name.removeprefix("shards/")].num_rows for name, is_taken in taken(wider).items() if is_taken)
-    found = json.loads(specfrontier("status", str(wider.store), "--json").out)["taken"]
-    assert found == {"sweeps": ["small"], "images": copied, "trials": len(told)}
-    assert f"small: {copied} of the images" in specfrontier("status", str(wider.store)).out
+    for text in (checked.out, *(event["note"] for event in wider.events if "takes over" in event.get("note", ""))):
+        assert f"small: {copied} images of {len(front | {wider.records[0].digest})} settings" in " ".join(text.split())
+        assert f"the search is told {len(told)} trial" in " ".join(text.split())
+    assert sum(record.taken for record in wider.records) == copied
+    (wider.store / EVENTS).rename(wider.folder / EVENTS)
+    for _ in range(2):  # without events, as in a bucket, and with them
+        found = json.loads(specfrontier("status", str(wider.store), "--json").out)["taken"]
+        assert found == {"sweeps": ["small"], "images": copied, "trials": len(told)}
+        assert f"small: {copied} of the images" in specfrontier("status", str(wider.store)).out
+        shutil.copy(wider.folder / EVENTS, wider.store / EVENTS)
 
 
 def test_the_search_proposes_from_what_it_was_told(small: SweepRun, wider: SweepRun) -> None:
@@ -113,6 +117,9 @@ def test_more_captions_generate_the_others_alone(small: SweepRun, wider: SweepRu
         by_setting.setdefault(metadata["setting"], []).append(is_taken)
     vanilla = wider.records[0].digest
     assert sorted(by_setting[vanilla]) == [False] + [True] * (CAPTIONS // 14)
+    (copies,) = (event for event in wider.events if event["event"] == "copies")
+    assert copies["copied"].keys() == {str(number) for number in range(len(wider.records) - 1)}
+    assert {*copies["copied"].values()} == {CAPTIONS // 14}
     assert_every_image_once(wider, CAPTIONS + 14)
 
 

@@ -45,12 +45,9 @@ class EarlierImages:
 
         An image depends on its config, its caption and its sample alone, so it may be in a shard of any size.
         """
-        digest = shard.config.digest()
-        if digest not in self.shards:
+        known = self._places(shard.config.digest())
+        if not known:
             return None
-        if digest not in self._files:
-            self._files[digest] = self._index(self.shards[digest])
-        known = self._files[digest]
         places = [known.get((request.caption_id, request.sample)) for request in requests]
         found = {place[0] for place in places if place}
         if any(not place or place[1] != request.caption for place, request in zip(places, requests, strict=True)):
@@ -63,6 +60,15 @@ class EarlierImages:
         images = zip(table["caption_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
         rows = {image: row for row, image in enumerate(images)}
         return table.take([rows[request.caption_id, request.sample] for request in requests])
+
+    def captions(self, digest: str) -> list[tuple[int, str]]:
+        """Id and text of each caption of a setting's images, in their order."""
+        return list(dict.fromkeys((caption, text) for (caption, _), (_, text) in self._places(digest).items()))
+
+    def _places(self, digest: str) -> dict[_Image, tuple[str, str]]:
+        if digest not in self._files:
+            self._files[digest] = self._index(self.shards.get(digest, ()))
+        return self._files[digest]
 
     def _index(self, names: Sequence[str]) -> dict[_Image, tuple[str, str]]:
         """The file and the caption's text of each image; those in files that cannot be read are left out."""

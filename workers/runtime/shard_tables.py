@@ -23,7 +23,7 @@ from workers.data.records import (
     read_shard,
     tokens_of,
 )
-from workers.data.shards import Experiment, QualityShard, TimingSession
+from workers.data.shards import TAKEN_FROM, Experiment, QualityShard, TimingSession
 from workers.data.storage import Storage
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
@@ -122,8 +122,8 @@ def _features(name: str, rows: Tensor, count: int) -> pa.Array:
 class ShardReader:
     """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
     shards hold. scores: names of the per-image scores that they hold. positions: position of each caption's id in the
-    sweep's list. with_tokens: read the images' tokens too. unusable: why shards could not be read, by
-    name, so that all of them are known at once (see `check`).
+    sweep's list. with_tokens: read the images' tokens too. unusable: why shards could not be read, by name, so that all
+    of them are known at once (see `check`). taken: images of those read that earlier sweeps generated.
     """
 
     storage: Storage
@@ -132,6 +132,7 @@ class ShardReader:
     positions: Mapping[int, int]
     with_tokens: bool = False
     unusable: dict[str, str] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of each quality shard, in the order of their first captions."""
@@ -158,9 +159,9 @@ class ShardReader:
     def _read(self, names: Iterable[str], kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """The tables of shards; those that are damaged or missing are noted in `unusable`."""
         for name in names:
-            yield from (
-                table for table, _ in self._opened(name, partial(read_shard, columns=columns, kind=kind, fix=""))
-            )
+            for table, metadata in self._opened(name, partial(read_shard, columns=columns, kind=kind, fix="")):
+                self.taken.update({name: table.num_rows} if TAKEN_FROM in metadata else {})
+                yield table
 
     def _opened(self, name: str, read: Callable[[Storage, str], T]) -> Iterator[T]:
         """A file's content; nothing, and a reason in `unusable`, if it is damaged or missing."""

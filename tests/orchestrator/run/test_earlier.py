@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from operator import ge
 from pathlib import Path
@@ -105,6 +106,36 @@ def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> No
         source = Earlier.read([earlier.storage.uri], config).sources[0]
         assert {record.state for record in source.records} > {"failed"}
         assert {record.state for record in source.results(config, facts(earlier))} == {"failed"}
+
+
+def copied(earlier: Sweep, captions: dict[str, Any] | None = None, **changes: Any) -> dict[int, int]:
+    """The images of each of the first trials that are expected to be copied."""
+    config = SweepConfig.from_mapping({**SPACE, **changes})
+    images: Counter[int] = Counter()
+    taken = Earlier.read([earlier.storage.uri], config)
+    known = captions or {"hash": earlier.identity.captions["hash"], "count": IMAGES}
+    for number, _, count in taken.copies(taken.extend(config), known):
+        images[number] += count
+    return images
+
+
+def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    front = Earlier.read([earlier.storage.uri], config).front
+    digests = {record.digest: record.images for record in earlier.records}
+    expected = [IMAGES] + [digests[entry.config.digest()] for entry in front]
+    assert copied(earlier) == dict(enumerate(expected))
+    taken = Earlier.read([earlier.storage.uri], config)
+    stopped = replace(taken.sources[0], images=dict.fromkeys(digests, IMAGES // 2 + 1))
+    captions = {"hash": earlier.identity.captions["hash"], "count": IMAGES}
+    halves = replace(taken, sources=(stopped,)).copies(taken.extend(config), captions)
+    assert {sum(count for number, _, count in halves if number == trial) for trial in range(3)} == {IMAGES // 2}
+    cooler = {**SPACE["sampling"], "temperature": 0.77}
+    assert copied(earlier, sampling=cooler).keys() == {*range(1, len(front) + 1)}, "vanilla is another"
+    assert copied(earlier, quality={"samples": 2}) == {}
+    assert copied(earlier, {"hash": "other", "count": IMAGES}) == {}
+    shutil.rmtree(earlier.storage.uri)
+    assert taken.copies(taken.extend(config), captions) == [], "they cannot be reached"
 
 
 def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:

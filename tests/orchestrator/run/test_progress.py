@@ -248,6 +248,38 @@ def test_copied_images_take_no_time_and_are_not_generated() -> None:
     assert "24 new images and 40 taken over" in headline(history.progress)
 
 
+@pytest.mark.parametrize(("trials", "images"), [(4, None), (None, 32)])
+def test_images_that_will_be_copied_take_no_time(trials: int | None, images: int | None) -> None:
+    """Of four trials with two shards each, the last one will be copied, and half of the third."""
+    history = History(trials, images)
+    history.add({"event": "copies", "copied": {2: 1, 3: 2}, "shards": 2, "images": 8})
+    values = list[float]()
+
+    def look() -> None:
+        assert history.left is not None
+        values.append(history.left.value)
+
+    for _ in range(2):
+        history.run()
+        look()
+    history.start()
+    history.add(shard(2) | {"taken_from": "sweeps/mine"})
+    look()
+    history.shard()
+    history.finish()
+    look()
+    assert values[:3] == pytest.approx([20, 10, 10])
+    assert 0 < values[3] < 5, "the measurement of the last one"
+    history.start(missing=0)
+    look()
+    assert values[4] == pytest.approx(values[3]), "an earlier launch copied them"
+    history.add({"event": "launch"})
+    history.add({"event": "workers", "alive": 1})
+    history.run()
+    look()
+    assert values[5] == pytest.approx(30), "another launch says it anew"
+
+
 def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_budget_that_is_spent() -> None:
     without, idle, done = History(None), History(4, workers=0), History(2)
     for history in (without, idle, done):
