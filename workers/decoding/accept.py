@@ -23,7 +23,7 @@ from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, gather_rows
+from workers.decoding.tree import DraftTree, gather_rows, row_starts
 
 
 @dataclass(slots=True)
@@ -101,6 +101,7 @@ class Acceptor:
         for levels in range(1, max_levels + 1):
             omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.checked_omegas(levels), device=device)
         self._omegas = omegas  # [drafted levels, depth]
+        self._never = torch.zeros(1, 1, dtype=torch.bool, device=device)
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
         self._exact_greedy = rule.is_exact(temperature=0.0)
 
@@ -118,10 +119,10 @@ class Acceptor:
     def _accept_chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """A chain has no siblings: drafts are tested against the target's own probs, so all are tested at once."""
         probs, levels = to_probs(logits, self.sampling), tree.shape.max_depth
-        if levels:
-            num_accepted, residual = self.verify_chain(tree, probs, batch)
-        else:
-            num_accepted, residual = torch.zeros_like(batch.emitted), probs[:, 0]
+        if not levels:
+            last = self.sample(probs[:, 0], batch.rng, batch.emitted)
+            return AcceptResult(None, last[:, None], tree.levels, last, probs[:, 0, 0].isnan(), probs)
+        num_accepted, residual = self.verify_chain(tree, probs, batch)
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
         tokens = torch.cat([tree.tokens, last], dim=1).scatter_(1, num_accepted[:, None], last)
         width = max_on_host(num_accepted, levels) + 1
@@ -134,14 +135,16 @@ class Acceptor:
         probs [B, N+1, V]: the target's after each slot. The acceptance tests are flattened to B * N rows.
         """
         levels = tree.shape.max_depth
-        eligible = tree.exists & (batch.token_positions[:, 1 : levels + 1] < batch.image_len)
+        # how many drafts may be accepted
+        limit = tree.num_nodes.minimum((batch.image_len - 1) - batch.emitted).clamp_(min=0)
         x, omega = tree.tokens.flatten(), self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
-        ratios = self.rule.ratio(mass, omega).view_as(eligible) * eligible
+        ratios = self.rule.ratio(mass, omega).view_as(tree.tokens)
         lengths = None
         if self.rule.verification.reads_later_drafts:
-            tests = ChainTests(eligible, tree.tokens, ratios, probs[:, :-1], tree.probs)
+            eligible = tree.shape.depth <= limit[:, None]
+            tests = ChainTests(eligible, tree.tokens, ratios * eligible, probs[:, :-1], tree.probs)
             lengths = self.rule.verification.lengths(tests)
             # one number for the whole chain, that of the first draft's position: no later pass tests there
             uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
@@ -149,11 +152,11 @@ class Acceptor:
             residual = gather_rows(probs, num_accepted).add(lengths.at_least[:, -1:], alpha=0)  # NaN if a test is
         else:
             uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], 1)[..., 0]
-            num_accepted = (uniforms < ratios).cumprod(1).sum(1)
+            num_accepted = (uniforms < ratios).cumprod(1).sum(1).minimum(limit)
             residual = gather_rows(probs, num_accepted)
         # each row's last test, in the flattened tests
-        last = num_accepted.clamp(max=levels - 1) + torch.arange(0, eligible.numel(), levels, device=eligible.device)
-        rejected = eligible.flatten().index_select(0, last) & (num_accepted < levels)
+        last = num_accepted.clamp(max=levels - 1) + row_starts(len(limit), levels, limit.device)
+        rejected = num_accepted < limit
         if all_done(rejected):
             return num_accepted, residual
         mass = NeighbourhoodMass._make(part if part is None else part.index_select(0, last) for part in mass)
@@ -182,8 +185,13 @@ class Acceptor:
         levels = tree.shape.max_depth
         uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], tree.shape.width)
         # by slot; the root's own entry stands for "no child" and is never eligible
-        eligible = pad(tree.exists & (tree.shape.depth < batch.remaining[:, None]), (1, 0))
-        return _Tests(eligible, pad(tree.tokens, (1, 0)), uniforms, self._omegas[:, : levels + 1][tree.levels])
+        eligible = tree.exists & (tree.shape.depth < batch.remaining[:, None])
+        return _Tests(
+            torch.cat([self._never.expand(len(eligible), 1), eligible], dim=1),
+            torch.cat([batch.root[:, None], tree.tokens], dim=1),
+            uniforms,
+            self._omegas[:, : levels + 1].index_select(0, tree.levels),
+        )
 
     def _accept_at_once(
         self, rule: FusedRule, tree: DraftTree, tests: _Tests, logits: Tensor

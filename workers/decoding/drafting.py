@@ -101,10 +101,13 @@ class VanillaDrafting(Drafting):
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         self._shape = fixed_shape((), (), target.device)
+        self._zero = torch.zeros(1, dtype=torch.int64, device=target.device)
+        self._all_exist = torch.ones(1, 0, dtype=torch.bool, device=target.device)
 
     def draft(self, batch: Batch) -> DraftTree:
-        none = batch.emitted.new_zeros(batch.size, 0)
-        return DraftTree(none, none.bool(), self._shape, levels=torch.zeros_like(batch.emitted))
+        none = batch.root.new_empty(batch.size, 0)
+        exists, zeros = self._all_exist.expand(batch.size, -1), self._zero.expand(batch.size)
+        return DraftTree(none, exists, self._shape, zeros, counts=zeros)
 
 
 class TreeDrafting(Drafting):

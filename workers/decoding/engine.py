@@ -32,7 +32,7 @@ from workers.models.attention import aligned
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
-_TARGET_NONFINITE, _DRAFTER_NONFINITE = -1, -2  # in place of a row's token count
+_TARGET_NONFINITE, _DRAFTER_NONFINITE = 2, 4  # what failed in a row, by bit; 1: its prefill
 _PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
 
 
@@ -167,12 +167,9 @@ class Engine:
         size = batch.images
         so_far, emitted, depth, nodes, failed = (numbers[part * size : (part + 1) * size] for part in range(5))
         self.drafting.set_bounds(numbers[5 * size :])
-        if min(so_far) < 0 or any(failed):
-            model = (
-                "target"
-                if any(failed) or _TARGET_NONFINITE in so_far
-                else f"{self.config.drafter.kind} drafter of target"
-            )
+        if any(failed):
+            is_drafters = all(bits in (0, _DRAFTER_NONFINITE) for bits in failed)
+            model = f"{self.config.drafter.kind} drafter of target" if is_drafters else "target"
             raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
         return PassCounts(so_far, emitted, depth, nodes)
 
@@ -180,8 +177,8 @@ class Engine:
         """One pass for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
         tree reads its size.
 
-        Returns the pass's report for `read`: [5 * B + n], four counts of every row, whether its prefill failed, and n
-        bounds of the next draft.
+        Returns the pass's report for `read`: [5 * B + n], four counts of every row, what failed in it, and n bounds of
+        the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer, phases = self.timer.start(), partial(self._phases, batch)
@@ -246,12 +243,13 @@ class Engine:
             batch.cache.move(source, destination)
             features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
         self.drafting.commit(batch, tree, result, logits, features)
-        emitted, so_far = batch.commit(result.tokens, result.num_emitted, result.next_root), batch.so_far
+        emitted = batch.commit(result.tokens, result.num_emitted, result.next_root)
+        nonfinite = batch.by_image(result.nonfinite, torch.any)
+        failed = torch.add(batch.failed_prefills, nonfinite, alpha=_TARGET_NONFINITE)
         if tree.nonfinite is not None:
-            so_far = torch.where(tree.nonfinite, _DRAFTER_NONFINITE, so_far)
-        so_far = torch.where(batch.by_image(result.nonfinite, torch.any), _TARGET_NONFINITE, so_far)
-        levels, nodes = batch.by_image(tree.levels, torch.amax), batch.by_image(tree.exists.sum(1), torch.sum)
-        counts = [so_far, emitted, levels, nodes, batch.failed_prefills]
+            failed = torch.add(failed, tree.nonfinite, alpha=_DRAFTER_NONFINITE)
+        levels, nodes = batch.by_image(tree.levels, torch.amax), batch.by_image(tree.num_nodes, torch.sum)
+        counts = [batch.so_far, emitted, levels, nodes, failed]
         bounds = self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
         batch.buffers.copy_back()

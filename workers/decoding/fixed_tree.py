@@ -64,17 +64,20 @@ class FixedTree(TreeDrafting):
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
         tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
-        exists = self._all_exist.expand(batch.size, -1)
-        if self._shape.width > 1:  # the drafter's support may be smaller than the tree is wide
+        levels, counts = self._levels.expand(batch.size), None
+        if self._shape.is_chain:
+            exists, counts = self._all_exist.expand(batch.size, -1), levels
+        else:  # the drafter's support may be smaller than the tree is wide
             exists = probs.flatten(1).gather(1, tokens + self._node_probs_index * probs.shape[2]) > 0
         return DraftTree(
             tokens=tokens,
             exists=exists,
             shape=self._shape,
-            levels=self._levels.expand(batch.size),
+            levels=levels,
             probs=probs if self._sampled else None,
             probs_index=self._probs_index if self._sampled else None,
             nonfinite=probs[..., 0].isnan().any(1),  # a softmax is NaN everywhere or nowhere
+            counts=counts,
         )
 
     def _noise(self, batch: Batch) -> Tensor:

@@ -25,7 +25,7 @@ from workers.decoding.redraws import REDRAWS, Redraw
 from workers.decoding.rng import Purpose
 from workers.decoding.sampling import largest_index, to_probs
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, fixed_shape, gather_rows
+from workers.decoding.tree import DraftTree, fixed_shape, gather_rows, row_starts
 from workers.models.target import Prompt, Target
 
 
@@ -96,6 +96,7 @@ class JacobiWindow(Drafting):
             levels=self._levels.expand(batch.size),
             probs=self.probs if self._sampled else None,
             probs_index=self._probs_index if self._sampled else None,
+            counts=self._levels.expand(batch.size) if self._branches is None else None,
         )
 
     def _branch(self, branches: _Branches, batch: Batch, tokens: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,14 +119,17 @@ class JacobiWindow(Drafting):
     def _new_tokens(self, batch: Batch) -> Tensor:
         """Tokens [B, N|1] for new positions."""
         if self._params.initialisation in ("uniform", "random"):
-            slots = self._nodes + self._vocab_size
-            bits = rng.bits(batch.keys[:, None], batch.token_positions[:, : self.max_levels], Purpose.WINDOW, slots)
-            return (bits >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
+            positions = batch.token_positions[:, : self.max_levels]
+            return batch.rng.by_slot(self._random_codes, Purpose.WINDOW, positions, self._vocab_size)
         last = (self.known - 1).clamp(min=0)  # position that is not new
         token = gather_rows(self.tokens[..., None], last)[:, 0]
         if self._params.initialisation == "sample_left" and self._sampled:
             token = largest_index(gather_rows(self.probs, last))
         return torch.where(self.known > 0, token, batch.root)[:, None]
+
+    def _random_codes(self, keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
+        """Uniform codes, as the numbers of `rng.uniform`."""
+        return (rng.bits(keys, positions, purpose, slots) >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
         """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs of the token after
@@ -153,7 +157,7 @@ class JacobiWindow(Drafting):
             batch.rng,
             target=target,
             positions=batch.token_positions[:, 1 : length + 1] + result.num_accepted[:, None],
-            distances=self._nodes + (self._vocab_size + length),
+            first_slot=self._vocab_size + length,
             tokens=tokens.gather(1, drafts),
             probs=old_probs,
             drafted=self._may_stay(depths, batch, tree, result),
@@ -168,7 +172,7 @@ class JacobiWindow(Drafting):
     def _rows(values: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
         """The rows [B, N, V] of values [B, n, V] at index [B, N]."""
         size, count, codes = values.shape
-        rows = index + torch.arange(0, size * count, count, device=index.device)[:, None]
+        rows = index + row_starts(size, count, index.device)[:, None]
         flat = None if out is None else out.flatten(0, 1)
         return torch.index_select(values.flatten(0, 1), 0, rows.flatten(), out=flat).view(size, -1, codes)
 

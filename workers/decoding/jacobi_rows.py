@@ -67,6 +67,7 @@ class RowWindows(JacobiWindow):
         # the upper neighbour of the last token that the pass may emit has been emitted before
         drafts = (batch.above - batch.own - 1 + self._emits_no_token(batch)) * batch.is_open
         tree.exists = self._nodes < drafts[:, None]
+        tree.counts = drafts.clamp(0, self.max_levels)
         return tree
 
     def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
@@ -76,7 +77,7 @@ class RowWindows(JacobiWindow):
         assert isinstance(batch, RowsBatch)
         # where no token follows the accepted drafts, the window begins with the one that was rejected
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
-        is_rejected = is_lower & (result.num_emitted < tree.exists.sum(1))
+        is_rejected = is_lower & (result.num_emitted < tree.num_nodes)
         return may_stay & (depths >= (result.num_emitted + is_rejected)[:, None])
 
     def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:

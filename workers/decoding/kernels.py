@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
+from workers.decoding.operators import cpu_operator
 
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -77,8 +78,6 @@ def implementation(device_type: str) -> str:
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
     """See `rng.bits`. The arguments broadcast to at most three dimensions."""
-    if keys.device.type == "cpu":
-        return _bits_by_numpy(keys, positions, purpose, slots)
     import triton  # type: ignore[import-untyped]
 
     from workers.decoding import rng_kernel
@@ -96,7 +95,8 @@ def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) ->
     return result.view(broadcast)
 
 
-def _bits_by_numpy(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
+@cpu_operator("bits_by_numpy(Tensor keys, Tensor positions, int purpose, Tensor slots) -> Tensor")
+def bits_by_numpy(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
     """`rng.bits` in half the time of torch, whose shifts are signed and whose copies leave the cache."""
     key, place, slot = (part.numpy().view(np.uint64) for part in (keys, positions, slots))
     mixed = np.asarray(_mix(np.asarray(key + place * _GOLDEN + np.uint64(purpose))) + slot * _MIX_1)

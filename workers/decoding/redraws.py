@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.drafters import Jacobi
-from workers.decoding import rng
-from workers.decoding.rng import CounterRNG, Purpose
+from workers.decoding.rng import CounterRNG, Purpose, uniform_double
 from workers.decoding.sampling import sample_by_inversion
 
 
@@ -27,16 +26,17 @@ class Redraw:
     """N positions of B images. In every pass a position is nearer to the root, so numbers that are keyed by position
     and distance are new ones.
 
-    target [B, N, V]: the target's new probs, q. positions [B, N], distances [N]: key the numbers; distances begin
-    behind the slots of other numbers of `Purpose.WINDOW`. tokens [B, N], probs [B, N, V]: old drafts and the probs p
-    that they were sampled from, where `drafted` [B, N]; only for redraws that keep drafts (`Jacobi.keeps_drafts`).
+    target [B, N, V]: the target's new probs, q. positions [B, N], and slots from `first_slot` on: key the
+    numbers; those slots begin behind the slots of other numbers of `Purpose.WINDOW`. tokens [B, N], probs [B, N, V]:
+    old drafts and the probs p that they were sampled from, where `drafted` [B, N]; only for redraws that keep drafts
+    (`Jacobi.keeps_drafts`).
     """
 
     params: Jacobi
     rng: CounterRNG
     target: Tensor
     positions: Tensor
-    distances: Tensor
+    first_slot: int
     tokens: Tensor
     probs: Tensor
     drafted: Tensor
@@ -47,8 +47,8 @@ class Redraw:
 
     def uniforms(self, stream: int) -> Tensor:
         """Fresh uniform fp64 numbers [B, N]; streams are independent."""
-        slots = self.distances + stream * len(self.distances)
-        return rng.uniform_double(self.rng.keys[:, None], self.positions, Purpose.WINDOW, slots)
+        first = self.first_slot + stream * self.positions.shape[1]
+        return self.rng.by_slot(uniform_double, Purpose.WINDOW, self.positions, first)
 
     def of_drafts(self, values: Tensor) -> Tensor:
         """The entries [B, N] of values [B, N, V] at the old drafts."""

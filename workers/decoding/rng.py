@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
-from workers.decoding.kernels import is_available, random_bits
+from workers.decoding.kernels import bits_by_numpy, is_available, random_bits
 from workers.decoding.sampling import sample_with_exponentials
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_NUMPY_NUMBERS = 512  # from so many on, NumPy mixes them sooner than torch
 
 
 class Purpose(IntEnum):
@@ -68,7 +69,10 @@ def image_keys(
 
 def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
     """64 random bits (int64) for each image key, token position and slot. The arguments broadcast."""
-    if keys.device.type == "cpu" or is_available(keys.device.type):
+    if keys.is_cpu:
+        if max(positions.numel(), slots.numel()) >= _NUMPY_NUMBERS:
+            return bits_by_numpy(keys, positions, int(purpose), slots)
+    elif is_available(keys.device.type):
         drawn: Tensor = random_bits(keys, positions, int(purpose), slots)
         return drawn
     hashed = _mix(keys + positions * _GOLDEN + purpose)
@@ -93,14 +97,17 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
 
 
+Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or numbers made of them
+_TableKey = tuple[Generate, Purpose, int, int]  # the function, the purpose, the number of slots, and the first one
+
 _MAX_TABLE_ENTRIES = 1 << 25  # the largest table that is kept, 128 MiB
 _CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
 @cache  # a large vocabulary's would be rebuilt in every pass, and CUDA graphs read it later
-def _arange(stop: int, device: torch.device) -> Tensor:
-    return torch.arange(stop, device=device)
+def _arange(start: int, stop: int, device: torch.device) -> Tensor:
+    return torch.arange(start, stop, device=device)
 
 
 def _chunk_entries(device: torch.device) -> int:
@@ -117,7 +124,7 @@ class CounterRNG:
 
     def __init__(self, keys: Tensor, positions: int) -> None:
         self.keys, self.positions = keys, positions
-        self._tables: dict[tuple[Purpose, int], Tensor] = {}
+        self._tables: dict[_TableKey, Tensor] = {}
         self._first_rows = torch.arange(0, keys.shape[0] * positions, positions, device=keys.device)[:, None]
 
     def exponential_noise(self, purpose: Purpose, positions: Tensor, vocab_size: int) -> Tensor:
@@ -126,53 +133,57 @@ class CounterRNG:
 
     def sample(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
         """Tokens [B, n] for positions [B, n], each from its probs [B, n, V], by `sample_with_exponentials`."""
-        size, _, vocab_size = probs.shape
+        size, count, vocab_size = probs.shape
         at_once = max(1, _GPU_CHUNK_ENTRIES // (size * vocab_size))  # positions
+        if count <= at_once:
+            return sample_with_exponentials(probs, self.exponential_noise(purpose, positions, vocab_size))
         parts = zip(torch.split(probs, at_once, 1), torch.split(positions, at_once, 1), strict=True)
-        tokens = [
-            sample_with_exponentials(part, self.exponential_noise(purpose, places, vocab_size))
-            for part, places in parts
-        ]
-        return torch.cat(tokens, dim=1) if len(tokens) > 1 else tokens[0]
+        return torch.cat([self.sample(purpose, *part) for part in parts], dim=1)
 
     def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] for the acceptance tests at positions [B, n]."""
         # adjacency trees have varying widths: table widths are powers of two, so that a few tables suffice
         return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[..., :ranks]
 
+    def by_slot(self, generate: Generate, purpose: Purpose, positions: Tensor, first: int) -> Tensor:
+        """Numbers [B, n] for positions [B, n], of slots from `first` on, a slot for each column."""
+        slots = positions.shape[1]
+        return self._numbers(generate, purpose, positions, slots, first).diagonal(0, 1, 2)
+
     def admit(self, indices: Tensor, keys: Tensor) -> None:
         """Put new images with these keys [n] at batch indices [n]."""
         self.keys = self.keys.index_copy(0, indices, keys)
-        for (purpose, slots), table in self._tables.items():
-            generate = uniform if purpose == Purpose.ACCEPT else exponential
-            new = self._table(generate, purpose, keys, slots)
+        for (generate, purpose, slots, first), table in self._tables.items():
+            new = self._table(generate, purpose, keys, slots, first)
             table.view(-1, self.positions, slots).index_copy_(0, indices, new.view(-1, self.positions, slots))
 
     def keep(self, indices: Tensor) -> None:
         """Move the tables' entries of the images at batch indices [n] to the front, as `keys` are moved."""
-        for (_, slots), table in self._tables.items():
-            by_image = table.view(-1, self.positions, slots)
+        for table in self._tables.values():
+            by_image = table.view(-1, self.positions, table.shape[1])
             by_image[: len(indices)] = by_image[indices]
 
-    def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
-        clamped = positions.clamp(max=self.positions - 1)
+    def _numbers(self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0) -> Tensor:
+        """Numbers [B, n, slots] for positions [B, n], of slots from `first` on."""
+        clamped, name = positions.clamp(max=self.positions - 1), (generate, purpose, slots, first)
         if len(self._first_rows) * self.positions * slots > _MAX_TABLE_ENTRIES:
-            return generate(self.keys[:, None, None], clamped[..., None], purpose, _arange(slots, positions.device))
-        if (purpose, slots) not in self._tables:
-            table = self._table(generate, purpose, self.keys, slots)
+            order = _arange(first, first + slots, positions.device)
+            return generate(self.keys[:, None, None], clamped[..., None], purpose, order)
+        if name not in self._tables:
+            table = self._table(generate, purpose, self.keys, slots, first)
             missing = (len(self._first_rows) - len(self.keys)) * self.positions  # rows that are not in use now
-            self._tables[purpose, slots] = pad(table, (0, 0, 0, missing))
+            self._tables[name] = pad(table, (0, 0, 0, missing))
         rows = clamped.add_(self._first_rows[: len(clamped)])
-        return embedding(rows, self._tables[purpose, slots])
+        return embedding(rows, self._tables[name])
 
-    def _table(self, generate: Callable[..., Tensor], purpose: Purpose, keys: Tensor, slots: int) -> Tensor:
-        """All numbers [n * positions, slots] of images with keys [n].
+    def _table(self, generate: Generate, purpose: Purpose, keys: Tensor, slots: int, first: int = 0) -> Tensor:
+        """All numbers [n * positions, slots] of images with keys [n], of slots from `first` on.
 
         Computed in chunks: on a CPU they fit its cache; on an accelerator, where every chunk is a kernel launch, they
         only bound the memory.
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
-        slot_range, chunk = _arange(slots, keys.device), max(1, _chunk_entries(keys.device) // slots)
+        slot_range, chunk = _arange(first, first + slots, keys.device), max(1, _chunk_entries(keys.device) // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

@@ -19,14 +19,14 @@ Sources: ZipAR (arXiv 2412.04062) with the authors' code for LlamaGen and Lumina
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from workers.decoding.rng import CounterRNG, Purpose
+from workers.decoding.rng import CounterRNG, Generate, Purpose
 from workers.decoding.row_ends import RowEndPass
 from workers.decoding.sampling import stream_rows
 from workers.decoding.state import Batch
@@ -56,7 +56,11 @@ class WavefrontRNG(CounterRNG):
         """Give the wavefronts at which where [F * B] is 1 new keys."""
         self.keys = self.keys + where * _KEY_STEP
 
-    def _numbers(self, generate: Callable[..., Tensor], purpose: Purpose, positions: Tensor, slots: int) -> Tensor:
+    def by_slot(self, generate: Generate, purpose: Purpose, positions: Tensor, first: int) -> Tensor:
+        slots = torch.arange(first, first + positions.shape[1], device=positions.device)
+        return generate(self.keys[:, None], positions.clamp(max=self.positions - 1), purpose, slots)
+
+    def _numbers(self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0) -> Tensor:
         wavefronts = len(positions) // len(self.images.keys)
         if purpose == Purpose.ACCEPT:
             places = positions.clamp(max=self.positions - 1)[..., None]

@@ -95,6 +95,7 @@ class Batch:
         )
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
+        self._columns = (self._offsets + (self.image_column - 1)).expand(self.streams, 1, -1)  # but for `emitted`
         self._update_positions()
         self.buffers = RowBuffers(size, fixed=self.static)
         self.graphs = RoundGraphs(capture, self.buffers) if capture else None
@@ -238,5 +239,5 @@ class Batch:
 
     def _update_positions(self) -> None:
         self.token_positions = self.emitted[:, None] + self._offsets
-        self.columns = self.per_row(self.token_positions) + (self.image_column - 1)
+        self.columns = (self.emitted[:, None] + self._columns).flatten(0, 1)
         self.rope_positions = self.columns - self.row_ends.rows if self.row_ends else self.columns

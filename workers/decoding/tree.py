@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -90,6 +91,12 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     return shape
 
 
+@cache  # CUDA graphs read them later
+def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
+    """[rows] the index of each row's first entry, when rows of so many entries are flattened."""
+    return torch.arange(0, rows * entries, entries, device=device)
+
+
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
     if table.shape[0] == 1:
@@ -106,7 +113,7 @@ class DraftTree:
     were sampled from, and probs_index [B|1, N+1]: which of them the children of a slot were sampled from; None if the
     children were chosen and not sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a
     distribution with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose its
-    nodes.
+    nodes. counts [B]: nodes that exist, if the policy knows it.
     """
 
     tokens: Tensor
@@ -117,6 +124,12 @@ class DraftTree:
     probs_index: Tensor | None = None
     nonfinite: Tensor | None = None
     scores: Tensor | None = None
+    counts: Tensor | None = None
+
+    @property
+    def num_nodes(self) -> Tensor:
+        """[B] nodes that exist; in a chain they are the first ones."""
+        return self.exists.sum(1) if self.counts is None else self.counts
 
     def proposal_probs(self, slots: Tensor) -> Tensor | None:
         """The distributions [B, V] that the children of `slots` [B] were sampled from; None if they were chosen."""

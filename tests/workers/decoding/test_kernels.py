@@ -23,7 +23,7 @@ from tests.fakes.tape import without_shortcuts
 from tests.workers.decoding.test_tree import random_parents
 from workers.decoding import kernels
 from workers.decoding.accept import Acceptor
-from workers.decoding.kernels import FusedRule, random_bits
+from workers.decoding.kernels import FusedRule, bits_by_numpy, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits, image_keys
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
@@ -188,6 +188,7 @@ def batch_of(tree: DraftTree) -> Batch:
     emitted = torch.arange(ROWS) % 5 + 1
     batch = SimpleNamespace(
         emitted=emitted,
+        root=torch.zeros(ROWS, dtype=torch.int64),
         remaining=8 - emitted,
         rng=CounterRNG(torch.arange(ROWS), 8),
         token_positions=emitted[:, None] + torch.arange(tree.shape.max_depth + 1),
@@ -299,4 +300,6 @@ def test_random_bits_are_the_same() -> None:
     slots = torch.arange(7) + 16_384
     for purpose in Purpose:
         for shapes in ((keys[:, None, None], positions[..., None], slots), (keys[:, None], positions, slots[:5])):
-            assert torch.equal(random_bits(*shapes[:2], int(purpose), shapes[2]), bits(*shapes[:2], purpose, shapes[2]))
+            expected = bits(*shapes[:2], purpose, shapes[2])
+            for function in (random_bits, bits_by_numpy):
+                assert torch.equal(function(*shapes[:2], int(purpose), shapes[2]), expected)

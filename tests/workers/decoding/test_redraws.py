@@ -38,11 +38,11 @@ def drawn(params: Jacobi, q: Tensor = Q, drafted: bool = True) -> tuple[Tensor, 
     old = sample_by_inversion(P.expand(shape), torch.rand(IMAGES, PLACES, dtype=torch.float64, generator=GENERATOR))
     if params.redraw == "coupled":
         old, _ = REDRAWS["coupled"](
-            Redraw(params, draws, P.expand(shape), positions, torch.arange(PLACES), old, P.expand(shape), old >= 0)
+            Redraw(params, draws, P.expand(shape), positions, 0, old, P.expand(shape), old >= 0)
         )
     everywhere = torch.full((IMAGES, PLACES), drafted)
     new, probs = REDRAWS[params.redraw](
-        Redraw(params, draws, q.expand(shape), positions, torch.arange(PLACES) + 9, old, P.expand(shape), everywhere)
+        Redraw(params, draws, q.expand(shape), positions, 9, old, P.expand(shape), everywhere)
     )
     return old, new, probs
 

@@ -18,6 +18,7 @@ from workers.decoding.sampling import (
     apply_cfg,
     guided_logits,
     kth_largest,
+    largest_index,
     sample_by_inversion,
     sample_with_exponentials,
     to_probs,
@@ -159,6 +160,13 @@ def test_the_kth_largest_is_that_of_a_sort(k: int) -> None:
     logits[1] = logits[1].round()
     logits[0, 0, 3], logits[2, 1] = torch.nan, -torch.inf  # a NaN counts as the largest
     torch.testing.assert_close(kth_largest(logits, k), logits.topk(k).values[..., -1:], atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("codes", [64, 1 << 16])
+def test_the_largest_index_is_the_first_of_equal_ones(codes: int) -> None:
+    x = torch.zeros(3, 2, codes)
+    x[0, 0, 9:], x[1, 1, -1], x[2, 0, 5], x[2, 0, 8] = 2, 1, torch.inf, torch.nan
+    assert largest_index(x).tolist() == [[9, 0], [0, codes - 1], [8, 0]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
