@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.text import shown_table
+from orchestrator.cli.text import for_output, trial_table
 from orchestrator.results.prices import is_priced
 from workers.metrics.estimate import Estimate, measured
 
@@ -23,16 +23,18 @@ def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dic
         StopIteration: a trial has not finished.
     """
     sweeps = [sweep for front in fronts for sweep in front.sweeps.values()]
-    names, first = [metric.name for metric in fronts[0].metrics], sweeps[0]
+    names = [metric.name for metric in fronts[0].metrics]
     speeds, others = [name for name in names if is_priced(name)], [name for name in names if not is_priced(name)]
     members = [{trial.number for trial in front.members} for front in fronts]
-    rows: list[dict[str, Any]] = []
+    rows, shown, table_names = list[dict[str, Any]](), dict[int, str](), for_output(fronts[0], long=False).names
     for number in sorted(numbers):
         records = [next(record for record in sweep.records if record.number == number) for sweep in sweeps]
+        shown[number] = table_names.name(records[0].config)
         rows.append(
             {
                 "number": number,
-                "setting": records[0].title(first.names.name(records[0].config)),
+                "setting": fronts[0].names.name(records[0].config),
+                "label": records[0].label,
                 "digest": records[0].digest,
                 **{name: _plain(records[0].metrics.get(name)) for name in others},
                 **{name: [_plain(record.metrics.get(name)) for record in records] for name in speeds},
@@ -41,7 +43,8 @@ def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dic
         )
     if speeds:
         rows.sort(key=lambda row: row[speeds[0]][0]["value"] if row[speeds[0]][0] else float("inf"))
-    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(rows, sweeps, speeds, others)
+    settings = [shown[row["number"]] for row in rows]
+    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(rows, settings, sweeps, speeds, others)
 
 
 def machine_name(sweep: Sweep) -> str:
@@ -55,26 +58,30 @@ def _plain(value: Estimate | None) -> dict[str, Any] | None:
 
 
 def _lines(
-    rows: Sequence[dict[str, Any]], sweeps: Sequence[Sweep], speeds: Sequence[str], others: Sequence[str]
+    rows: Sequence[dict[str, Any]],
+    settings: Sequence[str],
+    sweeps: Sequence[Sweep],
+    speeds: Sequence[str],
+    others: Sequence[str],
 ) -> list[str]:
-    """A table with a column for each price, and what its columns are of."""
+    """A table with a column for each price, and what its columns are of. settings: their names, of each row."""
     several = len(sweeps) > 1
     marks = [f"[{place}]" for place in range(1, len(sweeps) + 1)]
     head = [f"{name} {mark}" if several else name for name in speeds for mark in marks]
     cells = [
         [
             str(row["number"]),
-            row["setting"],
+            setting,
             *(_shown(row[name]) for name in others),
             *(_shown(value) for name in speeds for value in row[name]),
             " ".join(mark if several else "yes" for mark, found in zip(marks, row["on_front"], strict=True) if found),
         ]
-        for row in rows
+        for row, setting in zip(rows, settings, strict=True)
     ]
     head = ["trial", "setting", *others, *head, "on front"]
-    table = shown_table(head, cells, right={0, *range(2, len(head) - 1)})
+    table = trial_table(head, cells, [row["label"] for row in rows], range(2, len(head) - 1))
     named = zip(marks, map(machine_name, sweeps), strict=True)
-    return [table, *(f"{mark} {name}" for mark, name in named if several)]
+    return [*table, *(f"{mark} {name}" for mark, name in named if several)]
 
 
 def _shown(value: dict[str, Any] | None) -> str:

@@ -44,4 +44,4 @@ def export(
         raise CommandError(f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}", FAILED)
     files = export_files(trial)
     write_folder(Path(out), files)
-    typer.echo(clean(f"{out}: trial {trial.number}, {trial.title} ({', '.join(files)})"))
+    typer.echo(clean(f"{out}: {trial.heading} ({', '.join(files)})"))

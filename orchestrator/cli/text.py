@@ -184,7 +184,7 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
         basis = [] if trial.name in known else [f"  {text}" for text in trial.basis]
         return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}"), *basis]
     first, off = trial.front.metrics[0], "" if trial.on_front else " (not on the front)"
-    lines = [heading(f"{trial.choice}{sure}"), f"  trial {trial.name}, {trial.title}{off}"]
+    lines = [heading(f"{trial.choice}{sure}"), f"  {trial.heading}{off}"]
     for name in trial.objectives:
         line = f"  {name} {trial.metrics[name]}"
         if name == first.name and trial.gain_probability is not None:
@@ -209,28 +209,36 @@ def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
         share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
         values = [str(row.metrics[name]) for name in row.objectives]
         cells.append([row.name, row.setting, *values, share])
-    lines = []
     labels = [row.record.label for row in rows]
-    labels = ["" if label == row.setting else label for label, row in zip(labels, rows, strict=True)]
     within = [", ".join(row.within_error_of or []) for row in rows]
-    for name, column in (("within error of", within), ("label", labels)):
-        wider = [[*line, cell] for line, cell in zip(cells, column, strict=True)]
-        if not any(column):
-            continue
-        if table_fits([*head, name], wider):
-            head, cells = [*head, name], wider
-        else:
-            lines.append(_footnote(name, rows, column))
-    return [shown_table(head, cells, right=range(2, 3 + len(front.metrics))), *lines]
-
-
-def _footnote(name: str, rows: Sequence[Trial], column: Sequence[str]) -> str:
-    """A column in one line."""
-    if name == "label":
-        return "labels: " + "; ".join(f"{row.name} {text}" for row, text in zip(rows, column, strict=True) if text)
     place = {row.name: index for index, row in enumerate(rows)}
     pairs = ((row.name, other) for row in rows for other in row.within_error_of or [] if place[row.name] < place[other])
-    return "within error of each other: " + ", ".join(f"{first} and {second}" for first, second in pairs)
+    note = "within error of each other: " + ", ".join(f"{first} and {second}" for first, second in pairs)
+    right = range(2, 3 + len(front.metrics))
+    return trial_table(head, cells, labels, right, ("within error of", within, note))
+
+
+def trial_table(
+    head: list[str],
+    cells: list[list[str]],
+    labels: Sequence[str],
+    right: Container[int],
+    *more: tuple[str, Sequence[str], str],
+) -> list[str]:
+    """A table of trials, and the lines below it. Columns for which there is no room are lines.
+
+    cells: of each trial, the first two of which are its name and its setting. labels: of the trials; one that is the
+    setting's name is left out. more: further columns, as name, cells and line.
+    """
+    lines, labels = [], ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)]
+    named = "labels: " + "; ".join(f"{row[0]} {label}" for row, label in zip(cells, labels, strict=True) if label)
+    for name, column, line in (*more, ("label", labels, named)):
+        wider = [[*row, cell] for row, cell in zip(cells, column, strict=True)]
+        if any(column) and table_fits([*head, name], wider):
+            head, cells = [*head, name], wider
+        elif any(column):
+            lines.append(line)
+    return [shown_table(head, cells, right=right), *lines]
 
 
 def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.abc import Traversable
@@ -30,6 +31,7 @@ from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacl
 from orchestrator.results.config_file import trial_text
 from orchestrator.results.front import front_of
 from orchestrator.results.joint import critical_t
+from orchestrator.results.names import Form
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep
@@ -121,6 +123,7 @@ def page_data(
     """
     names, axes = _metric_names(sweeps), _axes(sweeps, objectives)
     front = front_of(sweeps, *(metric.name for metric in axes)) if len(axes) > 1 else None
+    front = front and replace(front, form=Form.ABBREVIATED)  # as `pareto` shows it
     candidates = [] if front is None else front.candidates
     named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
     trials, members = page_trials(named), {candidate.name for candidate in candidates if candidate.on_front}
@@ -128,7 +131,8 @@ def page_data(
     shown = [trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.state == COMPLETE]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys, confidence = config_keys(named), {candidate.name: candidate.confidence for candidate in candidates}
-    entries = [trial.entry(names, keys, confidence.get(trial.id)) for trial in trials]
+    settings = sweeps[0].names if front is None else front.names
+    entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
     now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.results.joint import JointErrors, block_effects
-from orchestrator.results.names import VANILLA, family
+from orchestrator.results.names import VANILLA, SettingNames, family, trial_title
 from orchestrator.results.plots import looks
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -54,20 +54,22 @@ class PageTrial:
             return 0
         return 1 if self.id in front else 2 if self.record.label else OTHERS
 
-    def entry(self, metrics: Sequence[str], keys: Sequence[str], confidence: float | None) -> dict[str, Any]:
-        """Plain data. keys: of `flat`, its config's values. confidence: None if it is on no front."""
+    def entry(
+        self, metrics: Sequence[str], keys: Sequence[str], confidence: float | None, names: SettingNames
+    ) -> dict[str, Any]:
+        """Plain data. keys: of `flat`, its config's values. confidence: None if on no front. names: of settings."""
         record, twin = self.record, self.record.duplicate_of
         flat = record.config.flat() if record.config else {}
         return {shared: getattr(record, shared) for shared in _SHARED} | {
             "id": self.id,
             "sweep": self.index,
-            "title": (f"{self.owner}: " if self.owner else "") + (record.label or f"trial {record.number}"),
+            "title": trial_title(self.id, record.label),
             "groups": ({"sweep": self.owner} if self.owner else {}) | groups(record.config),
             "images_of": self.key,
             "duplicate_of": None if twin is None else self.of(twin),
             "confidence": confidence,
             "flat": [flat.get(key) for key in keys],
-            "description": self.sweep.names.name(record.config),
+            "description": names.name(record.config),
             "lossless": record.is_lossless(self.sweep.identity.sampling),
             "violated": [text for text, excess in record.constraints.items() if excess > 0],
             "metrics": {name: _measured(self.sweep.metric(name), record) for name in metrics if name in record.metrics},

@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 from orchestrator.results.bounds import describe_choice
 from orchestrator.results.config_file import MeasuredSpeed, Setting, config_header
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.names import SettingNames
+from orchestrator.results.names import SettingNames, title, trial_title
 from orchestrator.results.query import limit_confidence, limit_notes, limit_samples
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, html_table, percent, signed_percent
@@ -118,7 +118,12 @@ class Trial:
     @property
     def title(self) -> str:
         """The name of its setting, after the trial's label if it has one."""
-        return self.record.title(self.setting)
+        return title(self.record.label, self.setting)
+
+    @property
+    def heading(self) -> str:
+        """Its name and its title, as sentences name it (see `trial_title`)."""
+        return trial_title(self.name, self.record.label, self.setting)
 
     @property
     def bound(self) -> float | None:

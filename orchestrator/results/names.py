@@ -38,6 +38,20 @@ def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
     return text if all(part.is_exact for part in parts) else f"{text}#{_hash(config)}"
 
 
+def title(label: str, setting: str) -> str:
+    """A setting's name, after the label of its trial if it has one: `gsd: jacobi-chain15 grouped`."""
+    return ": ".join(dict.fromkeys(text for text in (label, setting) if text))
+
+
+def trial_title(name: object, label: str, setting: str = "") -> str:
+    """What names a trial in a sentence: `trial 5, gsd: jacobi-chain15 grouped`; where its setting stands beside it,
+    `trial 5, gsd` or `trial 8`.
+
+    name: its number, after its sweep's name if there are several.
+    """
+    return ", ".join(text for text in (f"trial {name}", title(label, setting)) if text)
+
+
 def family(config: DecodingConfig) -> str:
     """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `rows`,
     `vanilla`.

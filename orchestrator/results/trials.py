@@ -105,10 +105,6 @@ class TrialRecord:
         sizes = {name: size or first for name in self.metrics for base, size in [split_batch(name)] if base == metric}
         return {size: self.metrics[name] for name, size in sorted(sizes.items(), key=lambda entry: entry[1])}
 
-    def title(self, setting: str) -> str:
-        """The setting's name, after the trial's label if it has one: `gsd: jacobi-chain15 grouped`."""
-        return setting if self.label in ("", setting) else f"{self.label}: {setting}"
-
     def to_json(self) -> bytes:
         plain = asdict(replace(self, config=None, metrics={}, history=()))
         plain |= {

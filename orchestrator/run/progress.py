@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from orchestrator.errors import explain
 from orchestrator.results.checked_text import append_line
-from orchestrator.results.names import SettingNames
+from orchestrator.results.names import SettingNames, title, trial_title
 from orchestrator.results.text import clean, counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal
@@ -273,12 +273,6 @@ class Progress:
         return sorted(front, key=lambda row: row[1]["metrics"][names[0]])
 
 
-def title(event: Event) -> str:
-    """A trial's setting, after its label if it has one; safe to print."""
-    label, setting = event.get("label", ""), event["setting"]
-    return clean(setting if label in ("", setting) else f"{label}: {setting}")
-
-
 def format_duration(seconds: float) -> str:
     """`4:07` or `2:10:00`."""
     total = round(seconds)
@@ -351,7 +345,7 @@ def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
 
 def trial_line(event: Event, progress: Progress) -> str:
     """A finished trial in one line."""
-    name = f"trial {event['trial']} {title(event)}"
+    name = clean(trial_title(event["trial"], event.get("label", ""), event["setting"]))
     if event["state"] == "failed":
         return f"{name}: failed: {event['cause']}"
     if event["state"] == "stopped" and event["event"] == "trial_revived":
@@ -409,7 +403,7 @@ def render(progress: Progress) -> RenderableType:
     notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
     rows = progress.front()
     notes += [Text(progress.plateau, style="dim")] if progress.plateau else []
-    front = ["", _front_table(progress, rows)] if rows else []
+    front = ["", "on the front so far", _front_table(progress, rows)] if rows else []
     return Group(state, trials, Text(_rate(progress)), activity, *notes, *front)
 
 
@@ -420,14 +414,14 @@ def _front_table(progress: Progress, rows: Iterable[tuple[int, Event]]) -> Rende
 
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("trial", justify="right")
-    table.add_column("on the front so far", overflow="fold")
+    table.add_column("setting", overflow="fold")
     for name, _ in progress.objectives:
         table.add_column(Text(clean(name)), justify="right", no_wrap=True)
     for number, trial in rows:
         values = [Text(measured(trial["metrics"][name], trial["errors"].get(name))) for name, _ in progress.objectives]
         for value in values:
             value.highlight_regex(r"± .*", "dim")
-        table.add_row(str(number), Text(title(trial)), *values)
+        table.add_row(str(number), Text(clean(title(trial.get("label", ""), trial["setting"]))), *values)
     return table
 
 

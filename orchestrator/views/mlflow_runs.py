@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
 from orchestrator.results.compare import hypervolume
 from orchestrator.results.joint import directions, values_of
-from orchestrator.results.names import SettingNames
+from orchestrator.results.names import SettingNames, title
 from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import Identity
@@ -132,7 +132,7 @@ def span(record: TrialRecord, identity: Identity) -> tuple[int, int]:
 
 def run_name(record: TrialRecord, names: SettingNames) -> str:
     """The trial's number, its label if it has one, and its setting's name."""
-    return clean(f"{record.number} {record.title(names.name(record.config))}")[:_MAX_NAME]
+    return clean(f"{record.number} {title(record.label, names.name(record.config))}")[:_MAX_NAME]
 
 
 def params(record: TrialRecord) -> dict[str, str]:
@@ -345,8 +345,9 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     front = sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)
     places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
     shown = [front[place] for place in places]
-    titles = [_literal(record.title(sweep.names.name(record.config))).replace('"', '\\"') for record in shown]
-    heads = [f'[{r.number}]({links[r.number]} "{title}")' for r, title in zip(shown, titles, strict=True)]
+    settings = sweep.names.alike(record.config for record in front if record.config is not None)
+    titles = [_literal(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
+    heads = [f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)]
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
     rows = [[name, *(str(record.metrics[name]).partition(" ±")[0] for record in shown)] for name in names]
     return [f"| {' | '.join(cells)} |" for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.front import front_of
+from orchestrator.results.names import Form
 from orchestrator.results.sweep import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.searched_sweeps import write_searched_sweep
@@ -16,6 +20,9 @@ from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.timed_sweeps import write_timed_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
+
+if TYPE_CHECKING:
+    from playwright.sync_api import ViewportSize
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +73,22 @@ def test_parameters_and_choices_of_one_prefix_stay_apart(open_page: Open, folder
     assert "of second" in str(slices.locator("svg").first.text_content())
 
 
+@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+def test_names_of_choices_lie_apart(open_page: Open, folder: Path, tmp_path: Path, viewport: ViewportSize) -> None:
+    data = page_data([Sweep.open(folder)])
+    place, choices = data["keys"].index("tree.policy"), ["additive", "grouped", "multiplicative", "none", "stationary"]
+    for number, trial in enumerate(data["trials"]):
+        trial["flat"][place] = choices[number % len(choices)]
+    (tmp_path / "report.html").write_text(render(data), "utf-8")
+    slices = open_page(tmp_path, viewport=viewport).locator("#slices figure", has_text="tree.policy")
+    labels = slices.locator('[aria-label="x-axis tick label"] text').all()
+    assert len(labels) == len(choices)
+    boxes = [label.bounding_box() for label in labels]
+    for one, other in itertools.combinations([box for box in boxes if box], 2):
+        beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+        assert beside or abs(one["y"] - other["y"]) >= 9
+
+
 def test_too_few_trials_are_said_to_be_too_few(open_page: Open, tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     write_report(Storage(tmp_path))
@@ -81,7 +104,7 @@ def test_the_speed_up_of_the_front_over_the_batch(open_page: Open, tmp_path: Pat
     assert section.locator("h2").inner_text() == "Speed-up over batch"
     assert section.locator("thead th").all_inner_texts() == ["trial", "setting", "batch 1", "batch 4", "batch 8"]
     rows = [row.locator("th, td").all_inner_texts() for row in section.locator("tbody tr").all()]
-    members = front_of([sweep]).members
+    members = replace(front_of([sweep]), form=Form.ABBREVIATED).members
     assert len(members) > 2
     names = ("speedup_batch1", "speedup", "speedup_batch8")
     assert rows == [[trial.name, trial.title, *(measured(trial.metrics[name]) for name in names)] for trial in members]

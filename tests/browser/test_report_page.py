@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.report.page import write_report
+from orchestrator.results.names import family, trial_title
 from orchestrator.results.store import write_trial
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
@@ -430,10 +431,26 @@ def test_stopped_trials_are_listed_and_not_plotted(open_page: Open, tmp_path: Pa
     assert last == "9", "99x on half of the images is not the best"
 
 
+def test_the_card_says_why_its_trial_is_not_in_the_plot(open_page: Open, folder: Path) -> None:
+    page = open_page(folder)
+    status, shown = page.locator("#card .front-status"), page.locator("#card").get_attribute("data-trial")
+    assert "on the front" in status.inner_text()
+    number = int(str(shown).rpartition("#")[2])
+    record = next(record for record in Sweep.open(folder).records if record.number == number)
+    assert record.config is not None
+    kind = family(record.config)
+    page.locator(f'.kind[data-kind="{kind}"]').click()
+    assert page.locator("#card").get_attribute("data-trial") == shown, "still recommended"
+    assert f"hides {kind}" in status.inner_text()
+    assert "front" not in status.inner_text()
+    page.locator(f'.kind[data-kind="{kind}"]').click()
+    assert "on the front" in status.inner_text()
+
+
 def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
     rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()
-    names = [row["label"] or f"trial {row['number']}" for row in rows]
+    names = [trial_title(row["number"], row["label"]) for row in rows]
     unclear = {(a, b): 2 - len(row["distinct_from_next"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
     text = page.locator("#within-error").inner_text()
     assert any(unclear.values())
@@ -452,7 +469,7 @@ def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
     write_report(storage)
     page = open_page(tmp_path)
     page.locator(".point.front").first.click()
-    assert page.locator("#card h3").inner_text() == HOSTILE
+    assert page.locator("#card h3").inner_text().partition(", ")[2] == HOSTILE
     assert page.locator("h1").inner_text() == HOSTILE
     assert page.locator(".cause").inner_text() == HOSTILE
     assert page.locator("#image-panel figcaption").first.inner_text() == HOSTILE

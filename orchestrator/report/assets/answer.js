@@ -108,9 +108,8 @@ function choiceLines(trial) {
     base = vanilla !== trial && vanilla?.metrics[y]?.[0],
     changed = base ? formatChange(difference(trial, vanilla, y), base) : null,
     kind = changed && (byChance(trial, y) ? ", change by chance" : ", change"),
-    more = trial.label === trial.description ? null : trial.description;
-  const [name, description] = trial.label ? [trial.title, more] : [trial.description, trial.title],
-    link = button(".link", name, () => reveal(trial), { title: "Show in the plot" });
+    description = trial.label === trial.description ? null : trial.description,
+    link = button(".link", trial.title, () => reveal(trial), { title: "Show in the plot" });
   return [
     el("p.chosen", { "data-trial": trial.id }, icon(trial), link),
     description && el("p.description", description),

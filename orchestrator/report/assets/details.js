@@ -2,12 +2,12 @@
 // recommended one.
 import { hasRanges, isSelected } from "./brush.js";
 import { BAR, kneeTrial, recommended } from "./choices.js";
-import { DATA, metricNote, metricTitle, sheetOf } from "./data.js";
+import { DATA, isPlotted, metricNote, metricTitle, sheetOf } from "./data.js";
 import { button, byId, closeButton, copyButton, el, narrow, scrolling, show, terms } from "./dom.js";
 import { duration, percent, plural, shortened } from "./format.js";
 import { icon } from "./marks.js";
 import { FULL, isFull, pin, unpin } from "./selection.js";
-import { change, follow, state } from "./state.js";
+import { change, follow, kindOf, state } from "./state.js";
 import { difference, withError } from "./values.js";
 
 function drawDetails() {
@@ -75,13 +75,16 @@ function drawCard(trial, byDefault) {
 function frontStatus(trial) {
   const isMember = state.scene.front.includes(trial),
     isFirstView = state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size && !hasRanges();
-  const outside = isSelected(trial) ? "behind the front" : "not among the selected trials",
-    behind = trial.feasible ? outside : `violates ${trial.violated.join("; ")}`,
-    share = trial.confidence !== null && isFirstView && percent(trial.confidence);
+  const outside = () => {
+    if (!trial.feasible) return `violates ${trial.violated.join("; ")}`;
+    if (!isSelected(trial)) return "not among the selected trials";
+    if (state.hidden.has(kindOf(trial))) return `not in the plot, which hides ${kindOf(trial)}`;
+    return isPlotted(trial, state.x, state.y) ? "behind the front" : "not in the plot";
+  };
+  const share = trial.confidence !== null && isFirstView && percent(trial.confidence);
   return [
-    trial.label && `trial ${trial.number} · `,
     trial.lossless && "lossless · ",
-    isMember ? "on the front" : behind,
+    isMember ? "on the front" : outside(),
     share && `; ${isMember ? "stays on it" : "on it"} in ${share} of draws from the errors`,
   ];
 }

@@ -10,6 +10,8 @@ import { follow } from "../assets/state.js";
 
 const MAX_KEYS = 10,
   MAX_TEXT = 40, // letters of a choice
+  LETTER = 6.5, // pixels across a letter of a tick
+  MAX_LINES = 4, // of names below a slice
   RANGE = 18, // pixels across a marked range
   NO_VALUE = -0.14; // the height of a trial without a value on a parallel coordinate
 const IMPORTANCES =
@@ -188,13 +190,17 @@ function drawSlices(host, metric, trials, varied, front) {
           title: (trial) => `${trial.title}: ${formatMeasured(trial.metrics[metric])}`,
         },
       );
-    const letters = Math.max(11, Math.floor(width / 8 / new Set(values).size)),
-      choices = { type: "point", tickFormat: (name) => endOf(name, letters) },
+    const room = (width - 68) / LETTER / new Set(values).size, // letters of a name that has a line of its own
+      longest = Math.max(...values.map((value) => String(value ?? "").length)),
+      lines = text ? Math.min(MAX_LINES, Math.ceil(longest / room)) : 1,
+      letters = Math.max(11, Math.floor(room * lines)),
+      tickFormat = (name, place) => "\n".repeat(place % lines) + endOf(name, letters),
+      choices = { type: "point", tickFormat },
       scale = text ? choices : { type: isBent(ends(values)) ? "log" : "linear" };
     const shown = picture(`${metricTitle(metric)} against ${key}`, {
       width,
-      height: 190,
-      margins: [12, 20, 32, 48],
+      height: 190 + 12 * (lines - 1),
+      margins: [12, 20, 32 + 12 * (lines - 1), 48],
       x: { label: null, ticks: 4, ...scale },
       y: { label: null, ticks: 5 },
       marks: [Plot.gridY({ ticks: 5, className: "grid" }), dots(false), dots(true)],

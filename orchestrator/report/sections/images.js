@@ -67,7 +67,7 @@ function keepChoices(others) {
 }
 const pageCount = () => Math.ceil(data.captions.length / PER_PAGE);
 function drawControls(controls, others) {
-  const name = (trial) => shortened(`${trial.title}${trial.label ? "" : `: ${trial.description}`}`, 48),
+  const name = (trial) => shortened(trial.label ? trial.title : `${trial.title}, ${trial.description}`, 48),
     options = others.map((trial) => [trial.id, name(trial)]);
   const select = (trial, i) =>
     choice(["first", "second"][i], options, trial.id, (id) => choose(compared.trials.with(i + 1, trialOf(id))));

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
+from orchestrator.results.names import title
 from orchestrator.run.progress import (
     Progress,
     TimeLeft,
@@ -27,7 +28,6 @@ from orchestrator.run.progress import (
     show_json,
     show_lines,
     show_live,
-    title,
     trial_line,
 )
 
@@ -113,7 +113,7 @@ def test_a_label_precedes_the_setting_and_neither_controls_the_terminal() -> Non
 def test_the_front_holds_the_feasible_nondominated_trials() -> None:
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 1.5, 6.0), finished(5, 3, 9)]
     progress = after(*whole, finished(3, 9.0, 1.0, feasible=False), failed(4))
-    assert [(number, title(trial)) for number, trial in progress.front()] == [
+    assert [(number, title(trial["label"], trial["setting"])) for number, trial in progress.front()] == [
         (0, "chain 0"),
         (1, "chain 1"),
         (5, "chain 5"),
@@ -339,9 +339,9 @@ def test_a_finished_trial_ends_the_note_before_it() -> None:
 
 def test_the_line_of_a_finished_trial() -> None:
     progress = after()
-    assert trial_line(finished(3, 1.2345, 5), progress) == "trial 3 chain 3: speedup 1.234, fid 5.00 ± 0.25"
+    assert trial_line(finished(3, 1.2345, 5), progress) == "trial 3, chain 3: speedup 1.234, fid 5.00 ± 0.25"
     assert trial_line(finished(3, feasible=False), progress).endswith("; infeasible")
-    assert trial_line(failed(4), progress) == "trial 4 chain 4: failed: OutOfMemory: at batch 4"
+    assert trial_line(failed(4), progress) == "trial 4, chain 4: failed: OutOfMemory: at batch 4"
 
 
 def test_plain_lines() -> None:
@@ -359,7 +359,7 @@ def test_plain_lines() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "loading the models"
     assert lines[1].startswith("0 % · 0/10 trials · 8 images")
-    assert lines[2:] == ["trial 1 chain 1: speedup 1, fid 5.00 ± 0.25"], "one headline; old trials in none"
+    assert lines[2:] == ["trial 1, chain 1: speedup 1, fid 5.00 ± 0.25"], "one headline; old trials in none"
 
 
 def test_a_second_cluster_counts_no_trial_twice() -> None:
@@ -512,8 +512,10 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     )
     lines = [line for line in out.getvalue().splitlines() if line.startswith("trial ")]
     assert len(lines) == progress.done == 24
-    assert lines[0].startswith("trial 0 vanilla: speedup 1.")
-    assert any(line.startswith("trial 3 eagle-chain") for line in lines), "a proposal without a label shows its setting"
+    assert lines[0].startswith("trial 0, vanilla: speedup 1.")
+    assert any(line.startswith("trial 3, eagle-chain") for line in lines), (
+        "a proposal without a label shows its setting"
+    )
     beyond = [record for record in outcome.records if not record.feasible]
     assert sum(line.endswith("infeasible") for line in lines) == len(beyond) > 0
     assert progress.running == {}
