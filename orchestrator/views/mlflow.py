@@ -294,10 +294,7 @@ class MlflowView(View[Sweep]):
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
-        for key, view in runs.front_view(sweep).items():
-            if self._views.get(key) != view:
-                self._client.set_experiment_tag(self._experiment_id, key, view)
-                self._views[key] = view
+        _share_front(self._client, self._experiment_id, sweep, self._views)
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 
@@ -351,6 +348,27 @@ def find_location(sweep: Sweep, uri: str) -> MlflowLocation:
         front = [record.number for record in sweep.front_records]
         parent = parents[0].info.run_id if parents else ""
         return MlflowLocation(sweep.identity, uri, found.experiment_id, parent, trial_runs, front)
+
+
+def share_front(sweep: Sweep, location: MlflowLocation) -> None:
+    """Make the shared view of a sweep's front (see `runs.front_view`), which one that an earlier version logged lacks.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or refuses.
+    """
+    if location.experiment_id:
+        with as_tracking_error(location.uri):
+            client = connect(location.uri)
+            tags = dict(client.get_experiment(location.experiment_id).tags)
+            _share_front(client, location.experiment_id, sweep, tags)
+
+
+def _share_front(client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]) -> None:
+    """Set the tags of the shared view that differ from the experiment's `tags`, and add them there."""
+    for key, view in runs.front_view(sweep).items():
+        if tags.get(key) != view:
+            client.set_experiment_tag(experiment_id, key, view)
+            tags[key] = view
 
 
 def last_place(sweep: Sweep) -> tuple[str, str]:

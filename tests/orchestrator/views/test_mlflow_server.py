@@ -217,6 +217,28 @@ def test_sync_and_ui_print_the_pages_of_a_server(
     assert shown.out.split()[1::2] == list(ran.json["links"].values())
 
 
+def test_ui_makes_the_view_that_an_earlier_version_did_not(storage: Storage, mlflow_server: str) -> None:
+    from mlflow.tracking import MlflowClient
+
+    def views() -> dict[str, str]:
+        experiment = client.get_experiment(sync(storage, mlflow_server).location.experiment_id)
+        return {key: tag for key, tag in experiment.tags.items() if key.startswith("mlflow.sharedViewState.")}
+
+    client, no_view = MlflowClient(mlflow_server), mock.patch("orchestrator.views.mlflow._share_front")
+    with no_view:
+        assert not views()
+    assert specfrontier("ui", storage.uri).code == 0
+    with no_view:
+        (view,) = views().values()
+    assert "specfrontier.pareto" in view
+    refused = mock.patch("orchestrator.views.mlflow._share_front", side_effect=PermissionError("read-only"))
+    with refused:
+        shown = specfrontier("ui", storage.uri)
+    assert shown.code == 0, "the links are worth having"
+    assert "viewStateShareKey=" in shown.out
+    assert "read-only" in shown.err
+
+
 def test_mistakes_are_one_message(storage: Storage, tmp_path: Path) -> None:
     error_of("ui", str(tmp_path / "nothing"), code=WRONG_USAGE)
     away = error_of("sync", storage.uri, "--uri", "http://me:hidden-word@127.0.0.1:9", code=FAILED)
