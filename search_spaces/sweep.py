@@ -42,7 +42,7 @@ from search_spaces.trial import DecodingConfig, Sampling, flat_types
 
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
-_VANILLA = "vanilla"
+VANILLA = "vanilla"
 _CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed, besides models.file
 _OBJECTIVES = (2, 3)  # how many a front has
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
@@ -218,11 +218,11 @@ class SweepConfig:
         """
         sampling = self.sampling or sampling
         baseline = DecodingConfig(sampling=sampling)
-        labels = {baseline: _VANILLA}
+        labels = {baseline: VANILLA}
         for entry in self.enqueue:
             config = entry.config.with_sampling(entry.config.sampling or sampling)
-            if entry.label == _VANILLA and config != baseline:
-                raise ConfigError(("enqueue", _VANILLA), "the label of the baseline; choose another label")
+            if entry.label == VANILLA and config != baseline:
+                raise ConfigError(("enqueue", VANILLA), "the label of the baseline; choose another label")
             labels.setdefault(config, entry.label)
         enqueue = tuple(Enqueued(label, config) for config, label in labels.items())
         return replace(self, sampling=sampling, enqueue=enqueue)

@@ -90,7 +90,8 @@ def launch(
     if options.check:
         from orchestrator.cli.launch_plan import describe_plan
 
-        typer.echo(describe_plan(replace(config, sampling=sampling), storage, options.taken, unfetched))
+        config = config if sampling is None else config.resolve(sampling)
+        typer.echo(describe_plan(config, storage, options.taken, unfetched))
         return storage.uri
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes

@@ -34,7 +34,7 @@ from orchestrator.run.placement import diff_images
 from orchestrator.run.racing import at_full_size
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
-from search_spaces.sweep import SweepConfig
+from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import read_captions
@@ -198,7 +198,7 @@ class Earlier:
         sweeps: dict[str, tuple[Sweep, Sweep]] = {}  # as they are, and by the new sweep's goals
         running: set[DecodingConfig] = set()
         front: dict[DecodingConfig, str] = {}
-        labels = {entry.label for entry in sweep.enqueue}
+        labels = {VANILLA, *(entry.label for entry in sweep.enqueue)}
         for earlier in map(Sweep.open, locations):
             if earlier.storage.uri in sweeps:
                 raise EarlierSweepError(f"--from {earlier.name}: given twice; name it once")
@@ -209,9 +209,10 @@ class Earlier:
             sweeps[earlier.storage.uri] = earlier, compared
             sampling = sweep.sampling or earlier.identity.sampling  # the target's own, if the sweep does not say
             running |= {entry.config.with_sampling(entry.config.sampling or sampling) for entry in sweep.enqueue}
+            running.add(DecodingConfig(sampling=sampling))
             for record in compared.front_records:
                 config = record.config
-                if config is None or config.is_vanilla or config in running:
+                if config is None or config in running:
                     continue
                 running.add(config)
                 front[config] = _free_label(record, earlier.name, labels)
@@ -221,12 +222,14 @@ class Earlier:
 
     def extend(self, sweep: SweepConfig) -> SweepConfig:
         """The sweep with the earlier fronts' configs after its own, and budgets that are larger by them and their
-        images.
+        images. The file that a sweep has stored has them already.
         """
-        count, budget = len(self.front), sweep.budget
+        own, budget = {entry.config for entry in sweep.enqueue}, sweep.budget
+        front = [entry for entry in self.front if entry.config not in own]
+        count = len(front)
         images = None if budget.images is None else budget.images + count * sweep.captions.count * sweep.quality.samples
         budget = replace(budget, trials=budget.trials + count, images=images)
-        return replace(sweep, enqueue=(*sweep.enqueue, *self.front), budget=budget)
+        return replace(sweep, enqueue=(*sweep.enqueue, *front), budget=budget)
 
     def decide(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> Self:
         """The same with the trials alone that the search of a new sweep is told, each once. facts: of a worker."""
@@ -352,7 +355,7 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
     vanilla, found = sweep.baseline, list[TrialRecord]()
     for record in sweep.records:
         config = record.config
-        if config is None or config.is_vanilla or config in running or record.duplicate_of is not None:
+        if config is None or config in running or record.duplicate_of is not None:
             continue
         if vanilla is not None:
             record = at_full_size(record, vanilla)

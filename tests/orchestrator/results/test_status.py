@@ -27,7 +27,7 @@ from orchestrator.results.launches import (
 )
 from orchestrator.results.locks import driver_lock
 from orchestrator.results.status import SweepStatus, sweep_status
-from orchestrator.results.store import EVENTS, IDENTITY, STORE_ID, NoSweepError
+from orchestrator.results.store import EARLIER, EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.progress import lost_event
 from orchestrator.run.tasks import ClusterLost, PoolError
@@ -108,6 +108,13 @@ def test_the_plateau_of_the_latest_launch(tmp_path: Path) -> None:
     assert "2 of 5" in specfrontier("status", str(tmp_path / "sweep")).out
     add_events(tmp_path / "sweep", {"event": "launch"})
     assert status_of(tmp_path / "sweep").plateau is None, "its budget may have none"
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", trials=2)
+    (tmp_path / "sweep" / EARLIER).write_bytes(b'{"sources": [')
+    with pytest.raises(ValueError, match=EARLIER):
+        status_of(tmp_path / "sweep")
 
 
 def test_images_of_running_trials_count(tmp_path: Path) -> None:

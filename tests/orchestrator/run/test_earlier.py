@@ -45,6 +45,9 @@ SPACE: dict[str, Any] = {
 }
 
 
+BASELINE = DecodingConfig(sampling=SAMPLING)
+
+
 def facts(sweep: Sweep, **changed: Any) -> dict[str, Any]:
     """What a worker of the new sweep reports."""
     identity = sweep.identity
@@ -66,7 +69,7 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     taken = Earlier.read([earlier.storage.uri], config)
     front = front_of(earlier, "step_compression", "fid")
     assert front != {record.config for record in earlier.front_records}, "it has other goals"
-    assert {entry.config for entry in taken.front} == {c for c in front if c is not None and not c.is_vanilla}
+    assert {entry.config for entry in taken.front} == front - {BASELINE}
     extended = taken.extend(config)
     assert extended.enqueue[1:] == taken.front
     assert extended.budget.trials == config.budget.trials + len(taken.front)
@@ -74,7 +77,7 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     assert taken.extend(limited).budget.images == 1000 + len(taken.front) * config.captions.count
     (source,) = taken.sources
     told = {record.number: record for record in source.results(config, facts(earlier))}
-    others = {r.number for r in earlier.records if r.config not in front and r.config and not r.config.is_vanilla}
+    others = {r.number for r in earlier.records if r.config not in front | {BASELINE}}
     assert told.keys() == others - {8}
     assert told[7].state == "failed"
     whole, vanilla = dict(earlier.records[0].metrics), dict(earlier.records[0].history)[IMAGES // 2]
@@ -87,6 +90,26 @@ def front_of(sweep: Sweep, more: str, less: str) -> set[DecodingConfig | None]:
     values = {r.number: (r.metrics[more].value, -r.metrics[less].value) for r in sweep.records if r.state == "complete"}
     beaten = {n for n in values if any(o != values[n] and all(map(ge, o, values[n])) for o in values.values())}
     return {record.config for record in sweep.records if record.number in values.keys() - beaten}
+
+
+def test_vanilla_with_other_sampling_is_a_setting_as_any_other(earlier: Sweep) -> None:
+    cooler = next(r for r in earlier.records if r.config and r.config.is_vanilla and r.config != BASELINE)
+    taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
+    told = {record.config for source in taken.sources for record in source.records}
+    assert cooler.config in told | {entry.config for entry in taken.front}
+    assert BASELINE not in told
+    assert cooler.config is not None
+    swapped = {**SPACE, "sampling": cooler.config.to_mapping()["sampling"]}
+    front = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(swapped)).front
+    assert cooler.config not in {entry.config for entry in front}
+    assert "vanilla" not in {entry.label for entry in front}, "which is the baseline's"
+
+
+def test_a_stored_file_has_the_earlier_fronts_already(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    taken = Earlier.read([earlier.storage.uri], config)
+    once = taken.extend(config)
+    assert taken.extend(SweepConfig.parse(once.to_yaml(), "sweep.yaml")).to_mapping() == once.to_mapping()
 
 
 def test_constraints_are_the_new_sweeps(earlier: Sweep) -> None:
