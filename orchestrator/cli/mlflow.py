@@ -39,7 +39,7 @@ def ui(
     Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
     instead.
     """
-    from orchestrator.views.mlflow import find_location, last_place, share_front, sync
+    from orchestrator.views.mlflow import find_location, last_place, share_views, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
 
     with ends_with(WRONG_USAGE):
@@ -48,9 +48,9 @@ def ui(
     if is_server(uri):
         found = find_location(opened, uri)
         try:
-            share_front(opened, found)
+            share_views(opened, found)
         except TrackingError as error:  # such as a server that may only be read
-            typer.echo(f"MLflow may lack the view of the front: {error}", err=True)
+            typer.echo(f"MLflow may lack the views of its trials: {error}", err=True)
         typer.echo(safe_text(_link_lines(found.links())))
         if (missing := len(opened.records) - len(found.runs)) > 0:
             typer.echo(f"{counted(missing, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)

@@ -294,7 +294,7 @@ class MlflowView(View[Sweep]):
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
-        _share_front(self._client, self._experiment_id, sweep, self._views)
+        _share_views(self._client, self._experiment_id, sweep, self._views)
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 
@@ -350,8 +350,8 @@ def find_location(sweep: Sweep, uri: str) -> MlflowLocation:
         return MlflowLocation(sweep.identity, uri, found.experiment_id, parent, trial_runs, front)
 
 
-def share_front(sweep: Sweep, location: MlflowLocation) -> None:
-    """Make the shared view of a sweep's front (see `runs.front_view`), which one that an earlier version logged lacks.
+def share_views(sweep: Sweep, location: MlflowLocation) -> None:
+    """Make the shared views of a sweep (see `runs.shared_views`), which one that an earlier version logged lacks.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses.
@@ -360,12 +360,12 @@ def share_front(sweep: Sweep, location: MlflowLocation) -> None:
         with as_tracking_error(location.uri):
             client = connect(location.uri)
             tags = dict(client.get_experiment(location.experiment_id).tags)
-            _share_front(client, location.experiment_id, sweep, tags)
+            _share_views(client, location.experiment_id, sweep, tags)
 
 
-def _share_front(client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]) -> None:
-    """Set the tags of the shared view that differ from the experiment's `tags`, and add them there."""
-    for key, view in runs.front_view(sweep).items():
+def _share_views(client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]) -> None:
+    """Set the tags of the shared views that differ from the experiment's `tags`, and add them there."""
+    for key, view in runs.shared_views(sweep).items():
         if tags.get(key) != view:
             client.set_experiment_tag(experiment_id, key, view)
             tags[key] = view

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,8 @@ PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
-_SHARED_VIEW = "mlflow.sharedViewState."  # tags of an experiment, by the key in the address
+_SHARED_VIEW, _ALL = "mlflow.sharedViewState.", "-trials"  # tags of an experiment, by the key in the address
+_GAP = "&ensp;"  # MLflow's tables have no space between columns
 _NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
 _VIEW_PARAMS = 12  # of a shared view
 
@@ -349,23 +350,32 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     titles = [_literal(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
     heads = [f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)]
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
-    rows = [[name, *(str(record.metrics[name]).partition(" ±")[0] for record in shown)] for name in names]
+    values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
+    rows = [[name, *(f"{_GAP}{value}" for value in own)] for name, own in zip(names, values, strict=True)]
     return [f"| {' | '.join(cells)} |" for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)]
 
 
-def front_view(sweep: Sweep) -> dict[str, str]:
-    """The tag of an experiment that holds MLflow's shared view `front_link` opens: the table of the runs on the sweep's
-    front, with its objectives and the parameters in which these trials differ. The format is MLflow's own.
+def shared_views(sweep: Sweep) -> dict[str, str]:
+    """The tags of an experiment that hold MLflow's shared views, which `front_link` and `trials_link` open: tables of
+    the runs on the sweep's front, and of all of its trials, with the objectives and the parameters in which these
+    trials differ. The format is MLflow's own.
     """
-    flat = [record.config.flat() for record in sweep.front_records if record.config is not None]
+    name = f"{_SHARED_VIEW}{sweep_id(sweep.identity)}"
+    return {
+        name: _view(sweep, sweep.front_records, f"tags.`{PARETO}` = 'true'"),
+        f"{name}{_ALL}": _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'"),
+    }
+
+
+def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
+    flat = [record.config.flat() for record in records if record.config is not None]
     keys = dict.fromkeys(key for settings in flat for key in settings)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][:_VIEW_PARAMS]
     objectives = [metric.name for metric in sweep.identity.objectives]
     columns = [*(f"metrics.`{name}`" for name in objectives), *(f"params.`{legal_name(key)}`" for key in differing)]
-    condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and tags.`{PARETO}` = 'true'"
+    condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
     order = {"orderByKey": columns[0], "orderByAsc": sweep.identity.objectives[0].direction == "minimize"}
-    view = {"searchFilter": condition, **order, "selectedColumns": columns}
-    return {f"{_SHARED_VIEW}{sweep_id(sweep.identity)}": json.dumps(view)}
+    return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})
 
 
 def _literal(text: str) -> str:
@@ -380,23 +390,15 @@ def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> 
 
 
 def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of the table of the runs on a sweep's front (see `front_view`); relative if `base` is empty."""
+    """The address of the table of the runs on a sweep's front (see `shared_views`); relative if `base` is empty."""
     key = f"viewStateShareKey={sweep_id(identity)}"
     return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
 
 
 def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of a sweep's trials as a table, best first; relative if `base` is empty.
-
-    MLflow folds trials below their sweep unless the address has a filter and an order.
-    """
-    objective = identity.objectives[0]
-    query = {
-        "searchFilter": f"tags.`{SWEEP_ID}` = '{sweep_id(identity)}' and tags.`{KIND}` = 'trial'",
-        "orderByKey": f"metrics.`{objective.name}`",
-        "orderByAsc": boolean(objective.direction == "minimize"),
-    }
-    return _page(f"#/experiments/{experiment_id}/runs?{urlencode(query, quote_via=quote)}&{_VIEW}", base)
+    """The address of a sweep's trials as a table, best first (see `shared_views`); relative if `base` is empty."""
+    key = f"viewStateShareKey={sweep_id(identity)}{_ALL}"
+    return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
 
 
 def run_link(run_id: str, experiment_id: str, base: str = "") -> str:

@@ -70,7 +70,7 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     keep(page, "sweep")
     table = page.locator("table", has_text="speedup").first
     sweep = Sweep.open(storage)
-    cells = [row.locator("th, td").all_inner_texts() for row in table.locator("tr").all()]
+    cells = [[text.strip() for text in row.locator("th, td").all_inner_texts()] for row in table.locator("tr").all()]
     front = sorted(sweep.front_records, key=lambda record: record.metrics["speedup"].value)
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in front] for name in ("speedup", "fid")]
     assert cells == [["trial", *(str(record.number) for record in front)], ["speedup", *values[0]], ["fid", *values[1]]]
@@ -132,6 +132,7 @@ def test_the_table_lists_the_trials_without_their_sweep(page: Page, links: dict[
     page.goto(links["trials"])
     page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
     keep(page, "trials")
+    assert {"speedup", "fid"} <= set(page.locator(".ag-header-cell").all_inner_texts())
     rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
     assert {row.get_attribute("row-index") for row in rows.all()} == set(map(str, range(TRIALS))), "no trial is nested"
 

@@ -13,8 +13,8 @@ from orchestrator.views.mlflow_runs import (
     compare_link,
     describe_run,
     front_link,
-    front_view,
     run_link,
+    shared_views,
     sweep_id,
     trials_link,
 )
@@ -23,12 +23,17 @@ from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
 
 
-def test_trials_are_filtered_and_ordered_by_the_address(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "sweep", 1)
-    sweep = Sweep.open(tmp_path / "sweep").identity
-    query = parse_qs(trials_link(sweep, "7").partition("?")[2])
-    assert f"= '{sweep_id(sweep)}'" in query["searchFilter"][0]
-    assert (query["orderByKey"], query["orderByAsc"]) == (["metrics.`speedup`"], ["false"])
+def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", 24)
+    sweep = Sweep.open(tmp_path / "sweep")
+    (name,) = parse_qs(trials_link(sweep.identity, "7").partition("?")[2])["viewStateShareKey"]
+    text = shared_views(sweep)[f"mlflow.sharedViewState.{name}"]
+    assert len(text) < 5000, "MLflow's limit of a tag"
+    view = json.loads(text)
+    assert f"= '{sweep_id(sweep.identity)}'" in view["searchFilter"]
+    assert "pareto" not in view["searchFilter"]
+    assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
+    assert {"metrics.`speedup`", "metrics.`fid`", "params.`tree.policy`"} <= set(view["selectedColumns"])
 
 
 def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Path) -> None:
@@ -39,7 +44,7 @@ def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Pat
     text = describe_run(sweep, {odd.number: "r1"}, "7")
     assert f"[{odd.number}](#/experiments/7/runs/r1?" in text
     assert r'"a\|b \<i\>\[x\](y) \"z\": ' in text
-    assert f"| fid | {measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |" in text
+    assert f"| fid | &ensp;{measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |" in text
     assert compare_link(["r1"], "7") in text
     assert front_link(sweep.identity, "7") in text
     all_trials = f"[All trials]({trials_link(sweep.identity, '7')})"
@@ -64,8 +69,7 @@ def test_a_long_front_is_shown_from_end_to_end(tmp_path: Path) -> None:
 def test_the_shared_view_has_the_objectives_and_the_parameters_that_differ(tmp_path: Path) -> None:
     write_searched_sweep(tmp_path / "sweep", 40)
     sweep = Sweep.open(tmp_path / "sweep")
-    ((key, text),) = front_view(sweep).items()
-    assert key == f"mlflow.sharedViewState.{sweep_id(sweep.identity)}"
+    text = shared_views(sweep)[f"mlflow.sharedViewState.{sweep_id(sweep.identity)}"]
     assert f"viewStateShareKey={sweep_id(sweep.identity)}&" in front_link(sweep.identity, "7")
     assert len(text) < 5000, "MLflow's limit of a tag"
     view = json.loads(text)
@@ -75,7 +79,7 @@ def test_the_shared_view_has_the_objectives_and_the_parameters_that_differ(tmp_p
         key = column.removeprefix("params.`").removesuffix("`")
         assert len({str(settings.get(key)) for settings in flat}) > 1
     assert "params.`acceptance.neighbourhood`" in view["selectedColumns"]
-    empty = json.loads(next(iter(front_view(replace(sweep, records=())).values())))
+    empty = json.loads(next(iter(shared_views(replace(sweep, records=())).values())))
     assert empty["selectedColumns"] == ["metrics.`speedup`", "metrics.`fid`"]
 
 
