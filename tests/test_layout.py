@@ -28,7 +28,7 @@ MAX_PACKAGE_LINES = {
     "orchestrator.doctor": 790,
     "orchestrator.replay": 822,
     "orchestrator.report": 1387,
-    "orchestrator.results": 5714,
+    "orchestrator.results": 5715,
     "orchestrator.run": 5016,
     "orchestrator.views": 2207,
     "search_spaces": 4604,

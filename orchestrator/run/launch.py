@@ -120,7 +120,8 @@ def _launch(
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
             emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
-            emit(_copies_event(sweep, facts, earlier))
+            if earlier.sources:
+                emit(_copies_event(sweep, facts, earlier))
             emit({"event": "workers", "alive": pool.alive})
             build = Build(storage, pool, emit)
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
@@ -237,7 +238,7 @@ def _take_over(
 def _copies_event(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
     """How many shards of each of the first trials will be copied, and how many shards and images a trial has."""
     captions, quality = facts["captions"], sweep.quality
-    copied = Counter(number for number, *_ in earlier.copies(sweep, captions)) if earlier.sources else Counter[int]()
+    copied = Counter(number for number, *_ in earlier.copies(sweep, captions))
     shards = -(-captions["count"] // quality.shard) + uses_timings(sweep.requested_metrics)
     return {"event": "copies", "copied": copied, "shards": shards, "images": captions["count"] * quality.samples}
 

@@ -101,7 +101,7 @@ def test_the_plateau_of_the_latest_launch(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     assert status_of(tmp_path / "sweep").plateau is None
     said = [{"event": "plateau", "text": text, "added": None} for text in ("1 of 5", "2 of 5")]
-    add_events(tmp_path / "sweep", {"event": "launch"}, *said)
+    add_events(tmp_path / "sweep", {"event": "launch"}, {"event": "copies", "copied": {}}, *said)
     status = status_of(tmp_path / "sweep")
     assert status.plateau == {"text": "2 of 5", "added": None}
     assert status.events[-1].endswith("launch"), "it is no news of its own"
