@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -33,14 +34,27 @@ def specfrontier(*arguments: str) -> CommandResult:
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["specfrontier", *arguments])
     code: object = 0
-    environment = mock.patch.dict(os.environ)  # --plugin sets a variable
-    with argv, environment, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with argv, _same_environment(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             main()
         except SystemExit as exit_:
             code = exit_.code
     assert isinstance(code, int), code
     return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _same_environment() -> Iterator[None]:
+    """Commands set variables (`--plugin`, `--threads`). Unlike `mock.patch.dict`, it never empties the environment: a
+    command in another thread would count free cores for its threads, and set those of this process.
+    """
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def error_of(*arguments: str, code: int) -> str:
