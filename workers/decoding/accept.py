@@ -23,7 +23,7 @@ from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, gather_rows, row_starts
+from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
 
 
 @dataclass(slots=True)
@@ -188,7 +188,7 @@ class Acceptor:
         eligible = tree.exists & (tree.shape.depth < batch.remaining[:, None])
         return _Tests(
             torch.cat([self._never.expand(len(eligible), 1), eligible], dim=1),
-            torch.cat([batch.root[:, None], tree.tokens], dim=1),
+            with_root(tree.tokens),
             uniforms,
             self._omegas[:, : levels + 1].index_select(0, tree.levels),
         )
@@ -241,7 +241,7 @@ class Acceptor:
             tested = untested.select(1, 0)
             x = tokens.select(1, rank)
             mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
-            accepted = tested & (level.uniforms.select(1, rank) < self.rule.acceptance_prob(mass, level.omega))
+            accepted = tested & (level.uniforms.select(1, rank) < self.rule.ratio(mass, level.omega))
             accepted_child = torch.where(accepted, children.select(1, rank), accepted_child)
             rejected = tested ^ accepted
             active = active ^ accepted

@@ -12,7 +12,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, shape_from_parents
+from workers.decoding.tree import DraftTree, shape_from_parents, slot_numbers
 from workers.models.masks import additive_mask
 from workers.models.target import Target
 
@@ -115,7 +115,7 @@ class DynamicTree(TreeDrafting):
         is the root) and depths [B, N]. levels [B]: drafted for each row, at most `depth`.
         """
         (tokens, scores), (batch, nodes) = candidates, order.shape
-        slots = torch.arange(1, nodes + 1, device=order.device).expand(batch, nodes)
+        slots = slot_numbers(nodes, order.device)[1:].expand(batch, nodes)
         slot_of_candidate = order.new_zeros(batch, scores.shape[1] + 1).scatter_(1, order, slots)
         kept_scores = scores.gather(1, order)
         exists = kept_scores > -torch.inf

@@ -40,7 +40,8 @@ class FixedTree(TreeDrafting):
         for level in self._plan:
             self._probs_index[0, level.parent_slots] = torch.arange(row, row + level.parents, device=device)
             row += level.parents
-        self._node_probs_index = self._probs_index.gather(1, self._shape.parents + 1)  # [1, N]
+        # [1, N] where each node's siblings and it have their probs, when the rows of probs are flattened
+        self._node_probs = self._probs_index.gather(1, self._shape.parents + 1) * self._codes
         # a chain that is verified together draws every pass's drafts afresh: a position is nearer to the root each time
         self._fresh_slots: Tensor | None = None
         if config.acceptance.verification.reads_later_drafts:
@@ -68,7 +69,7 @@ class FixedTree(TreeDrafting):
         if self._shape.is_chain:
             exists, counts = self._all_exist.expand(batch.size, -1), levels
         else:  # the drafter's support may be smaller than the tree is wide
-            exists = probs.flatten(1).gather(1, tokens + self._node_probs_index * probs.shape[2]) > 0
+            exists = probs.flatten(1).gather(1, tokens + self._node_probs) > 0
         return DraftTree(
             tokens=tokens,
             exists=exists,

@@ -101,7 +101,7 @@ Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or num
 _TableKey = tuple[Generate, Purpose, int, int]  # the function, the purpose, the number of slots, and the first one
 
 _MAX_TABLE_ENTRIES = 1 << 25  # the largest table that is kept, 128 MiB
-_CPU_CHUNK_ENTRIES = 1 << 15  # computed at once on a CPU: a few copies fit its cache
+_CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 

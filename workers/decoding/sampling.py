@@ -26,8 +26,8 @@ def apply_cfg(x: Tensor, cfg: float) -> Tensor:
     """
     if cfg == 1.0:
         return x.float()
-    conditional, unconditional = x.float().chunk(2)
-    return torch.lerp(unconditional, conditional, cfg)
+    x, half = x.float(), x.shape[0] // 2
+    return torch.lerp(x[half:], x[:half], cfg)
 
 
 def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:

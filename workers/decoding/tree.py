@@ -35,7 +35,7 @@ class TreeShape:
     additive_mask: Tensor = field(init=False)  # [B|1, N+1, N+1] `mask` in additive form
 
     def __post_init__(self) -> None:
-        self.offsets = torch.nn.functional.pad(self.depth, (1, 0))
+        self.offsets = with_root(self.depth)
         self.additive_mask = additive_mask(self.mask)
 
     @property
@@ -47,13 +47,30 @@ class TreeShape:
         return self.children.shape[2]
 
 
+@cache  # of all sizes: CUDA graphs read them later
+def slot_numbers(nodes: int, device: torch.device) -> Tensor:
+    """[1 + nodes] the numbers of a tree's slots."""
+    return torch.arange(nodes + 1, device=device)
+
+
+@cache
+def _identity(slots: int, device: torch.device) -> Tensor:
+    return torch.eye(slots, dtype=torch.bool, device=device)
+
+
+def with_root(x: Tensor) -> Tensor:
+    """Values [B, N+1] of all slots, from those of the nodes [B, N]; the root's is 0."""
+    root = slot_numbers(0, x.device).expand(x.shape[0], 1)
+    return torch.cat([root, x], dim=1)
+
+
 def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
     """The ancestor-or-self matrix [B, N+1, N+1] of the nodes' parent slots [B, N]. Each pass doubles the distance to
     the ancestors that it has found.
     """
     batch, slots = parent_slots.shape[0], parent_slots.shape[1] + 1
-    ancestors = torch.nn.functional.pad(parent_slots, (1, 0))  # each slot's ancestor at the next distance
-    mask = torch.eye(slots, dtype=torch.bool, device=parent_slots.device).expand(batch, -1, -1)
+    ancestors = with_root(parent_slots)  # each slot's ancestor at the next distance
+    mask = _identity(slots, parent_slots.device).expand(batch, -1, -1)
     for doubling in range(max_depth.bit_length()):
         ancestors = ancestors.gather(1, ancestors) if doubling else ancestors
         mask = mask | mask.gather(1, ancestors[..., None].expand(batch, slots, slots))
@@ -65,7 +82,7 @@ def _child_table(parent_slots: Tensor, exists: Tensor, width: int) -> Tensor:
     batch, nodes = parent_slots.shape
     siblings = (parent_slots[:, :, None] == parent_slots[:, None, :]) & exists[:, None, :]
     rank = siblings.tril(-1).sum(-1)
-    slot = torch.arange(1, nodes + 1, device=parent_slots.device).expand(batch, nodes)
+    slot = slot_numbers(nodes, parent_slots.device)[1:].expand(batch, nodes)
     # nodes that do not exist or exceed the width go to a spare last column
     column = torch.where(exists, rank, width).clamp(max=width)
     flat = column.add(parent_slots, alpha=width + 1)
@@ -99,9 +116,8 @@ def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
-    if table.shape[0] == 1:
-        return table[0].index_select(0, index)
-    return table[torch.arange(index.shape[0], device=index.device), index]
+    rows = index if table.shape[0] == 1 else index + row_starts(*table.shape[:2], index.device)
+    return table.flatten(0, 1).index_select(0, rows)
 
 
 @dataclass(slots=True)

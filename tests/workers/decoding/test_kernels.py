@@ -188,7 +188,6 @@ def batch_of(tree: DraftTree) -> Batch:
     emitted = torch.arange(ROWS) % 5 + 1
     batch = SimpleNamespace(
         emitted=emitted,
-        root=torch.zeros(ROWS, dtype=torch.int64),
         remaining=8 - emitted,
         rng=CounterRNG(torch.arange(ROWS), 8),
         token_positions=emitted[:, None] + torch.arange(tree.shape.max_depth + 1),

@@ -93,7 +93,7 @@ def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
         return key.float().expand(-1, 1000)
 
     rng.CounterRNG(torch.arange(4), 100)._table(make, rng.Purpose.TARGET, torch.arange(4), 1000)
-    assert len(made) == 13
+    assert len(made) == 4
     made.clear()
     away = torch.zeros(4, dtype=torch.int64, device="meta")
     rng.CounterRNG(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
