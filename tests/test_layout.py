@@ -24,7 +24,7 @@ MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 # No package grows beyond its budget; a change that shortens one lowers it.
 MAX_PACKAGE_LINES = {
     "orchestrator": 617,
-    "orchestrator.cli": 3917,
+    "orchestrator.cli": 3921,
     "orchestrator.doctor": 790,
     "orchestrator.replay": 822,
     "orchestrator.report": 1387,
@@ -37,7 +37,7 @@ MAX_PACKAGE_LINES = {
     "workers.data": 1895,
     "workers.decoding": 4543,
     "workers.drafters": 717,
-    "workers.loading": 997,
+    "workers.loading": 998,
     "workers.metrics": 3946,
     "workers.models": 3659,
     "workers.replay": 1338,

@@ -134,15 +134,19 @@ def _pull_here(references: Mapping[str, str]) -> None:
 
 
 def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]:
-    """Fetch what a sweep's models take from the Hub, if anything. Raises the errors of `pull_files`.
+    """Fetch what a sweep's models take from the Hub, if anything, and no other file is missing on this machine. Raises
+    the errors of `pull_files`.
 
     dry_run: fetch nothing. Returns the keys and references of what this machine then lacks.
     """
     from orchestrator.run.preflight import models_entry
     from workers.loading.hub import local_path
+    from workers.metrics.registry import weight_keys
 
     with ends_with(WRONG_USAGE), config.locate_errors():
         entry = models_entry(config)
+        if entry.hub and address is None:
+            entry.check_files(weight_keys(config.requested_metrics), on_hub=False)
     if entry.hub and not dry_run:
         pull_files(entry.hub, address)
     return [f"{key} ({path})" for key, path in entry.hub.items() if dry_run and local_path(path) == path]

@@ -76,8 +76,8 @@ class Entry:
         """The paths that the target and its drafters are loaded from, by key."""
         return self.family.target_files | {f"drafters.{kind}": path for kind, path in self.drafters.items()}
 
-    def check_files(self, metric_keys: Collection[str] = ()) -> None:
-        """Check that `files`, and those under `metrics` with these keys, exist.
+    def check_files(self, metric_keys: Collection[str] = (), *, on_hub: bool = True) -> None:
+        """Check that `files`, and those under `metrics` with these keys, exist; `on_hub`: those of the Hub too.
 
         Raises:
             WeightsError: names all that are missing.
@@ -89,7 +89,8 @@ class Entry:
         absent = [f"{key} ({path})" for key, path in own.items() if (path or "").startswith(hub.SCHEME)]
         paths = {key: path for key, path in (self.files | nets).items() if not path.startswith(_UNFETCHED)}
         missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
-        problems = [f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"] if absent else []
+        what = f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"
+        problems = [what] if absent and on_hub else []
         if missing:
             fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
             problems.append(f"no such file or folder: {', '.join(missing)}; {fix}")

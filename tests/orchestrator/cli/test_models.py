@@ -101,6 +101,11 @@ def test_a_check_fetches_nothing(hub: HubServer, tmp_path: Path, monkeypatch: py
         "a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq.pt, image_size: 256}\n"
     )
     Path("mine.yaml").write_text(SWEEP)
+    for words in (["--pull"], ["--pull", "--check"]):
+        refused = error_of("launch", "mine.yaml", "--models", "models.yaml", *words, code=2)
+        assert "vq.pt" in refused, "which no download mends"
+        assert "w.pt" not in refused
+    Path("vq.pt").touch()
     checked = specfrontier("launch", "mine.yaml", "--models", "models.yaml", "--pull", "--check")
     assert checked.code == 0, checked.err
     assert "transformer (hf://lab/net/w.pt)" in checked.out
