@@ -39,14 +39,25 @@ def check_lasting(option: str, output: str) -> None:
     Raises:
         ValueError: names the option.
     """
-    if _JOB_VARIABLE not in os.environ:
-        return
-    path = local_file(output.removeprefix("file://"))
-    if path is not None and (not path.is_absolute() or _JOB_COPY in f"{os.path.realpath(path)}/"):
+    if not _is_lasting(output):
         raise ValueError(
             f"{option} {without_credentials(output)}: the working folder of a Ray job is a temporary copy, and results "
             "in it are lost; give an absolute path outside of it, a bucket or a server"
         )
+
+
+def _is_lasting(place: str) -> bool:
+    path = local_file(place.removeprefix("file://")) if _JOB_VARIABLE in os.environ else None
+    return path is None or (path.is_absolute() and _JOB_COPY not in f"{os.path.realpath(path)}/")
+
+
+def from_anywhere(file: str) -> str:
+    """The absolute path of a file or folder that is there; as given if there is none, or in a Ray job's working folder,
+    which is a temporary copy.
+    """
+    path = Path(file).expanduser()
+    place = str(path.absolute())
+    return place if path.exists() and _is_lasting(place) else file
 
 
 def ending_of(file: str | Path, endings: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.outputs import from_anywhere
 from orchestrator.replay.predict import prediction_task, read_pool
 from orchestrator.replay.sampler import SettingsPool
 from orchestrator.results.checked_text import drop_damaged_lines
@@ -49,7 +50,7 @@ from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
-from search_spaces.sweep_sections import CLIP_FOLDER, NO_REFERENCE
+from search_spaces.sweep_sections import BUILTIN, CLIP_FOLDER, NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
@@ -317,7 +318,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
 
 def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> Identity:
     """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns the stored identity,
-    with the plugins of both.
+    with the plugins of both. The models' path is kept as an absolute one: commands read it in other folders.
 
     Raises:
         IdentityError: weights, captions, reference or seed have changed since the sweep started.
@@ -338,5 +339,7 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
     kept = replace(stored, plugins=tuple(dict.fromkeys([*stored.plugins, *identity.plugins])))
     if kept != stored or not storage.exists(IDENTITY):
         write_identity(storage, kept)
+    if sweep.models.file != BUILTIN:
+        sweep = replace(sweep, models=replace(sweep.models, file=from_anywhere(sweep.models.file)))
     write_sweep_text(storage, sweep.to_yaml())
     return kept

@@ -77,6 +77,18 @@ def test_a_resumed_sweep_keeps_the_plugins_of_all_launches(storage: Storage) -> 
         assert stored == replace(NEW, plugins=kept)
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_relative_path_of_models_is_found_from_other_folders(
+    exists: bool, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if exists:
+        Path("models.yaml").touch()
+    keep_identity(storage, SweepConfig.read("quickstart", {"models": {"file": "models.yaml", "name": "own"}}), NEW)
+    stored = SweepConfig.read(str(Path(storage.uri) / "sweep.yaml")).models
+    assert (stored.file, stored.name) == (str(tmp_path / "models.yaml") if exists else "models.yaml", "own")
+
+
 def test_versions_and_threads_may_change(storage: Storage) -> None:
     assert keep_identity(storage, SweepConfig.read("quickstart"), replace(NEW, versions={}, threads=7)) == NEW
 
