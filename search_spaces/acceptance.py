@@ -92,7 +92,7 @@ class AcceptanceRule(Params):
 
     def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""
-        return (omega * mass.target / mass.proposal).masked_fill(mass.proposal <= 0, 0)
+        return (omega * mass.target / mass.proposal).masked_fill(mass.proposal.logical_not(), 0)
 
     def acceptance_prob(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """f [B] = min(1, omega S / p), for budgets omega [B]; 0 where p(x) = 0."""
@@ -149,7 +149,7 @@ class AcceptanceRule(Params):
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
     """Probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
-    return (probs / mass).where(mass > 0, otherwise)
+    return otherwise.where(mass.logical_not(), probs / mass)
 
 
 EXACT = AcceptanceRule()

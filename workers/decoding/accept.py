@@ -55,12 +55,12 @@ def all_done(pending: Tensor) -> bool:
     On a CPU a flag costs nothing to read, so loops stop as soon as every row is decided. On an accelerator the read
     would wait for all queued kernels: loops run to their fixed bounds, and masks keep decided rows unchanged.
     """
-    return pending.device.type == "cpu" and not bool(pending.any())
+    return pending.is_cpu and not bool(pending.any())
 
 
 def max_on_host(depth: Tensor, bound: int) -> int:
     """The largest of depths [B] if the host can read it without waiting for the device, else `bound`."""
-    return int(depth.max()) if depth.device.type == "cpu" else bound
+    return max(depth.tolist()) if depth.is_cpu else bound
 
 
 _MAX_SORTED = 1 << 26  # entries that top-p may sort at once: gigabytes of temporaries beyond
