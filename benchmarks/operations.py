@@ -32,10 +32,10 @@ from workers.loading.dry_run import blank_tables, sample_caption
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
-CHAINS, TREES = 150, 250  # the most operations of a step: chains, static trees and windows; trees of varying shape
-SKIPPING = 460  # of a pass that drafts a second tree behind unverified tokens
-ROWS = 225  # the same of several rows at once
-LARGEST = 330  # of adjacency trees of the largest size, to which a CUDA graph pads them
+CHAINS, TREES = 145, 225  # the most operations of a step: chains, static trees and windows; trees of varying shape
+SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
+ROWS = 217  # the same of several rows at once
+LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "detach"}
 
