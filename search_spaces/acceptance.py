@@ -149,7 +149,7 @@ class AcceptanceRule(Params):
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
     """Probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
-    return otherwise.where(mass.logical_not(), probs / mass)
+    return (probs / mass).where(mass > 0, otherwise)  # a mass that is not a number takes `otherwise` too
 
 
 EXACT = AcceptanceRule()
