@@ -276,21 +276,24 @@ def _drawn(plot: Axes) -> tuple[Floats, Floats]:
     inch from its lower left corner.
     """
     from matplotlib.collections import LineCollection, PathCollection
+    from matplotlib.path import Path
 
     figure: Any = plot.get_figure(root=True)
     marks, paths = [np.empty((0, 3))], [line.get_transform().transform(line.get_xydata()) for line in plot.lines]
     for drawn in plot.collections:
         if isinstance(drawn, PathCollection):
             places = drawn.get_offset_transform().transform(np.asarray(drawn.get_offsets()))
-            radius = np.full((len(places), 1), np.sqrt(drawn.get_sizes()[0]) / 2 * figure.dpi / 72)
-            marks.append(np.hstack([places, radius]))
+            radii = np.sqrt(np.resize(drawn.get_sizes(), len(places))) / 2 * figure.dpi / 72
+            marks.append(np.column_stack([places, radii]))
         elif isinstance(drawn, LineCollection):
             paths += [drawn.get_transform().transform(segment) for segment in drawn.get_segments()]
     corner, unit, lines = np.array(plot.bbox.p0), 72 / figure.dpi, [np.empty((0, 2))]
-    for path in paths:
-        ends = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
-        steps = np.arange(0, ends[-1], _LINE_STEP / unit)
-        lines.append(np.stack([np.interp(steps, ends, column) for column in path.T], axis=1))
+    for path in paths:  # its part within the plot, without gaps
+        seen: Any = Path(path).cleaned(remove_nans=True, clip=plot.bbox.extents)
+        for begin, end, kind in zip(seen.vertices, seen.vertices[1:], seen.codes[1:], strict=False):
+            if kind == Path.LINETO:
+                count = 2 + int(np.hypot(*(end - begin)) * unit / _LINE_STEP)
+                lines.append(np.linspace(begin, end, count))
     found = np.concatenate(marks)
     found[:, :2] -= corner
     return found * unit, (np.concatenate(lines) - corner) * unit

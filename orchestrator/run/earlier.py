@@ -177,7 +177,8 @@ class Source:
     def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
         records = tuple(TrialRecord.from_json(record.encode()) for record in plain["records"])
         shards = {digest: tuple(names) for digest, names in plain["shards"].items()}
-        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], shards, plain["images"], records)
+        images = plain["images"] if isinstance(plain["images"], dict) else {}  # an earlier version kept their sum
+        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], shards, images, records)
 
 
 @dataclass(frozen=True, slots=True)

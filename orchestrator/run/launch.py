@@ -53,7 +53,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import BUILTIN, CLIP_FOLDER, NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
-from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
+from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask, plan_quality
 from workers.data.storage import Storage
 from workers.loading.hub import SCHEME, reference_of
 from workers.loading.models import Capabilities
@@ -238,10 +238,12 @@ def _take_over(
 
 def _copies_event(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
     """How many shards of each of the first trials will be copied, and how many shards and images a trial has."""
-    captions, quality = facts["captions"], sweep.quality
+    captions, quality, rungs = facts["captions"], sweep.quality, sweep.racing.rungs if sweep.racing else ()
     copied = Counter(number for number, *_ in earlier.copies(sweep, captions))
-    shards = -(-captions["count"] // quality.shard) + uses_timings(sweep.requested_metrics)
-    return {"event": "copies", "copied": copied, "shards": shards, "images": captions["count"] * quality.samples}
+    vanilla, count = DecodingConfig(sampling=sweep.sampling), captions["count"]
+    shards = len(plan_quality(vanilla, count, quality.shard, quality.samples, quality.batch, rungs))
+    shards += uses_timings(sweep.requested_metrics)
+    return {"event": "copies", "copied": copied, "shards": shards, "images": count * quality.samples}
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:

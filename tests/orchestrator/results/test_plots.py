@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
     return front_of([Sweep.open(folder)])
 
 
-def drawn(*fronts: Front) -> Axes:
+def drawn(*fronts: Front, size: tuple[float, float] = (7.6, 5.6)) -> Axes:
     """Axes with these fronts."""
-    figure = Figure(figsize=(7.6, 5.6), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     plot = figure.add_subplot()
     for front in fronts:
@@ -101,6 +101,31 @@ def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: 
     for (low, high), column in zip((sorted(plot.get_xlim()), sorted(plot.get_ylim())), points.T, strict=True):
         assert low < column.min()
         assert column.max() < high
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda plot: plot.plot([], []),
+        lambda plot: plot.plot([1.0, np.nan, 1.5], [1, 2, 3]),
+        lambda plot: plot.plot([1.0, np.inf, 1.5], [1, 2, 3]),
+        lambda plot: plot.scatter([], [], s=[]),
+        lambda plot: plot.set_xlim(1.5, 1.5 + 1e-7),
+    ],
+    ids=["empty line", "gap", "infinite", "no marks", "close up"],
+)
+def test_small_axes_may_have_lines_and_limits_of_their_own(front: Front, draw: Callable[[Axes], Any]) -> None:
+    plot = drawn(size=(3.3, 2.6))
+    draw(plot)
+    plot_front(plot, front)
+    assert all(text.get_text() in {trial.name for trial in front.candidates} for text in plot.texts)
+    assert plot.texts
+
+
+def test_a_small_figure_of_three_metrics_has_numbers_and_no_line(front: Front) -> None:
+    plot = drawn(front_of(list(front.sweeps.values()), "speedup", "fid", "clip_score"), size=(3.3, 2.6))
+    assert not lines(plot, "front")
+    assert plot.texts
 
 
 def test_limits_that_were_set_before_stay(front: Front) -> None:

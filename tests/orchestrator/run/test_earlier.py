@@ -18,6 +18,7 @@ from orchestrator.results.store import EARLIER, write_identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.earlier import Earlier, EarlierSweepError, Source
+from orchestrator.run.launch import _copies_event as copies_event
 from orchestrator.run.launch import _take_over as take_over
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.study import Search
@@ -159,6 +160,24 @@ def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
     assert copied(earlier, {"hash": "other", "count": IMAGES}) == {}
     shutil.rmtree(earlier.storage.uri)
     assert taken.copies(taken.extend(config), captions) == [], "they cannot be reached"
+
+
+def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
+    """What the time left counts: no trial has more shards to copy than it has."""
+    racing = {"racing": {"rungs": [4, 10]}, "captions": {"source": "scenes", "count": IMAGES}}
+    for more in ({}, racing):
+        config = SweepConfig.from_mapping({**SPACE, "quality": {"shard": IMAGES}, **more})
+        taken = Earlier.read([earlier.storage.uri], config)
+        event = copies_event(taken.extend(config), facts(earlier), taken)
+        assert {*event["copied"].values()} == {3 if more else 1}
+        assert event["shards"] == (4 if more else 2), "and a session of timing"
+
+
+def test_a_file_of_an_earlier_version_has_no_numbers_of_images(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    plain = Earlier.read([earlier.storage.uri], config).sources[0].to_mapping()
+    source = Source.from_mapping({**plain, "images": sum(plain["images"].values())})
+    assert Earlier((source,)).copies(config, facts(earlier)["captions"]) == []
 
 
 def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
