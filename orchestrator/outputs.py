@@ -144,9 +144,9 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         raise CommandError(f"{folder}: {taken[0]} exists; give another --out", WRONG_USAGE)
     with output_folder(folder), tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place:
         new = {Path(place, name): folder / name for name in files}
+        for file, data in zip(new, files.values(), strict=True):
+            file.write_bytes(data)
         try:
-            for file, data in zip(new, files.values(), strict=True):
-                file.write_bytes(data)
             for file, target in new.items():
                 file.rename(target)
         except BaseException:

@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from safetensors.torch import save_file
 
+from orchestrator.outputs import write_folder
 from orchestrator.results.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING, export_files
 from orchestrator.results.front import front_of
 from orchestrator.results.front_trial import Trial
@@ -120,6 +121,19 @@ def test_an_export_that_fails_leaves_nothing(
         assert "No space left" in error_of("export", str(sweep), "--trial", "0", "--out", str(out), code=1)
     monkeypatch.undo()
     assert [path.name for path in tmp_path.rglob("*")] == ["with_file", "mine.txt"]
+
+
+def test_an_export_that_fails_leaves_what_another_program_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        (tmp_path / "b").write_text("another's")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_folder(tmp_path, {"a": b"", "b": b""})
+    assert (tmp_path / "b").read_text() == "another's"
 
 
 def test_relative_models_are_from_the_export(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
