@@ -51,13 +51,14 @@ def _is_lasting(place: str) -> bool:
     return path is None or (path.is_absolute() and _JOB_COPY not in f"{os.path.realpath(path)}/")
 
 
-def from_anywhere(file: str) -> str:
-    """The absolute path of a file or folder that is there; as given if there is none, or in a Ray job's working folder,
-    which is a temporary copy.
+def from_anywhere(models: str) -> str:
+    """FILE[#ENTRY] for commands in other folders (see `absolute_source`); as given in a Ray job's working folder, which
+    is a temporary copy.
     """
-    path = Path(file).expanduser()
-    place = str(path.absolute())
-    return place if path.exists() and _is_lasting(place) else file
+    from workers.loading.models_yaml import absolute_source  # imports torch, which takes seconds
+
+    place = absolute_source(models)
+    return place if _is_lasting(place) else models
 
 
 def ending_of(file: str | Path, endings: Sequence[str]) -> str:

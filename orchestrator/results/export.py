@@ -51,20 +51,16 @@ if __name__ == "__main__":
 
 def export_files(trial: Trial) -> dict[str, bytes]:
     """The folder's files by name. Vanilla, and drafters without weights, have no model card."""
+    from workers.loading.models_yaml import absolute_source
+
+    models = absolute_source(trial.models)
     script = _SCRIPT.format(
-        title=clean(trial.title), models=_models(trial), batch=trial.batch, setting=SETTING, builtin=BUILTIN
+        title=clean(trial.title), models=models, batch=trial.batch, setting=SETTING, builtin=BUILTIN
     )
     files = {SETTING: trial.config_text, SCRIPT: script, REQUIREMENTS: _requirements(trial), PAGE: _page(trial)}
     if trial.config.drafter.has_weights:
         files[CARD] = _card(trial)
     return {name: text.encode() for name, text in files.items()}
-
-
-def _models(trial: Trial) -> str:
-    """The sweep's models: by an absolute path if they are files that exist here, else as the sweep names them."""
-    file, sign, entry = trial.models.partition("#")
-    path = Path(file).expanduser()
-    return trial.models if file == BUILTIN or not path.exists() else f"{path.absolute()}{sign}{entry}"
 
 
 def _requirements(trial: Trial) -> str:

@@ -50,7 +50,7 @@ from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
-from search_spaces.sweep_sections import BUILTIN, CLIP_FOLDER, NO_REFERENCE
+from search_spaces.sweep_sections import CLIP_FOLDER, NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask, plan_quality
@@ -341,7 +341,6 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
     kept = replace(stored, plugins=tuple(dict.fromkeys([*stored.plugins, *identity.plugins])))
     if kept != stored or not storage.exists(IDENTITY):
         write_identity(storage, kept)
-    if sweep.models.file != BUILTIN:
-        sweep = replace(sweep, models=replace(sweep.models, file=from_anywhere(sweep.models.file)))
+    sweep = replace(sweep, models=replace(sweep.models, file=from_anywhere(sweep.models.file)))
     write_sweep_text(storage, sweep.to_yaml())
     return kept

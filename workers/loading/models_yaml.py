@@ -178,6 +178,13 @@ def split_entry(source: str) -> tuple[str, str | None]:
     return (file, name) if file else (source, None)
 
 
+def absolute_source(source: str) -> str:
+    """FILE[#ENTRY] with the file's or folder's absolute path if it is there; "builtin", and any other, as given."""
+    file, _ = split_entry(source)
+    path = Path(file).expanduser()
+    return f"{path.absolute()}{source[len(file) :]}" if file != BUILTIN_NAME and path.exists() else source
+
+
 def find_entry(source: str, name: str | None = None) -> Entry:
     """The entry that `source` stands for: "builtin", a folder that `specfrontier train` made, or FILE[#ENTRY] of a
     models.yaml. name: the entry's name, unless `source` has one.

@@ -86,7 +86,11 @@ def test_a_relative_path_of_models_is_found_from_other_folders(
         Path("models.yaml").touch()
     keep_identity(storage, SweepConfig.read("quickstart", {"models": {"file": "models.yaml", "name": "own"}}), NEW)
     stored = SweepConfig.read(str(Path(storage.uri) / "sweep.yaml")).models
-    assert (stored.file, stored.name) == (str(tmp_path / "models.yaml") if exists else "models.yaml", "own")
+    file = str(tmp_path / "models.yaml") if exists else "models.yaml"
+    assert (stored.file, stored.name) == (file, "own")
+    keep_identity(storage, SweepConfig.read("quickstart", {"models": "models.yaml#own"}), NEW)
+    stored = SweepConfig.read(str(Path(storage.uri) / "sweep.yaml")).models
+    assert (stored.file, stored.name) == (f"{file}#own", None)
 
 
 def test_versions_and_threads_may_change(storage: Storage) -> None:
