@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import terminal_width
+from orchestrator.results.names import VANILLA
 from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "reference", "none" if reference.source == "none" else compared
     sampling = {} if config.sampling is None else config.sampling.to_mapping()
     yield "sampling", ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "the target's own"
-    yield "first", ", ".join(entry.label for entry in config.enqueue) or "vanilla"
+    first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
+    yield "first", ", ".join(first)
     yield "search", f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight"
     yield "space", counted(size, "point") if size and config.space.source else ""
     searched = {_searched_key(name): domain for name, domain in config.space.parameters().items()}
@@ -72,7 +74,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     if (plateau := config.budget.plateau) is not None:
         last = f"the last {counted(config.budget.patience or 0, 'trial')}"
         budget = f"at most {budget}; less once {last} add less than {100 * plateau:g} % to the front"
-    most = size + len(config.enqueue or ("vanilla",)) if size is not None else config.budget.trials
+    most = size + len(first) if size is not None else config.budget.trials
     yield "budget", f"{budget}; there are at most {most} settings" if most < config.budget.trials else budget
     images = captions.count * quality.samples
     total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"

@@ -100,7 +100,7 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
 Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or numbers made of them
 _TableKey = tuple[Generate, Purpose, int, int]  # the function, the purpose, the number of slots, and the first one
 
-_MAX_TABLE_ENTRIES = 1 << 25  # the largest table that is kept, 128 MiB
+_MAX_TABLE_ENTRIES = 1 << 25  # of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
 _CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 

@@ -153,6 +153,13 @@ def test_the_plan_says_how_many_captions_a_session_takes() -> None:
     assert line in " ".join(specfrontier("launch", "tested.yaml", "--check").out.split())
 
 
+def test_the_plan_has_vanilla_first_where_the_target_is_not_there() -> None:
+    write(sampling=None, enqueue=["eagle1"], space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
+    lines = describe_plan(SweepConfig.read("tested.yaml", {"budget.trials": 9}), Storage("sweeps/tested")).splitlines()
+    assert "  first       vanilla, eagle1" in lines
+    assert "  budget      9 trials; there are at most 3 settings" in lines
+
+
 def test_the_plan_of_a_single_setting() -> None:
     write(space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
     lines = describe_plan(SweepConfig.read("tested.yaml"), Storage("sweeps/tested")).splitlines()
