@@ -212,7 +212,8 @@ def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> M
     try:
         sources = load_checked(storage.read(EARLIER))["sources"]
     except ValueError as error:
-        raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); restore it, or remove it") from error
+        fix = "restore it; without it the sweep cannot be resumed"
+        raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
     names, told = [source["name"] for source in sources], sum(len(source["records"]) for source in sources)
     copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
     return {"sweeps": names, "images": copied.total(), "trials": told}
