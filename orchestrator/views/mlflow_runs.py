@@ -25,7 +25,7 @@ from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.prices import is_priced
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import clean, without_credentials
+from orchestrator.results.text import clean, markdown, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.views.mlflow_client import public_uri
 from search_spaces.constraints import AT_BATCH, split_batch
@@ -347,7 +347,7 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
     shown = [front[place] for place in places]
     settings = sweep.names.alike(record.config for record in front if record.config is not None)
-    titles = [_literal(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
+    titles = [markdown(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
     heads = [f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)]
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
@@ -376,11 +376,6 @@ def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
     condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
     order = {"orderByKey": columns[0], "orderByAsc": sweep.identity.objectives[0].direction == "minimize"}
     return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})
-
-
-def _literal(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return re.sub(r"([\\|\[\]<>*_`])", r"\\\1", text)
 
 
 def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:

@@ -39,11 +39,11 @@ def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(tmp
 def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", 12)
     sweep = Sweep.open(tmp_path / "sweep")
-    odd = replace(sweep.front_records[0], label='a|b <i>[x](y) "z"')
+    odd = replace(sweep.front_records[0], label='a|b <i>[x](y) "z" &amp;')
     sweep = replace(sweep, records=(odd,))
     text = describe_run(sweep, {odd.number: "r1"}, "7")
     assert f"[{odd.number}](#/experiments/7/runs/r1?" in text
-    assert r'"a\|b \<i\>\[x\](y) \"z\": ' in text
+    assert r'"a\|b \<i\>\[x\](y) \"z\" \&amp;: ' in text
     assert f"| fid | &ensp;{measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |" in text
     assert compare_link(["r1"], "7") in text
     assert front_link(sweep.identity, "7") in text
