@@ -57,6 +57,7 @@ class Notices(View[Sweep]):
                 if self.may_recover:
                     raise
                 self.notes.append(f"--notify: {host_of(self._url)}: a lost cluster was not told: {self.explain(error)}")
+                self.may_recover = True  # the next notice
             self._lost.pop(0)
 
     def end(self, source: Sweep, how: Ending) -> None:

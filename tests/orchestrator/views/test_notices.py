@@ -149,6 +149,7 @@ def test_a_refused_notice_does_not_keep_the_end_back(webhook: Webhook, tmp_path:
     (note,) = notices.notes
     assert "413" in note
     assert "secret" not in note
+    assert notices.may_recover, "a store that cannot be read at the end is read again"
     webhook.status = 200
     notices.update(sweep)
     notices.end(sweep, "finished")
