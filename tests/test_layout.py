@@ -41,7 +41,7 @@ MAX_PACKAGE_LINES = {
     "workers.metrics": 3946,
     "workers.models": 3659,
     "workers.replay": 1338,
-    "workers.runtime": 1236,
+    "workers.runtime": 1237,
     "workers.scenes": 373,
     "workers.training": 1290,
 }

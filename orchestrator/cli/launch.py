@@ -81,17 +81,17 @@ def launch(
         check_resources(options.slots, options.address, config.requested_metrics)
     _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
-    unfetched = list[str]()
+    missing_files = list[str]()
     if options.pull:
         from orchestrator.cli.models import pull_models
 
-        unfetched = pull_models(config, options.address, dry_run=options.check)
-    uri, sampling = _preflight(config, storage, options, has_models=not unfetched)
+        missing_files = pull_models(config, options.address, dry_run=options.check)
+    uri, sampling = _preflight(config, storage, options, has_models=not missing_files)
     if options.check:
         from orchestrator.cli.launch_plan import describe_plan
 
         config = config if sampling is None else config.resolve(sampling)
-        typer.echo(describe_plan(config, storage, options.taken, unfetched))
+        typer.echo(describe_plan(config, storage, options.taken, missing_files))
         return storage.uri
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes

@@ -20,13 +20,13 @@ _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
 
 
 def describe_plan(
-    config: SweepConfig, storage: Storage, earlier: Earlier | None = None, unfetched: Sequence[str] = ()
+    config: SweepConfig, storage: Storage, earlier: Earlier | None = None, missing_files: Sequence[str] = ()
 ) -> str:
     """The sweep as it would run, with all defaults: a line for each part of the sweep, and one for each parameter that
-    is searched. unfetched: files of the models that the launch would fetch.
+    is searched. missing_files: files of the models that the launch would fetch.
     """
     head = f"{config.name}: {config.about}".rstrip(": ")
-    pull = f"would fetch {', '.join(unfetched)}; what depends on them was not checked" if unfetched else ""
+    pull = f"would fetch {', '.join(missing_files)}; what depends on them was not checked" if missing_files else ""
     parts = [("pull", pull), *_earlier(config, storage, earlier), *_parts(config, storage)]
     return "\n".join([_fill(head), *(_line(label, text) for label, text in parts if text)])
 

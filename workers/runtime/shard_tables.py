@@ -160,7 +160,8 @@ class ShardReader:
         """The tables of shards; those that are damaged or missing are noted in `unusable`."""
         for name in names:
             for table, metadata in self._opened(name, partial(read_shard, columns=columns, kind=kind, fix="")):
-                self.taken.update({name: table.num_rows} if TAKEN_FROM in metadata else {})
+                if TAKEN_FROM in metadata:
+                    self.taken[name] = table.num_rows
                 yield table
 
     def _opened(self, name: str, read: Callable[[Storage, str], T]) -> Iterator[T]:
