@@ -136,7 +136,8 @@ def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell
 
 
 def _latex(text: str) -> str:
-    return re.sub("-(?=-)", "-{}", "".join(_LATEX.get(letter, letter) for letter in clean(text)))  # a dash otherwise
+    text = "".join(_LATEX.get(letter, letter) for letter in clean(text))
+    return re.sub(r"([-',])(?=\1)", r"\1{}", text)  # two are one sign otherwise
 
 
 def _latex_cell(cell: Cell) -> str:

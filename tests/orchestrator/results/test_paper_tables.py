@@ -115,6 +115,14 @@ def test_csv_has_a_label_as_it_is(tmp_path: Path) -> None:
     assert [row["label"] for row in rows] == [label]
 
 
+@pytest.mark.parametrize("pair", ["--", "''", ",,", "``"])
+def test_latex_joins_no_two_signs_of_a_label(pair: str) -> None:
+    text = PaperTable("", [""], [[Cell(f"a{pair}{pair}b")]], 1).write(".tex").decode()
+    assert pair not in text
+    if pair != "``":  # they have a name
+        assert (pair[0] + "{}") * 3 + pair[0] in text
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
 def test_latex_reads_the_table(front: Front, tmp_path: Path) -> None:
     head = [*front_paper_table(front, front.members).head]
