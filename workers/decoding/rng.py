@@ -101,6 +101,7 @@ Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or num
 _TableKey = tuple[Generate, Purpose, int, int]  # the function, the purpose, the number of slots, and the first one
 
 _MAX_TABLE_ENTRIES = 1 << 25  # of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
+_MAX_GATHERED = 1 << 13  # numbers of a table; more of them take longer than those that are needed, made anew
 _CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
@@ -148,7 +149,10 @@ class CounterRNG:
     def by_slot(self, generate: Generate, purpose: Purpose, positions: Tensor, first: int) -> Tensor:
         """Numbers [B, n] for positions [B, n], of slots from `first` on, a slot for each column."""
         slots = positions.shape[1]
-        return self._numbers(generate, purpose, positions, slots, first).diagonal(0, 1, 2)
+        if self.keys.is_cpu and positions.numel() * slots <= _MAX_GATHERED:
+            return self._numbers(generate, purpose, positions, slots, first).diagonal(0, 1, 2)
+        order = _arange(first, first + slots, positions.device)
+        return generate(self.keys[:, None], positions.clamp(max=self.positions - 1), purpose, order)
 
     def admit(self, indices: Tensor, keys: Tensor) -> None:
         """Put new images with these keys [n] at batch indices [n]."""

@@ -84,6 +84,17 @@ def test_slots_past_the_tables_limit_are_made_once(monkeypatch: pytest.MonkeyPat
     assert torch.equal(numbers.exponential_noise(rng.Purpose.DRAFT, positions, 1009), first)
 
 
+@pytest.mark.parametrize(("slots", "tables"), [(4, 1), (70, 0)])
+def test_numbers_by_slot_are_kept_only_if_a_table_is_read_sooner(slots: int, tables: int) -> None:
+    keys = rng.image_keys(3, [1, 2], [0, 0])
+    made = rng.CounterRNG(keys, 100)
+    positions = torch.arange(2 * slots).view(2, slots) % 100
+    found = made.by_slot(rng.uniform_double, rng.Purpose.WINDOW, positions, 5)
+    expected = rng.uniform_double(keys[:, None], positions, rng.Purpose.WINDOW, torch.arange(5, 5 + slots))
+    assert torch.equal(found, expected)
+    assert len(made._tables) == tables
+
+
 def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers stay."""
     made: list[int] = []
