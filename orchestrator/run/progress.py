@@ -128,7 +128,8 @@ class Progress:
     _copies: dict[int, int] = field(default_factory=dict)  # shards of trials that have not begun
     _trial_shards: int = 0
     _trial_images: int = 0
-    _began: float | None = None  # when the first worker was up
+    _began: float | None = None  # when the first shard was
+    _worked: float = 0.0  # seconds of the workers on shards
     _shard_at: float = 0.0  # when the last shard came
 
     def update(self, event: Event, now: float | None = None) -> None:
@@ -136,7 +137,7 @@ class Progress:
         kind = event["event"]
         if kind == "launch":  # workers start once more: the driver emits every trial again
             self.done = self.failed = self.stopped = self.workers = self._done_images = 0
-            self._given, self._began = 0.0, None
+            self._given, self._began, self._worked = 0.0, None, 0.0
             self.running.clear()
             self._costs.clear()
             self._copies.clear()
@@ -155,7 +156,6 @@ class Progress:
         elif kind == "workers":
             self.note = "" if event["alive"] and not self.workers else self.note  # that none was running
             self.workers = event["alive"]
-            self._began = now if self.workers and self._began is None else self._began
         elif kind == "phase":
             self.phase = event["phase"]
         elif kind == "copies":
@@ -173,6 +173,8 @@ class Progress:
             self.taken += event["images"]
         else:
             self._shard_at = now
+            self._began = now - event["seconds"] if self._began is None else self._began
+            self._worked += event["seconds"]
             self.images += event["images"] if event["kind"] == "quality" else 0
         if trial := self.running.get(event["trial"]):
             trial.seconds += 0.0 if TAKEN_FROM in event else event["seconds"]
@@ -223,19 +225,21 @@ class Progress:
         Images that will be copied take no time. Stopped trials that go on at the end are not counted. None without a
         budget of trials or images, without workers, or before the first shard.
         """
-        share, began = self.share, self._began
-        if share is None or not self.workers or began is None:
+        share, began, count = self.share, self._began, len(self._costs)
+        if share is None or not self.workers:
             return None
         if share == 1.0:
             return TimeLeft(0.0, 0.0, 0.0)
-        if share <= self._given or self._shard_at <= began:
+        if share <= self._given or began is None:
             return None
         left = max(1 - sum(max(self._shares())), 0.0) / (share - self._given)  # for each second so far
         if not left:
             return TimeLeft(0.0, 0.0, 0.0)
-        value = left * (self._shard_at - began)
+        value = self._shard_at - began
+        if count < _MIN_TRIALS:  # shards in flight, of which there are many for the few that are done, count as none
+            value = min(value, self._worked / self.workers)
+        value *= left
         value = max(value - (now - self._shard_at), _OVERRUN * value)
-        count = len(self._costs)
         if count < _MIN_TRIALS or not (mean := fmean(self._costs)):
             return TimeLeft(value, *(bound * value for bound in _EARLY_RANGE))
         # of the mean so far, and of that of the trials to come

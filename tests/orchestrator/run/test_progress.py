@@ -206,6 +206,22 @@ def test_the_range_is_that_of_the_mean_so_far_and_of_the_mean_to_come() -> None:
     assert history.left == pytest.approx((24, 24 - half, 24 + half))
 
 
+def test_workers_that_wait_for_the_first_shards_or_are_at_work_on_others_are_no_pace() -> None:
+    """Two workers prepare for 20 s, and then finish a shard every 5 s, of 10 s each: 8 trials of 2 shards take 85 s."""
+    history = History(8, workers=2)
+    history.add({"event": "note"}, 20)
+    values = []
+    for number in range(6):
+        history.start()
+        for _ in range(2):
+            seconds = 5.0 if history.progress.images else 10.0
+            history.add(shard(number) | {"seconds": 10.0}, seconds)
+            assert history.left is not None
+            values.append((history.left.low, 75 - 5 * len(values), history.left.high))
+        history.finish()
+    assert all(0.7 * low <= true <= 1.3 * high for low, true, high in values), values
+
+
 def test_what_earlier_launches_did_takes_no_time() -> None:
     """Five trials are stored, and half of the shards of the sixth."""
     history = History(10)
@@ -314,7 +330,9 @@ def test_headline() -> None:
     text = headline(
         after(shard(0, 40), {"event": "workers", "alive": 2}, finished(0), failed(1), finished(2), seconds=21)
     )
-    assert text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · ? left"
+    assert (
+        text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · 0:01 left (0:00 to 0:02)"
+    )
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
     assert headline(after(finished(0, new=False))).startswith("10 % · 1/10 trials · 0 new images, ")
 
