@@ -316,6 +316,18 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
     ]
 
 
+def _describe_fit(found: Mapping[str, Any]) -> str:
+    """Whether the sweep fits the memory, and the batches that would."""
+    if found["fits"]:
+        return f"  fits        as batches of up to {found['largest batch']} images do"
+    if not found["largest batch"]:
+        return "  DOES NOT FIT, nor would a batch of one image"
+    keys = [f"{kind}.batch" for kind, batch in found["batches"].items() if batch > found["largest batch"]]
+    if not keys:
+        return f"  DOES NOT FIT, although tokens of up to {found['largest batch']} images can be drawn together"
+    return f"  DOES NOT FIT; batches of up to {found['largest batch']} images would: lower {' and '.join(keys)}"
+
+
 def describe_plan(found: Mapping[str, Any]) -> list[str]:
     """The plan as lines of text."""
     memory, images = found["memory"], found["images"]
@@ -329,9 +341,8 @@ def describe_plan(found: Mapping[str, Any]) -> list[str]:
         lines.append(f"  memory      {kind}, batch {found['batches'][kind]}{more}: {describe_memory(parts)}")
     if memory["metric nets"]:
         lines.append(f"  memory      metric nets: another {format_bytes(memory['metric nets'])}")
-    fit = "fits" if found["fits"] else "DOES NOT FIT"
     lines += [
-        f"  {fit:<11} at batches of up to {found['largest batch']} images",
+        _describe_fit(found),
         f"  images      {found['bound']}{images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
         f"at most {images['timing']:,} in {counted(sessions['count'], 'timing session')}",
     ]

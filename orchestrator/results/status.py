@@ -74,11 +74,12 @@ MIN_PASSES = 100  # of the target, below which nothing is said about a drafter
 MAX_ACCEPTED = 0.05  # drafted tokens per pass that are "hardly any"
 
 
-def sweep_notes(sweep: Sweep) -> list[str]:
+def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
     """Sentences on why the sweep ended, its speeds and drafters (see `plateau_notes`, `timing_notes` and
-    `drafter_warnings`).
+    `drafter_warnings`). A running one will time more by itself.
     """
-    return [*plateau_notes(sweep), *timing_notes(sweep), *drafter_warnings(sweep.records, sweep.identity)]
+    speeds = session_problems(sweep) if is_running else timing_notes(sweep)
+    return [*plateau_notes(sweep), *speeds, *drafter_warnings(sweep.records, sweep.identity)]
 
 
 def waiting_note(sweep: Sweep) -> list[str]:
@@ -190,7 +191,10 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
         lost=tuple(map(describe_event, log.lost)),
         events=tuple(map(describe_event, log.recent)),
         idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
-        warnings=(*_damage(log, records if storage.exists(EVENTS) else ()), *([] if sweep is None else _notes(sweep))),
+        warnings=(
+            *_damage(log, records if storage.exists(EVENTS) else ()),
+            *([] if sweep is None else sweep_notes(sweep, is_running=launch.state == RUNNING)),
+        ),
         logs=None if logs is None else str(logs),
         taken=_taken(storage, log, records),
         plateau=_plateau(storage, log, sweep),
@@ -217,10 +221,6 @@ def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> M
     names, told = [source["name"] for source in sources], sum(len(source["records"]) for source in sources)
     copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
     return {"sweeps": names, "images": copied.total(), "trials": told}
-
-
-def _notes(sweep: Sweep) -> list[str]:
-    return sweep_notes(sweep)
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:

@@ -397,6 +397,11 @@ def test_more_gpus_and_images_count(
     assert not four["fits"]
     assert four["largest batch"] == 0
     assert any(line.startswith("  DOES NOT FIT") for line in describe_plan(four))
+    lower = {"fits": False, "largest batch": 5, "batches": {"timing": 1, "quality": 9}}
+    fit = next(line for line in describe_plan(four | lower) if line.startswith("  DOES NOT FIT"))
+    assert "5" in fit
+    assert "quality.batch" in fit
+    assert "timing.batch" not in fit
     upper = [line for line in describe_plan(four) if line.startswith(("  duration", "  images"))]
     assert upper
     assert all("    at most " in line for line in upper), "with a plateau"

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.results.front import front_of
 from orchestrator.results.prices import Machine, violations
 from orchestrator.results.query import QueryError
-from orchestrator.results.status import timing_notes
+from orchestrator.results.status import sweep_notes, timing_notes
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import STOPPED, EarlyStop, TrialRecord
@@ -208,6 +208,8 @@ def test_errors_of_one_session_assume_something(storage: Storage) -> None:
     time_on(storage, "zen", range(1, TRIALS))
     (note,) = timing_notes(Sweep.open(storage))
     assert f"specfrontier time {storage.display_name} --threads 1 --batch 1" in note
+    assert note in sweep_notes(Sweep.open(storage))
+    assert note not in sweep_notes(Sweep.open(storage), is_running=True), "more sessions follow"
     time_on(storage, "xeon", range(1, TRIALS), day=2, is_later=True)
     assert timing_notes(Sweep.open(storage)) == [note], "one on another device says nothing of this one"
     time_on(storage, "zen", range(1, TRIALS), day=3, is_later=True)
