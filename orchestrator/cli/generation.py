@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ _BATCH = 16  # by default
 _MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
 _PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
 _STATISTICS = "statistics.json"
+_SUMMARIES = ("contact_sheet.png", "heatmap.png", "config.yaml")
 _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 
@@ -182,7 +183,9 @@ def generate_images(
         Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
     ]
     with ends_with(WRONG_USAGE):
-        replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA)
+        replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA, *_SUMMARIES)
+        with suppress(OSError):  # it has files of others
+            (folder / VANILLA).rmdir()
     baseline = _vanilla(config, setting, models.target.sampling)
     vanilla, timings = None, list[dict[str, Any]]()
     with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
@@ -266,16 +269,17 @@ def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[
     return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []
 
 
-def _remove_previous(folder: Path) -> int:
-    """Remove the pictures that the statistics.json of the previous run names, so that a folder holds one run; returns
-    how many there were."""
+def _remove_previous(folder: Path, *others: str) -> int:
+    """Remove the pictures that the statistics.json of the previous run names, and its other files that the next run
+    does not write, so that a folder holds one run; returns how many pictures there were.
+    """
     statistics = folder / _STATISTICS
     try:
         names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
     except (OSError, ValueError, KeyError, TypeError):
         return 0  # no previous run, or another program's file
     pictures = [folder / name for name in names if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()]
-    for path in [*pictures, statistics]:
+    for path in [*pictures, statistics, *(folder / name for name in others)]:
         path.unlink(missing_ok=True)
     return len(pictures)
 

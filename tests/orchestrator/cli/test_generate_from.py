@@ -94,7 +94,7 @@ def test_against_vanilla_measures_the_ratio_on_the_same_captions(sweep: Sweep, t
     for row in other["images"]:
         assert (alone / row["file"]).read_bytes() == (tmp_path / "vanilla" / row["file"]).read_bytes()
     assert specfrontier("generate", CAPTIONS[0], "--out", str(tmp_path)).code == 0
-    assert not list((tmp_path / "vanilla").glob("0*.png")), "a folder holds one run"
+    assert not (tmp_path / "vanilla").exists(), "a folder holds one run"
 
 
 def test_without_a_sweep_vanilla_has_the_configs_own_sampling(sweep: Sweep, tmp_path: Path) -> None:
