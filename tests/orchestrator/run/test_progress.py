@@ -210,7 +210,7 @@ def test_workers_that_wait_for_the_first_shards_or_are_at_work_on_others_are_no_
     """Two workers prepare for 20 s, and then finish a shard every 5 s, of 10 s each: 8 trials of 2 shards take 85 s."""
     history = History(8, workers=2)
     history.add({"event": "note"}, 20)
-    values = []
+    values = list[tuple[float, float, float]]()
     for number in range(6):
         history.start()
         for _ in range(2):
