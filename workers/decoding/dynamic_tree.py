@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from search_spaces.trial import DecodingConfig
+from workers.decoding.constants import arange, constant
 from workers.decoding.drafter import Drafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.state import Batch
-from workers.decoding.tree import DraftTree, shape_from_parents, slot_numbers
+from workers.decoding.tree import DraftTree, shape_from_parents
 from workers.models.masks import additive_mask
 from workers.models.target import Target
 
@@ -33,7 +33,7 @@ class _Layout(NamedTuple):
     levels: Tensor
 
 
-@cache  # of all sizes: CUDA graphs read them later
+@constant
 def _layout(depth: int, width: int, device: torch.device) -> _Layout:
     order = torch.arange((depth - 1) * width + 1, device=device) - 1
     first_ids = torch.where(order < width, order, width + (order // width - 1) * width**2)
@@ -115,7 +115,7 @@ class DynamicTree(TreeDrafting):
         is the root) and depths [B, N]. levels [B]: drafted for each row, at most `depth`.
         """
         (tokens, scores), (batch, nodes) = candidates, order.shape
-        slots = slot_numbers(nodes, order.device)[1:].expand(batch, nodes)
+        slots = arange(1, nodes + 1, 1, order.device).expand(batch, nodes)
         slot_of_candidate = order.new_zeros(batch, scores.shape[1] + 1).scatter_(1, order, slots)
         kept_scores = scores.gather(1, order)
         exists = kept_scores > -torch.inf

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, pad
 
+from workers.decoding.constants import arange
 from workers.decoding.kernels import bits_by_numpy, is_available, random_bits
 from workers.decoding.sampling import sample_with_exponentials
 
@@ -106,11 +106,6 @@ _CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
 
-@cache  # a large vocabulary's would be rebuilt in every pass, and CUDA graphs read it later
-def _arange(start: int, stop: int, device: torch.device) -> Tensor:
-    return torch.arange(start, stop, device=device)
-
-
 def _chunk_entries(device: torch.device) -> int:
     return _CPU_CHUNK_ENTRIES if device.type == "cpu" else _GPU_CHUNK_ENTRIES
 
@@ -151,7 +146,7 @@ class CounterRNG:
         slots = positions.shape[1]
         if self.keys.is_cpu and positions.numel() * slots <= _MAX_GATHERED:
             return self._numbers(generate, purpose, positions, slots, first).diagonal(0, 1, 2)
-        order = _arange(first, first + slots, positions.device)
+        order = arange(first, first + slots, 1, positions.device)
         return generate(self.keys[:, None], positions.clamp(max=self.positions - 1), purpose, order)
 
     def admit(self, indices: Tensor, keys: Tensor) -> None:
@@ -171,7 +166,7 @@ class CounterRNG:
         """Numbers [B, n, slots] for positions [B, n], of slots from `first` on."""
         clamped, name = positions.clamp(max=self.positions - 1), (generate, purpose, slots, first)
         if len(self._first_rows) * self.positions * slots > _MAX_TABLE_ENTRIES:
-            order = _arange(first, first + slots, positions.device)
+            order = arange(first, first + slots, 1, positions.device)
             return generate(self.keys[:, None, None], clamped[..., None], purpose, order)
         if name not in self._tables:
             table = self._table(generate, purpose, self.keys, slots, first)
@@ -188,6 +183,6 @@ class CounterRNG:
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
-        slot_range, chunk = _arange(first, first + slots, keys.device), max(1, _chunk_entries(keys.device) // slots)
+        slot_range, chunk = arange(first, first + slots, 1, keys.device), max(1, _chunk_entries(keys.device) // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

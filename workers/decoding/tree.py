@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 
 import torch
 from torch import Tensor
 
+from workers.decoding.constants import arange, identity
 from workers.models.masks import additive_mask
 
 
@@ -47,20 +47,9 @@ class TreeShape:
         return self.children.shape[2]
 
 
-@cache  # of all sizes: CUDA graphs read them later
-def slot_numbers(nodes: int, device: torch.device) -> Tensor:
-    """[1 + nodes] the numbers of a tree's slots."""
-    return torch.arange(nodes + 1, device=device)
-
-
-@cache
-def _identity(slots: int, device: torch.device) -> Tensor:
-    return torch.eye(slots, dtype=torch.bool, device=device)
-
-
 def with_root(x: Tensor) -> Tensor:
     """Values [B, N+1] of all slots, from those of the nodes [B, N]; the root's is 0."""
-    root = slot_numbers(0, x.device).expand(x.shape[0], 1)
+    root = arange(0, 1, 1, x.device).expand(x.shape[0], 1)
     return torch.cat([root, x], dim=1)
 
 
@@ -70,7 +59,7 @@ def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
     """
     batch, slots = parent_slots.shape[0], parent_slots.shape[1] + 1
     ancestors = with_root(parent_slots)  # each slot's ancestor at the next distance
-    mask = _identity(slots, parent_slots.device).expand(batch, -1, -1)
+    mask = identity(slots, parent_slots.device).expand(batch, -1, -1)
     for doubling in range(max_depth.bit_length()):
         ancestors = ancestors.gather(1, ancestors) if doubling else ancestors
         mask = mask | mask.gather(1, ancestors[..., None].expand(batch, slots, slots))
@@ -82,7 +71,7 @@ def _child_table(parent_slots: Tensor, exists: Tensor, width: int) -> Tensor:
     batch, nodes = parent_slots.shape
     siblings = (parent_slots[:, :, None] == parent_slots[:, None, :]) & exists[:, None, :]
     rank = siblings.tril(-1).sum(-1)
-    slot = slot_numbers(nodes, parent_slots.device)[1:].expand(batch, nodes)
+    slot = arange(1, nodes + 1, 1, parent_slots.device).expand(batch, nodes)
     # nodes that do not exist or exceed the width go to a spare last column
     column = torch.where(exists, rank, width).clamp(max=width)
     flat = column.add(parent_slots, alpha=width + 1)
@@ -108,15 +97,14 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     return shape
 
 
-@cache  # CUDA graphs read them later
 def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
     """[rows] the index of each row's first entry, when rows of so many entries are flattened."""
-    return torch.arange(0, rows * entries, entries, device=device)
+    return arange(0, rows * entries, entries, device)
 
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
-    rows = index if table.shape[0] == 1 else index + row_starts(*table.shape[:2], index.device)
+    rows = index if table.shape[0] == 1 else index + row_starts(table.shape[0], table.shape[1], index.device)
     return table.flatten(0, 1).index_select(0, rows)
 
 

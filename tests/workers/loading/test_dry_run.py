@@ -154,8 +154,7 @@ def test_the_longest_pass_is_planned_for() -> None:
     parts = [{**chain, "acceptance": {"verification": kind}} for kind in kinds]
     configs = [DecodingConfig.from_mapping(each).with_sampling(CFG) for each in parts]
     plain, uniform, similar = (footprint(on_meta(toys(vocab_size=512)), config, 8, 1).activations for config in configs)
-    assert uniform == pytest.approx(similar, rel=1e-3), "but for constants of a few bytes, which are made once"
-    assert similar > 1.1 * plain
+    assert uniform == similar > 1.1 * plain
     labelled = [(str(number), config) for number, config in enumerate(configs)]
     assert min(labelled, key=_weight) == labelled[0]
 
