@@ -1,4 +1,4 @@
-"""Where numbers stand beside their points: clear of marks, lines and one another. All lengths are in 1/72 inch."""
+"""Positions of numbers beside their points: clear of marks, lines and one another. All lengths are in 1/72 inch."""
 
 from __future__ import annotations
 

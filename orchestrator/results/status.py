@@ -203,10 +203,10 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
 
 def _plateau(storage: Storage, log: EventLog, sweep: Sweep | None) -> Mapping[str, Any] | None:
     """How close the front is to a plateau, as the launch last said; in a bucket, by the trials that are there."""
-    told = log.plateau
+    latest = log.plateau
     if sweep is not None and not storage.exists(EVENTS) and (state := plateau_state(sweep)) is not None:
-        told = state.to_event()
-    return told and {key: value for key, value in told.items() if key not in ("event", "at")}
+        latest = state.to_event()
+    return latest and {key: value for key, value in latest.items() if key not in ("event", "at")}
 
 
 def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> Mapping[str, Any] | None:
