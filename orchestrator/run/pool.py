@@ -19,6 +19,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
+from orchestrator.run import ray_internals
 from orchestrator.run.cluster import ClusterMonitor, alive_nodes
 from orchestrator.run.placement import (
     ANYWHERE,
@@ -102,9 +103,9 @@ class PoolWorker:
     labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
     is ready. roles: What it may do, once it is ready.
 
-    task: The task that it runs since `since`; without a task, `since` is the end of its last task, or its first
-    heartbeat: until then (inf) it may wait for a node. is_obsolete: Whether the task's result is not needed. All times
-    are those of the pool's clock, in seconds.
+    task: The task that it runs since `since`; without a task, `since` is the end of its last task, or when it was found
+    to have a process: until then (inf) it may wait for a node. is_obsolete: Whether the task's result is not needed.
+    All times are those of the pool's clock, in seconds.
     """
 
     handle: Any
@@ -295,11 +296,20 @@ class Pool:
 
     def _watch(self) -> list[TaskResult]:
         """Replace workers that do not respond, and release those that no task needs."""
+        self._find_processes()
         problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers]
         results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
         self._warn_of_untimed()
         self._release()
         return [result for result in results if result]
+
+    def _find_processes(self) -> None:
+        """Note which workers that waited for a node have a process: one that hangs may never answer a heartbeat."""
+        waiting = [worker for worker in self._workers if math.isinf(worker.since)]
+        if waiting and self._monitor.responds(max_age=0.0):
+            found = ray_internals.have_processes([worker.handle for worker in waiting])
+            for worker in itertools.compress(waiting, found):
+                worker.since = self._clock.now
 
     def _warn_of_untimed(self) -> None:
         """Say once that timing sessions have waited for a while because no worker may time."""

@@ -27,6 +27,8 @@ _PING_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
 class PrivateName(StrEnum):
     """MODULE:ATTRIBUTE of each private name."""
 
+    ACTOR_ID = "ray.actor:ActorHandle._actor_id"
+    ACTORS = "ray._private.state:actors"
     API_SERVER = "ray._private.services:start_api_server"
     CHANNEL = "ray._private.grpc_utils:init_grpc_channel"
     CHECK_ALIVE_REPLY = "ray.core.generated.gcs_service_pb2:CheckAliveReply"
@@ -119,6 +121,18 @@ def dead_processes() -> set[str]:
         node = _private(PrivateName.NODE)
         return set() if node is None else {name for name, _ in node.dead_processes()}
     return set()
+
+
+def have_processes(actors: Sequence[Any]) -> list[bool]:
+    """Whether each of these actors has a process, as Ray's GCS knows: the others wait for a node. False for those of a
+    Ray client, which cannot ask.
+    """
+    with suppress(MissingName):
+        if actors and not ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
+            identify, query = _private(PrivateName.ACTOR_ID).fget, _private(PrivateName.ACTORS)
+            known = query(job_id=ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id())))
+            return [known.get(identify(actor).hex(), {}).get("Pid", 0) > 0 for actor in actors]
+    return [False] * len(actors)
 
 
 def local_clusters() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,11 @@ from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Attempts, AwakeClock, Pool
 from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, PoolError, SweepError, Task, TaskResult
+from tests.fakes.waiting import HANG_S, wait_until
 from workers.data.storage import StorageError
 from workers.runtime.process import cores
 
 pytestmark = pytest.mark.slow(seconds=100)
-TIMEOUT_S = 240.0  # on a busy machine
 
 
 class Echo:
@@ -35,11 +36,17 @@ class Echo:
     def __init__(self, spec: dict[str, Any]) -> None:
         if spec.get("broken"):
             raise ValueError("weights: no such folder")
-        if spec.get("one_broken") and spec["worker"] != "worker-0":
-            raise ValueError("this node has no weights")
         self.log, self.odd, self.name = Path(spec["log"]), spec.get("odd"), spec["worker"]
-        self.first = spec.get("first", "worker-0")
+        while (self.odd or spec.get("one_broken")) and self.name != "worker-0" and not self.log.exists():
+            time.sleep(0.05)  # until the test says that the pool has the first worker's facts
+        if spec.get("one_broken") and self.name != "worker-0":
+            raise ValueError("this node has no weights")
         self.hangs = Path(spec["hangs"]) if "hangs" in spec else None  # the first one, as it loads
+        if self.hangs and spec["how"] != "heartbeats" and not self.hangs.exists():
+            self.hangs.write_text(str(os.getpid()))
+            if spec["how"] == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            ctypes.PyDLL(None).sleep(3600)  # no other thread runs meanwhile
         self.cancelled = threading.Event()
         self.threads = {}
         if spec.get("computes"):
@@ -47,15 +54,11 @@ class Echo:
 
             self.threads = {"threads": torch.get_num_threads(), "waits": os.environ["OMP_WAIT_POLICY"]}
             self.threads["start"] = Path("/proc/self/environ").read_text()
-        while self.odd and self.name != self.first and not self.log.exists():
-            time.sleep(0.05)  # the first worker to answer sets the shared facts
 
     def facts(self) -> dict[str, Any]:
         if self.hangs and not self.hangs.exists():
             self.hangs.write_text(str(os.getpid()))
             time.sleep(3600)
-        if self.odd and self.name == self.first:
-            self.log.touch()
         odd = {"kernels": "triton"} if self.odd == self.name else {}
         node = min(self.name, "worker-2")  # there are three: workers that replace others start on the last
         return {"pid": os.getpid(), "kernels": "torch", "node": node} | odd | self.threads
@@ -148,7 +151,7 @@ def make(echoes: None, tmp_path: Path, warnings: list[str], lost: list[Event]) -
 def single(echoes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A pool of one worker for tests that leave it alive and idle."""
     pool = build(tmp_path_factory.mktemp("single") / "log", 1, [], [])
-    pool.first_facts(TIMEOUT_S)
+    pool.first_facts(HANG_S)
     yield pool
     pool.close()
 
@@ -157,8 +160,8 @@ def task(n: int, trial: int = 0, kind: str = "quality", **payload: Any) -> Task:
     return Task(f"shard-{n}", {"kind": kind, "n": n, **payload}, trial=trial)
 
 
-def collect_all(pool: Pool, count: int, seconds: float = TIMEOUT_S) -> list[TaskResult]:
-    end = time.monotonic() + seconds
+def collect_all(pool: Pool, count: int) -> list[TaskResult]:
+    end = time.monotonic() + HANG_S
     done: list[TaskResult] = []
     while len(done) < count:
         assert time.monotonic() < end, f"{len(done)} of {count} came back"
@@ -171,11 +174,16 @@ def names(pool: Pool) -> list[str]:
     return sorted(worker.name for worker in pool._workers if worker.ready)
 
 
+def collect_until(pool: Pool, reached: Callable[[], object]) -> None:
+    """Collect until this holds; no task returns meanwhile."""
+    end = time.monotonic() + HANG_S
+    while not reached():
+        assert time.monotonic() < end
+        assert pool.collect(0.05) == []
+
+
 def both_up(pool: Pool) -> None:
-    end = time.monotonic() + TIMEOUT_S
-    while pool.alive < 2:
-        assert time.monotonic() < end, "two workers did not start"
-        pool.collect(0.5)
+    collect_until(pool, lambda: pool.alive >= 2)
 
 
 def test_every_task_returns_once(make: Any, tmp_path: Path) -> None:
@@ -197,7 +205,7 @@ def test_a_worker_computes_with_its_threads_which_wait_passively(
     threads: int | None, expected: int, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    facts = make(1, computes=True, threads=threads).first_facts(TIMEOUT_S)
+    facts = make(1, computes=True, threads=threads).first_facts(HANG_S)
     assert (facts["threads"], facts["waits"]) == (expected, "PASSIVE")
     assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), "glibc reads it when the process starts"
 
@@ -260,29 +268,33 @@ def test_a_task_that_kills_its_workers_is_given_up(make: Any, tmp_path: Path) ->
 def test_workers_that_died_idle_do_not_count_against_a_task(make: Any, tmp_path: Path) -> None:
     """A node dies with its idle workers; the next task must not be given to one of them after another."""
     pool = make(3)
-    while pool.alive < 3:
-        pool.collect(0.5)
+    collect_until(pool, lambda: pool.alive == 3)
     for n in range(3):
         pool.submit(task(n, seconds=1.0))
     collect_all(pool, 3)
     for pid in {int(pid) for pid in (tmp_path / "log").read_text().split()[1::2]}:
         os.kill(pid, signal.SIGKILL)
-    time.sleep(1.0)
     pool.submit(task(3))
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 3}
 
 
+class StoppedClock:
+    """The pool's clock, which the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self) -> None: ...
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats and time limits of seconds."""
-    for name, seconds in (
-        ("_WATCH_INTERVAL_S", 0.2),
-        ("_PING_INTERVAL_S", 0.2),
-        ("_SILENCE_TIMEOUT_S", 3.0),
-        ("_CANCEL_TIMEOUT_S", 1.0),
-    ):
-        monkeypatch.setattr(pool_module, name, seconds)
+def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
+    """Pools look after their workers whenever they collect, by this clock."""
+    made = StoppedClock()
+    monkeypatch.setattr(pool_module, "AwakeClock", lambda: made)
+    monkeypatch.setattr(pool_module, "_WATCH_INTERVAL_S", 0.0)
+    return made
 
 
 def pids(log: Path, n: int) -> list[int]:
@@ -291,75 +303,92 @@ def pids(log: Path, n: int) -> list[int]:
     return [int(pid) for number, pid in zip(words[::2], words[1::2], strict=True) if int(number) == n]
 
 
-def test_a_silent_worker_is_replaced(make: Any, tmp_path: Path, impatient: None, lost: list[Event]) -> None:
-    """One worker is stopped while it runs a task, the other one is killed while it is idle."""
-    pool = make()
+def test_a_silent_worker_is_replaced(make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]) -> None:
+    """One worker is stopped while it runs a task."""
+    pool, log = make(), tmp_path / "log"
     both_up(pool)
-    pool.submit(task(0))
-    collect_all(pool, 1)
-    pool.submit(task(1, seconds=2.0, again=0.0))
-    while not pids(tmp_path / "log", 1):
-        pool.collect(0.1)
-    (stopped,) = pids(tmp_path / "log", 1)
+    pool.submit(task(1, seconds=3600.0, again=0.0))
+    collect_until(pool, lambda: pids(log, 1))
+    (stopped,) = pids(log, 1)
     os.kill(stopped, signal.SIGSTOP)
+    clock.now += pool_module._PING_INTERVAL_S
+    pool.collect(0.0)
+    collect_until(pool, lambda: sum(worker._ping is None for worker in pool._workers) == 1)  # the other one answered
+    clock.now += pool_module._SILENCE_TIMEOUT_S - 1
+    assert pool.collect(0.0) == []
+    assert lost == []
+    clock.now += 2
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
-    assert len(set(pids(tmp_path / "log", 1))) == 2
+    assert len(set(pids(log, 1))) == 2
     both_up(pool)
-    assert [loss for loss in lost if "no heartbeat" in loss["note"]]
+    (loss,) = lost
+    assert "no heartbeat for 60 s" in loss["note"]
+    wait_until(lambda: not Path(f"/proc/{stopped}").exists())
+
+
+def test_an_idle_worker_that_died_is_replaced(
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
+) -> None:
+    """By its heartbeat: no task finds it dead."""
+    pool = make()
+    both_up(pool)
     pool.submit(task(2))
     collect_all(pool, 1)
     (idle,) = pids(tmp_path / "log", 2)
     before = names(pool)
     os.kill(idle, signal.SIGKILL)
-    end = time.monotonic() + TIMEOUT_S
-    while names(pool) == before or pool.alive < 2:  # no task finds it dead
-        assert time.monotonic() < end
-        pool.collect(0.1)
-    assert len(lost) == 2
-    while Path(f"/proc/{stopped}").exists():
-        assert time.monotonic() < end, "a stopped worker was left"
-        time.sleep(0.1)
+    clock.now += pool_module._PING_INTERVAL_S
+    collect_until(pool, lambda: lost)
+    both_up(pool)
+    assert names(pool) != before
+    assert len(lost) == 1
 
 
 def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
-    make: Any, tmp_path: Path, impatient: None, lost: list[Event]
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
 ) -> None:
     pool, log = make(1), tmp_path / "log"
     pool.submit(task(0, trial=1, hangs_once=True))
-    while not pids(log, 0):
-        pool.collect(0.1)
+    collect_until(pool, lambda: pids(log, 0))
     pool.withdraw([task(0, trial=1).name])
     pool.submit(task(1, trial=2))
+    clock.now += pool_module._CANCEL_TIMEOUT_S + 1
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
-    assert ["did not stop its task within 1 s" in loss["note"] for loss in lost] == [True]
+    assert ["did not stop its task within 60 s" in loss["note"] for loss in lost] == [True]
 
 
+@pytest.mark.parametrize("how", ["heartbeats", "holds Python", "stopped"])
 def test_a_worker_that_hangs_while_it_loads_is_replaced(
-    make: Any, tmp_path: Path, impatient: None, warnings: list[str], monkeypatch: pytest.MonkeyPatch
+    how: str, make: Any, tmp_path: Path, clock: StoppedClock, warnings: list[str]
 ) -> None:
-    monkeypatch.setattr(pool_module, "_START_TIMEOUT_S", 2.0)
-    pool, hung = make(1, hangs=str(tmp_path / "hung")), tmp_path / "hung"
-    pool.first_facts(TIMEOUT_S)
+    """Whether it sends heartbeats or none, such as one with a library that does not let other threads run."""
+    hung = tmp_path / "hung"
+    pool = make(1, hangs=str(hung), how=how)
+    collect_until(pool, lambda: hung.exists() and hung.read_text())
+    assert pool.collect(0.0) == []
+    assert pool._workers[0].since == 0, "it has a process"
+    clock.now += pool_module._START_TIMEOUT_S - 1
+    assert pool.collect(0.0) == []
+    assert warnings == []
+    clock.now += 2
+    pool.first_facts(HANG_S)
     pool.submit(task(0))
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 0}
-    assert warnings == ["worker-0 cannot be used: did not load its models within 2 s; retrying in 0 s"]
-    end = time.monotonic() + TIMEOUT_S
-    while Path(f"/proc/{hung.read_text()}").exists():
-        assert time.monotonic() < end, "a worker that hangs was left"
-        time.sleep(0.1)
+    assert warnings == ["worker-0 cannot be used: did not load its models within 1800 s; retrying in 0 s"]
+    wait_until(lambda: not Path(f"/proc/{hung.read_text()}").exists())
 
 
-def test_a_worker_that_waits_for_a_node_is_not_late(
-    echoes: None, tmp_path: Path, impatient: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "_START_TIMEOUT_S", 0.5)
+def test_a_worker_that_waits_for_a_node_is_not_late(echoes: None, tmp_path: Path, clock: StoppedClock) -> None:
     events: list[Event] = []
     with closing(Pool({"log": str(tmp_path / "log")}, Slots(1, cpus=99.0), None, events.append)) as pool:
-        with pytest.raises(PoolError, match="no worker started within 3 s"):
-            pool.first_facts(3.0)
+        for _ in range(10):
+            clock.now += pool_module._START_TIMEOUT_S
+            assert pool.collect(0.1) == []
+        with pytest.raises(PoolError, match=r"no worker started within 0\.1 s"):
+            pool.first_facts(0.1)
         assert [worker.name for worker in pool._workers] == ["worker-0"]
     assert events == []
 
@@ -374,21 +403,24 @@ def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
     assert pool.collect(0.3) == []
 
 
-def test_a_broken_node_does_not_stop_the_others(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_node_does_not_stop_the_others(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 0.1)
-    pool = make(2, one_broken=True)
-    pool.first_facts(TIMEOUT_S)
-    done, end = list[TaskResult](), time.monotonic() + TIMEOUT_S
+    pool, done = make(2, one_broken=True), list[TaskResult]()
+    pool.first_facts(HANG_S)
+    (tmp_path / "log").touch()
     while pool._failed_starts < 3:  # it is tried again meanwhile
-        assert time.monotonic() < end
         pool.submit(task(len(done), seconds=0.1))
         done += collect_all(pool, 1)
     assert [d.output["n"] for d in done if d.output] == list(range(len(done)))
     assert pool.alive == 1
 
 
-def test_a_worker_on_other_hardware_is_not_used_and_warned_about(make: Any, warnings: list[str]) -> None:
+def test_a_worker_on_other_hardware_is_not_used_and_warned_about(
+    make: Any, tmp_path: Path, warnings: list[str]
+) -> None:
     pool = make(2, odd="worker-1")
+    pool.first_facts(HANG_S)
+    (tmp_path / "log").touch()
     both_up(pool)
     assert "worker-1" not in names(pool)
     assert len(names(pool)) == 2
@@ -396,10 +428,11 @@ def test_a_worker_on_other_hardware_is_not_used_and_warned_about(make: Any, warn
     assert warnings[0].startswith("worker-1 cannot be used: kernels: ")
 
 
-def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any) -> None:
+def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any, tmp_path: Path) -> None:
     """Two nodes agree, and the first worker differs. Nothing has been drawn yet; other tasks do not matter."""
     pool = make(3, odd="worker-0")
-    pool.first_facts(TIMEOUT_S)
+    pool.first_facts(HANG_S)
+    (tmp_path / "log").touch()
     pool.submit(Task("reference", {"kind": "reference", "n": 0}))
     with pytest.raises(PoolError, match="2 nodes agree"):
         collect_all(pool, 2)  # waits until the third worker has started
@@ -409,7 +442,7 @@ def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(make: Any, mon
     monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 600.0)  # the first refusal is enough, if no other node starts
     pool = make(1, broken=True)
     with pytest.raises(PoolError, match="weights: no such folder"):
-        pool.first_facts(90)
+        pool.first_facts(HANG_S)
 
 
 def test_a_task_is_given_up_after_three_attempts() -> None:
