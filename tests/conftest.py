@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 from filelock import FileLock
 
@@ -26,6 +27,15 @@ use_threads(1)  # processes share the cores, and results of sweeps that are comp
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:  # Triton reads it when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# The same examples in every run, and no limit of time: a slow machine is no fault.
+hypothesis.settings.register_profile(
+    "deterministic",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("deterministic")
 _LONG_S = 30.0
 _DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
@@ -80,10 +90,17 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     return [item for path in (*order, *reversed(long)) for item in files[path]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Commands under test set the threads of this process, by `--threads` or a sweep's own: the next test has one."""
-    yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Commands set the threads of this process, by `--threads` or a sweep's own. Every fixture begins with one thread,
+    whatever ran before it.
+    """
+    use_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """And so does every test."""
     use_threads(1)
 
 

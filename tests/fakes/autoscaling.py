@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.views.mlflow_client import free_port
+from tests.fakes.ports import HOST, claim_port
 from tests.fakes.real_sweeps import ray_folder
+from tests.fakes.waiting import HANG_S
 
 _HEAD_ID = "fffffffffffffffffffffffffffffffffffffffffffffffffff00000"
 # "fake_multinode" is its own type, whose defaults are a file that Ray's wheels lack
@@ -24,14 +25,13 @@ _NO_COMMANDS = (
     "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",
     "head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files", "rsync_exclude", "rsync_filter",
 )  # fmt: skip
-HOST = "127.0.0.1"
 
 
 @contextmanager
 def autoscaling_cluster(node_types: Mapping[str, Mapping[str, Any]], idle_s: float) -> Iterator[str]:
     """The address of a head without CPUs. A node that was idle for `idle_s` seconds is stopped."""
     with ray_folder() as folder:
-        port = free_port(HOST, 0)
+        port = claim_port()
         path = folder / "autoscaling.json"
         path.write_text(json.dumps(_config(node_types, idle_s, f"{HOST}:{port}")))
         environment = os.environ | {
@@ -46,8 +46,8 @@ def autoscaling_cluster(node_types: Mapping[str, Mapping[str, Any]], idle_s: flo
         command = [str(Path(sys.executable).parent / "ray"), "start", "--head", f"--port={port}"]
         command += [f"--node-ip-address={HOST}", "--num-cpus=0", "--include-dashboard=false"]
         command += [f"--autoscaling-config={path}", f"--object-store-memory={80 << 20}"]
-        command += [f"--dashboard-agent-listen-port={free_port(HOST, 0)}"]
-        started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        command += [f"--dashboard-agent-listen-port={claim_port()}"]
+        started = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S, check=False)
         assert started.returncode == 0, started.stdout + started.stderr
         yield f"{HOST}:{port}"
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-HOST = "127.0.0.1"
+from tests.fakes.ports import HOST, claim_port
+
+
+class Address:
+    """An address of this machine that is kept while a server there comes and goes."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket()
+        port = claim_port()
+        self.socket.bind((HOST, port))  # the kernel would take back one that it had chosen
+        self.url = f"http://{HOST}:{port}"
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 class Forwarding(http.server.BaseHTTPRequestHandler):
@@ -44,11 +58,19 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def proxy(target: str, *dropped: int, port: int = 0) -> Iterator[str]:
+def proxy(target: str, *dropped: int, at: Address | None = None) -> Iterator[str]:
     """The address of a proxy to `target` that drops the answers to the given creations of runs (counted from 1)."""
+    if at is None:
+        with closing(Address()) as address, proxy(target, *dropped, at=address) as url:
+            yield url
+        return
     handler = type("Handler", (Forwarding,), {"target": target, "dropped": frozenset(dropped), "created": 0})
-    with http.server.ThreadingHTTPServer((HOST, port), handler) as forwarding:
+    with http.server.ThreadingHTTPServer((HOST, 0), handler, bind_and_activate=False) as forwarding:
+        forwarding.socket.close()
+        forwarding.socket = at.socket.dup()
+        forwarding.server_activate()
         threading.Thread(target=forwarding.serve_forever, daemon=True).start()
-        yield f"http://{HOST}:{forwarding.server_address[1]}"
+        yield at.url
         assert handler.created >= max(dropped, default=0)  # type: ignore[attr-defined]
         forwarding.shutdown()
+        forwarding.socket.shutdown(socket.SHUT_RDWR)  # connections are refused, and the port stays taken

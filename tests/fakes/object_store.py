@@ -11,7 +11,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-HOST, REGION = "127.0.0.1", "us-east-1"
+from tests.fakes.ports import HOST, claim_port
+from tests.fakes.waiting import HANG_S
+
+REGION = "us-east-1"
 _NEVER = float("inf")
 
 
@@ -19,10 +22,10 @@ class ObjectStore:
     """A server that can be stopped and started again, with what it holds."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = claim_port()
         self.start()
         reset = Request(f"{self.endpoint}/moto-api/reset", method="POST")  # earlier servers of this process left theirs
-        urlopen(reset, timeout=10).close()
+        urlopen(reset, timeout=HANG_S).close()
         self.key, self.secret = self.add_user("everything", "s3:*")
 
     @property
@@ -34,7 +37,6 @@ class ObjectStore:
 
         self._server: Any = ThreadedMotoServer(ip_address=HOST, port=self.port, verbose=False)
         self._server.start()
-        self.port = self._server.get_host_and_port()[1]
 
     def stop(self) -> None:
         self._server.stop()

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.mlflow_client import free_port
+from tests.fakes.ports import HOST, claim_port
 
-HOST, USER, PASSWORD = "127.0.0.1", "specfrontier", "hunter22-postgres"
+USER, PASSWORD = "specfrontier", "hunter22-postgres"
 _DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 600.0
 
 
 class PostgreSQL:
     """A server whose data is in `folder`. It refuses to run as root, and then runs as the user of Debian's package."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
-        self.folder, self._programs, self.port = folder, programs, free_port(HOST, 0)
+        self.folder, self._programs, self.port = folder, programs, claim_port()
         self._account: str | None = None
         if os.geteuid() == 0:
             self._account = next(name for name in ("postgres", "nobody") if _exists(name))

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from orchestrator.run.ray_internals import without_services
-from orchestrator.views.mlflow_client import free_port
 from tests.fakes.command_line import specfrontier
-from tests.fakes.mlflow_proxy import HOST, proxy
+from tests.fakes.mlflow_proxy import Address, proxy
+from tests.fakes.ports import claim_port
 from tests.fakes.real_sweeps import (
     CAPTIONS,
     COMMAND,
@@ -40,10 +41,10 @@ pytestmark = pytest.mark.slow(seconds=110)
 TRIALS = 12
 STATUS_INTERVAL_S = 0.2  # each question about a job costs milliseconds in three of Ray's processes
 OBJECT_STORE_BYTES = 80 << 20
-HEALTH_CHECK = {  # a silent node is lost after seconds, not after a minute; in milliseconds
+HEALTH_CHECK = {  # a dead node is lost after seconds, and a slow one is waited for; in milliseconds
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
+    "health_check_timeout_ms": 60_000,
     "health_check_failure_threshold": 3,
 }
 
@@ -62,7 +63,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": free_port(HOST, 0)}
+        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": claim_port()}
         head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
         cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(2):
@@ -80,7 +81,7 @@ def add_node(cluster: Any) -> Any:
 
 def agent_port() -> dict[str, int]:
     """Ray's default is one fixed port, so that a second cluster on the machine would take no jobs."""
-    return {"dashboard_agent_listen_port": free_port(HOST, 0)}
+    return {"dashboard_agent_listen_port": claim_port()}
 
 
 def current_workers(run: SweepRun) -> int:
@@ -110,12 +111,23 @@ class ClusterSweep:
     status: str
     logs: str
     before_loss: Mapping[str, object]  # the files when the node was lost
-    port: int  # of the MLflow server that was there for a moment only
+    address: Address  # of the MLflow server that was there for a moment only
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[Address]:
+    """Of an MLflow server that is there for a moment only."""
+    with closing(Address()) as kept:
+        yield kept
 
 
 @pytest.fixture(scope="module")
 def job(
-    cluster: Any, cluster_files: Path, mlflow_server: str, tmp_path_factory: pytest.TempPathFactory
+    cluster: Any,
+    cluster_files: Path,
+    mlflow_server: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    address: Address,
 ) -> ClusterSweep:
     """A job of twice as many trials as `small` has, so that every worker has something to do.
 
@@ -124,9 +136,8 @@ def job(
     from ray.job_submission import JobSubmissionClient
 
     run = SweepRun(tmp_path_factory.mktemp("job"), SWEEP, cluster_files)
-    port = free_port(HOST, 0)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
-    options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", f"http://{HOST}:{port}")
+    options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", address.url)
     environment = {"env_vars": {"PYTHONPATH": run.environment["PYTHONPATH"]}}
     submitted = submit(client, shlex.join([*COMMAND, *run.arguments(*options)]), environment)
 
@@ -144,14 +155,14 @@ def job(
     others = processes(cluster_files, "ray::Worker")
     send_signal(others, signal.SIGSTOP)  # else the other worker could finish before the new node is up
     try:
-        with proxy(mlflow_server, port=port):
+        with proxy(mlflow_server, at=address):
             wait_for(lambda: trial_runs(mlflow_server, "small"))
         add_node(cluster)
         wait_for(lambda: current_workers(run) == 2)
     finally:
         send_signal(others, signal.SIGCONT)
     run.wait_for(lambda: not running(), STATUS_INTERVAL_S)
-    return ClusterSweep(run, client.get_job_status(submitted).value, client.get_job_logs(submitted), before, port)
+    return ClusterSweep(run, client.get_job_status(submitted).value, client.get_job_logs(submitted), before, address)
 
 
 def test_a_ray_job_loses_a_node_and_uses_a_new_one(job: ClusterSweep) -> None:
@@ -172,7 +183,7 @@ def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_serv
     assert 0 < len(started) < len(job.run.records) == TRIALS
     missing = TRIALS - logged
     assert "MLflow is not complete" in job.logs
-    with proxy(mlflow_server, port=job.port) as base:
+    with proxy(mlflow_server, at=job.address) as base:
         for expected in (missing, 0):
             synced = specfrontier("sync", str(job.run.store), "--uri", base, "--json")
             assert synced.code == 0, synced.err

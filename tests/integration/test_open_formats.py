@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.views.mlflow_client import free_port
-from tests.fakes.mlflow_proxy import HOST
-from tests.fakes.real_sweeps import CAPTIONS, SWEEP_TIMEOUT_S, SweepRun
+from tests.fakes.ports import HOST, claim_port
+from tests.fakes.real_sweeps import CAPTIONS, SweepRun
+from tests.fakes.waiting import HANG_S
 
 pytestmark = pytest.mark.slow(seconds=40)
 
 
 def get(address: str, process: subprocess.Popen[bytes]) -> bytes:
     """The answer of a server that is starting."""
-    end = time.monotonic() + SWEEP_TIMEOUT_S
+    end = time.monotonic() + HANG_S
     while True:
         try:
-            with urllib.request.urlopen(address, timeout=30) as answer:
+            with urllib.request.urlopen(address, timeout=HANG_S) as answer:
                 content: bytes = answer.read()
                 return content
         except (urllib.error.URLError, OSError):
@@ -50,7 +50,7 @@ def test_optuna_opens_the_study_and_plots_its_front(small: SweepRun) -> None:
 
 
 def test_optunas_dashboard_shows_the_study(small: SweepRun) -> None:
-    port = free_port(HOST, 0)
+    port = claim_port()
     command = [str(Path(sys.executable).with_name("optuna-dashboard")), str(small.store / "study.log")]
     with subprocess.Popen(
         [*command, "--host", HOST, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import workers.evaluate
+from tests.fakes.waiting import HANG_S
 from workers.actor import MAX_CONCURRENCY, Worker, actor_class
 from workers.runtime.specification import WorkerSpec
 
@@ -33,7 +34,7 @@ class SlowEvaluator:
         self.running += 1
         self.most = max(self.most, self.running)
         self.started.set()
-        self.off.wait(10)
+        self.off.wait(HANG_S)
         self.running -= 1
         return {"kind": task["kind"]}
 
@@ -55,11 +56,11 @@ def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
         thread.start()
     slow = worker.evaluator
     assert isinstance(slow, SlowEvaluator)
-    assert slow.started.wait(5)
+    assert slow.started.wait(HANG_S)
     assert worker.facts() == {"target": "toy", "node": platform.node(), "labels": {}}
     worker.cancel()
     for thread in threads:
-        thread.join(5)
+        thread.join(HANG_S)
     assert results == [{"kind": "quality"}] * 2
     assert slow.most == 1
 
@@ -72,17 +73,17 @@ def test_a_worker_answers_while_it_loads(monkeypatch: pytest.MonkeyPatch, worker
         def __init__(self, spec: WorkerSpec) -> None:
             super().__init__(spec)
             loading.set()
-            assert loaded.wait(10)
+            assert loaded.wait(HANG_S)
 
     monkeypatch.setattr(workers.evaluate, "Evaluator", Loading)
     facts: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: facts.append(worker.facts()))
     thread.start()
-    assert loading.wait(5)
+    assert loading.wait(HANG_S)
     worker.ping()
     assert facts == []
     loaded.set()
-    thread.join(5)
+    thread.join(HANG_S)
     assert [found["target"] for found in facts] == ["toy"]
 
 

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import threading
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from search_spaces.plugins import PLUGINS_VARIABLE
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.waiting import HANG_S
 from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
 from workers.data.reference import read_reference
 from workers.data.shards import (
@@ -462,27 +462,37 @@ def test_reading_and_drawing_pictures_halve_as_well(
         other.make(shards[1])
 
 
-def test_a_shard_stops_when_it_is_called_off(built_in: Evaluator) -> None:
+def test_a_shard_stops_before_its_next_pass_when_it_is_called_off(
+    built_in: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = QualityShard(VANILLA, 0, 24, 1, 8)
-    outcome: list[tuple[BaseException, float]] = []
+    begun, may_go_on = threading.Semaphore(0), threading.Semaphore(0)
+    outcome: list[BaseException] = []
+    step = CancellableEngine.step
+
+    def held_step(engine: CancellableEngine, batch: Batch) -> Any:
+        begun.release()
+        assert may_go_on.acquire(timeout=HANG_S)
+        return step(engine, batch)
 
     def work() -> None:
         try:
             built_in.run({"kind": "quality", **shard.to_mapping()})
         except Cancelled as error:
-            outcome.append((error, time.perf_counter()))
+            outcome.append(error)
 
+    monkeypatch.setattr(CancellableEngine, "step", held_step)
     thread = threading.Thread(target=work)
     thread.start()
-    time.sleep(0.3)
+    assert begun.acquire(timeout=HANG_S)
     built_in.cancel({"kind": "quality", **replace(shard, stop=2).to_mapping()})  # another task's: not meant
-    time.sleep(0.2)
-    assert thread.is_alive()
-    asked = time.perf_counter()
+    may_go_on.release()
+    assert begun.acquire(timeout=HANG_S), "the next pass"
     built_in.cancel({"kind": "quality", **shard.to_mapping()})
-    thread.join(10)
+    may_go_on.release()
+    thread.join(HANG_S)
     assert outcome
-    assert outcome[0][1] - asked < 1.0
+    monkeypatch.undo()
     assert not built_in.storage.exists(shard.name(built_in.experiment))
     assert built_in.run({"kind": "quality", **replace(shard, stop=2).to_mapping()})["ran"] is True
 

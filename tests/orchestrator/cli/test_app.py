@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from importlib.metadata import version
@@ -15,8 +14,9 @@ import pytest
 from orchestrator.cli.app import app
 from search_spaces.presets import ALIASES, CATALOGUE
 from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.waiting import HANG_S
 
-HELP_SECONDS = 0.7
+HELP_MODULES = 400  # of Python's own, typer and click about 300
 HEAVY = ("torch", "ray", "optuna", "mlflow", "pyarrow", "matplotlib", "transformers", "pandas", "numpy", "rich", "PIL")
 COMMANDS = [command.name or str(getattr(command.callback, "__name__", "")) for command in app.registered_commands]
 # Runs command lines from its argument (JSON) one after the other; prints exit codes and heavy modules imported so far.
@@ -54,21 +54,17 @@ def test_help_and_wrong_configs_import_nothing_heavy() -> None:
     helps = [["--help"], *([command, "--help"] for command in COMMANDS)]
     wrong = [["generate", "a ring", "--preset", "eagle2", "--set", "tree.depth=0"], ["generate", "--list-presets"]]
     arguments = [sys.executable, "-c", LIGHT, json.dumps([*helps, *wrong])]
-    ran = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=HANG_S)
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert found == [[words, 2 if words == wrong[0] else 0, []] for words in [*helps, *wrong]]
 
 
-def test_help_is_quick() -> None:
-    """CPU time of the faster of two processes, whatever else the machine is doing."""
-    seconds = []
-    for _ in range(2):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        words = [sys.executable, "-c", "from orchestrator.cli.app import main; main()", "--help"]
-        subprocess.run(words, capture_output=True, check=True, timeout=120)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(seconds) < HELP_SECONDS
+def test_help_imports_few_modules() -> None:
+    """Imports are nearly all of its time, and their number is the same on every machine."""
+    code = "import atexit, sys; atexit.register(lambda: print(len(sys.modules), file=sys.stderr)); "
+    words = [sys.executable, "-c", f"{code}from orchestrator.cli.app import main; main()", "--help"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=HANG_S)
+    assert 0 < int(ran.stderr) < HELP_MODULES
 
 
 def test_commands_show_examples() -> None:

@@ -17,7 +17,7 @@ from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 
 CAPTION = "a large red circle"
-MAX_SECONDS = 20.0
+MAX_CPU_S = 120.0  # a hundred times what any of them takes: no input makes a command compute for long
 EAGLE_CHAIN = ("--set", "drafter=eagle", "--set", "tree.policy=chain", "--set")
 
 
@@ -92,10 +92,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda value: " ".join(value)[:60],
 )
 def test_refused_in_a_sentence(place: Path, words: tuple[str, ...], parts: tuple[str, ...]) -> None:
-    before, start = sorted(place.rglob("*")), time.monotonic()
+    before, start = sorted(place.rglob("*")), time.process_time()
     result = specfrontier(*words)
     assert result.code in (1, 2), result.out
-    assert time.monotonic() - start < MAX_SECONDS
+    assert time.process_time() - start < MAX_CPU_S
     assert "Traceback" not in result.err
     message = " ".join(result.err.replace("│", " ").split())
     for part in parts:

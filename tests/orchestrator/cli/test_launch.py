@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -39,6 +38,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.real_sweeps import ROOT
 from tests.fakes.synthetic_sweeps import identity, write_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.captions import captions_hash, read_captions
 from workers.data.storage import Storage
 
@@ -214,9 +214,8 @@ def test_errors_name_the_line(old: str, new: str, parts: Words) -> None:
     ],
 )
 def test_options(words: Words, code: int, parts: Words) -> None:
-    start = time.perf_counter()
-    message = refusal(*words, code=code)
-    assert time.perf_counter() - start < 20, "Ray itself would try for minutes"
+    with mock.patch("ray.init", side_effect=AssertionError("Ray itself would try for minutes")):
+        message = refusal(*words, code=code)
     for part in parts:
         assert part in message
     assert "hunter22" not in message
@@ -398,7 +397,7 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     monkeypatch.setattr("orchestrator.report.page.write_report", page)
     write_store()
     storage, ended = Storage("sweeps/tested"), mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0)
-    ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, 60.0, 60.0
+    ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, HANG_S, HANG_S
     ended.is_abandoned = False
     views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
     views.start(identity("tested"))
@@ -412,7 +411,7 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pyte
     """Its views would mark the other one's MLflow run as failed, and have trials twice in the study."""
     lock, closed = Lock(True, None), threading.Event()
     view = mock.Mock(spec=View, notes=[], interval_s=0, cost_factor=0, poll_s=None, is_abandoned=False)
-    view.end_timeout_s, view.short_timeout_s, view.close = 30.0, 30.0, closed.set
+    view.end_timeout_s, view.short_timeout_s, view.close = HANG_S, HANG_S, closed.set
 
     def launch(
         sweep: object, storage: Storage, options: object, views: Views, emit: Callable[[Any], None], **rest: object
@@ -428,7 +427,7 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pyte
     monkeypatch.setattr("orchestrator.run.launch.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "another launch has taken over" in message
-    assert closed.wait(30)
+    assert closed.wait(HANG_S)
     assert not view.end.called
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import queue
 import random
 import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +22,7 @@ from orchestrator.results import locks
 from orchestrator.results.locks import LEASE_S, LockError, check_lock, driver_lock, exclusive, read_holder, waiting_lock
 from tests.fakes.object_store import ObjectStore, object_store
 from tests.fakes.real_sweeps import ROOT
+from tests.fakes.waiting import HANG_S, wait_until
 from workers.data.storage import Storage
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -28,20 +30,25 @@ NAME = "driver.lock"
 
 
 class FakeBucket:
-    """Files with the moments of a clock that the test sets. before: called before every action."""
+    """Files with the moments of a clock that the test sets. before: called before every action. is_down: nothing can be
+    written."""
 
     display_name = "s3://bucket"
 
     def __init__(self) -> None:
         self.now, self.files = 1000.0, dict[str, tuple[bytes, float]]()
         self.before: Callable[[str], object] = lambda action: None
+        self.writing, self.is_down = threading.Lock(), False
 
     def path(self, name: str) -> Path | None:
         return None
 
     def write(self, name: str, data: bytes) -> None:
         self.before("write")
-        self.files[name] = data, self.now
+        with self.writing:
+            if self.is_down:
+                raise OSError("no connection")
+            self.files[name] = data, self.now
 
     def read(self, name: str) -> bytes:
         if name not in self.files:
@@ -90,32 +97,60 @@ def test_a_claim_that_is_not_renewed_expires(bucket: Any, age: float) -> None:
         assert (f"{NAME}/dead.json" in bucket.files) == (age <= LEASE_S)
 
 
+class Turns:
+    """Threads of which one acts at a time, until its next action in the bucket or its end. A seed says which."""
+
+    def __init__(self, bucket: Any, rng: random.Random) -> None:
+        self._rng, self._own = rng, threading.local()
+        self._stopped: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()  # threads, and whether they go on
+        self._may_act: list[threading.Semaphore] = []
+        bucket.before = lambda action: self.pause()
+
+    def pause(self) -> None:
+        """Let another thread act; a thread that renews a claim has no turns."""
+        if (number := getattr(self._own, "number", None)) is not None:
+            self._stopped.put((number, True))
+            self._may_act[number].acquire()
+
+    def run(self, jobs: Sequence[Callable[[], object]]) -> None:
+        self._may_act = [threading.Semaphore(0) for _ in jobs]
+        for number, job in enumerate(jobs):
+            threading.Thread(target=self._work, args=(number, job), daemon=True).start()
+        waiting = sorted(self._stopped.get(timeout=HANG_S)[0] for _ in jobs)
+        while waiting:
+            chosen = self._rng.choice(waiting)
+            self._may_act[chosen].release()
+            number, goes_on = self._stopped.get(timeout=HANG_S)
+            assert number == chosen
+            if not goes_on:
+                waiting.remove(chosen)
+
+    def _work(self, number: int, job: Callable[[], object]) -> None:
+        self._own.number = number
+        try:
+            self.pause()
+            job()
+        finally:
+            self._stopped.put((number, False))
+
+
 def test_of_many_that_start_at_once_at_most_one_gets_it(bucket: Any) -> None:
     """Actions of the processes are mixed at random: two that are both in would have to miss each other's claim."""
-    mixed, winners = random.Random(0), 0
-    bucket.before = lambda action: time.sleep(mixed.random() * 0.003)
-    for _ in range(30):
-        inside, most = list[int](), list[int]()
-        ready = threading.Barrier(4)
+    inside, most = list[int](), list[int]()
+    turns = Turns(bucket, random.Random(0))
 
-        def run(number: int) -> None:
-            ready.wait()  # noqa: B023
-            with exclusive(bucket, NAME) as lock:
-                if lock.acquired:
-                    inside.append(number)  # noqa: B023
-                    time.sleep(0.01)
-                    most.append(len(inside))  # noqa: B023
-                    inside.remove(number)  # noqa: B023
+    def run() -> None:
+        with exclusive(bucket, NAME) as lock:
+            if lock.acquired:
+                inside.append(1)
+                turns.pause()
+                most.append(len(inside))
+                inside.pop()
 
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(most) <= {1}
-        winners += len(most)
-    bucket.before = lambda action: None
-    assert winners > 0, "and sometimes one does"
+    for _ in range(200):
+        turns.run([run] * 4)
+    assert set(most) == {1}
+    assert 0 < len(most) < 800, "some of them"
 
 
 def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
@@ -124,14 +159,14 @@ def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
     monkeypatch.setattr(locks, "RENEWAL_S", 0.01)
     with exclusive(bucket, NAME) as lock:
         bucket.now += LEASE_S / 2
-        wait_for(lambda: bucket.now in bucket.modified(NAME).values())
+        wait_until(lambda: bucket.now in bucket.modified(NAME).values())
         assert not lock.is_lost
         check_lock(bucket, lock)
-        bucket.before = fail_to("write")
-        bucket.now += 2 * LEASE_S  # it cannot reach the store, or is stopped
-        bucket.before = lambda action: None
-        bucket.files.clear()  # as the next holder does
-        wait_for(lambda: lock.is_lost)
+        with bucket.writing:
+            bucket.is_down = True  # for this holder
+            bucket.now += 2 * LEASE_S
+            bucket.files.clear()  # as the next holder does
+        wait_until(lambda: lock.is_lost)
         with pytest.raises(LockError, match="another launch has taken over"):
             check_lock(bucket, lock)
 
@@ -145,21 +180,6 @@ def test_a_file_system_without_locks_is_named_with_the_fix(tmp_path: Path, monke
     message = explain(caught.value)
     assert message.startswith(f"{tmp_path / NAME}: ")
     assert "--out" in message
-
-
-def fail_to(action: str) -> Callable[[str], None]:
-    def before(attempted: str) -> None:
-        if attempted == action:
-            raise OSError("no connection")
-
-    return before
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_a_launch_waits_for_a_sign_of_life(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,25 +245,25 @@ def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monke
 
 
 @pytest.mark.parametrize("left", [b"", b'{"pid": 1, "host": "h", "since": "s"}'])
-def test_reading_who_holds_a_lock_refuses_no_launch(left: bytes, tmp_path: Path) -> None:
-    storage = Storage(tmp_path)
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            read_holder(storage, NAME)
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
+def test_reading_who_holds_a_lock_refuses_no_launch(
+    left: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader has the lock for a moment, for which the launch waits."""
+    storage, waits = Storage(tmp_path), list[float]()
     (tmp_path / NAME).write_bytes(left)
-    for reader in readers:
-        reader.start()
-    try:
-        for _ in range(100):
-            (tmp_path / NAME).write_bytes(left)
-            with exclusive(storage, NAME) as lock:
-                assert lock.acquired
-    finally:
-        stop.set()
+    read_holder(storage, NAME)
+    with (tmp_path / NAME).open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)  # in the middle of a read
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                fcntl.flock(reader, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(locks.time, "sleep", sleep)  # type: ignore[attr-defined]
+        with exclusive(storage, NAME) as lock:
+            assert lock.acquired
+    assert len(waits) == 3
 
 
 def test_a_file_system_without_locks_delays_nothing(tmp_path: Path) -> None:

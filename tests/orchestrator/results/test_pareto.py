@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from itertools import product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import ArrayLike
 
+from orchestrator.results import pareto
 from orchestrator.results.pareto import (
     Floats,
     front_confidence,
@@ -80,11 +81,10 @@ def test_wrong_use_is_refused(values: list[list[float]], ways: tuple[str, ...], 
 
 
 def test_two_objectives_are_sorted_not_compared_in_pairs() -> None:
-    """100,000 points are 10 billion pairs, which no machine compares in seconds."""
+    """100,000 points are 10 billion pairs."""
     points = np.random.default_rng(0).random((100_000, 2))
-    start = time.perf_counter()
-    mask = nondominated(points, WAYS)
-    assert time.perf_counter() - start < 5
+    with mock.patch.object(pareto, "_dominates", side_effect=AssertionError("pairs")):
+        mask = nondominated(points, WAYS)
     front = points[mask][np.argsort(points[mask][:, 0])]
     assert (np.diff(front[:, 1]) > 0).all()
 
@@ -119,12 +119,13 @@ def test_confidence_of_a_coin_toss_and_of_certainty() -> None:
     assert sure.tolist() == [1, 0]
 
 
-def test_confidence_of_a_large_sweep_is_quick() -> None:
+def test_confidence_of_a_large_sweep_compares_few_points() -> None:
+    """Of 1,000 points, those that are dominated in every sample are compared with no other in the samples."""
     rng = np.random.default_rng(0)
-    samples = drawn(rng.random((2000, 3)), np.full((2000, 3), 0.01))
-    start = time.perf_counter()
-    share = front_confidence(samples, ("maximize", "minimize", "minimize"))
-    assert time.perf_counter() - start < 20
+    samples = drawn(rng.random((1000, 3)), np.full((1000, 3), 0.01))
+    with mock.patch.object(pareto, "_dominates", side_effect=pareto._dominates) as compared:
+        share = front_confidence(samples, ("maximize", "minimize", "minimize"))
+    assert max(len(call.args[0]) for call in compared.call_args_list) < 500
     assert 0 < share.max() <= 1
 
 

@@ -17,8 +17,8 @@ import pytest
 import ray
 
 from orchestrator.run.ray_internals import ALIVE_METHOD
-from orchestrator.views.mlflow_client import free_port
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
+from tests.fakes.ports import claim_port
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -185,14 +185,14 @@ def is_loopback(ip: str) -> bool:
 def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, tmp_path: Path) -> None:
     """With a token, the driver would refuse its own workers in a cluster that has none."""
     write_token(tmp_path)
-    port = free_port("127.0.0.1", 0)
+    port = claim_port()
     mode = "token" if secured else "disabled"
     environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": mode}
     environment |= {"PYTHONPATH": str(ROOT)}
     options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}"]
     command = [sys.executable, "-c", RAY, "start", *options, "--object-store-memory=83886080"]
     subprocess.run(
-        [*command, "--disable-usage-stats", f"--dashboard-agent-listen-port={free_port('127.0.0.1', 0)}"],
+        [*command, "--disable-usage-stats", f"--dashboard-agent-listen-port={claim_port()}"],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

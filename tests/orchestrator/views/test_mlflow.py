@@ -6,8 +6,9 @@ import json
 import shutil
 import signal
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from orchestrator.views.training import TrainingView
 from search_spaces.trial import DecodingConfig
 from tests.fakes.mlflow_processes import run_in_child, sync_and_die, sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
+from tests.fakes.waiting import HANG_S, give_time, wait_until
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
@@ -341,13 +343,6 @@ def test_a_trial_that_mlflow_refuses_does_not_keep_the_others_out(
     assert sync(storage) == sync_result(1, TRIALS - 1)
 
 
-def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def growing(storage: Storage) -> tuple[Storage, list[TrialRecord]]:
     """A sweep without trials yet, and its trials to come."""
@@ -365,15 +360,18 @@ def views_of(storage: Storage, uri: str | None = None) -> tuple[Views, Follower[
     return views, views._followers[0]
 
 
-def test_a_view_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialRecord]]) -> None:
+def test_a_view_logs_while_the_sweep_runs(
+    growing: tuple[Storage, list[TrialRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_time(monkeypatch, MlflowView)
     storage, records = growing
     views, follower = views_of(storage)
     views.start(load_identity(storage))
     for record in records[:4]:
         write_trial(storage, record)
         views.update(record)
-    until(lambda: find_location(Sweep.open(storage), uri(storage)).parent != "")
-    until(lambda: runs_of(client(storage))[0].data.metrics.get("trials") == 4)
+    wait_until(lambda: find_location(Sweep.open(storage), uri(storage)).parent != "")
+    wait_until(lambda: runs_of(client(storage))[0].data.metrics.get("trials") == 4)
     parent, children = runs_of(client(storage))
     assert (parent.info.status, len(children)) == ("RUNNING", 4)
     with pytest.raises(TrackingError, match="another process is logging"):
@@ -388,24 +386,33 @@ def test_a_view_logs_while_the_sweep_runs(growing: tuple[Storage, list[TrialReco
     assert sync(storage) == sync_result(0, TRIALS)
     again, _ = views_of(storage)
     again.start(load_identity(storage), records)
-    until(lambda: runs_of(client(storage))[0].info.status == "RUNNING")
+    wait_until(lambda: runs_of(client(storage))[0].info.status == "RUNNING")
     assert again.end("finished") == []
     assert runs_of(client(storage))[0].info.status == "FINISHED"
 
 
-def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage) -> None:
+def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All attempts are made in the view's own thread, and an interrupt does not wait for the end's time limit."""
+    threads, update = set[int](), MlflowView.update
+
+    def noted(view: MlflowView, source: Sweep) -> None:
+        threads.add(threading.get_ident())
+        update(view, source)
+
+    monkeypatch.setattr(MlflowView, "update", noted)
+    monkeypatch.setattr(MlflowView, "end_timeout_s", 2 * HANG_S)
     views, follower = views_of(storage, "http://me:hidden-word@127.0.0.1:9/?token=hidden-key")
     records = read_trials(storage)
-    began = time.perf_counter()
     views.start(load_identity(storage))
     for _ in range(100):
         for record in records:
             views.update(record)
-    assert time.perf_counter() - began < 0.5
-    until(lambda: follower.problem is not None)
-    began = time.perf_counter()
+    wait_until(lambda: follower.problem is not None)
+    assert threads
+    assert threading.get_ident() not in threads
+    began = time.monotonic()
     (problem,) = views.end("interrupted")
-    assert time.perf_counter() - began < 6
+    assert time.monotonic() - began < HANG_S
     assert "127.0.0.1:9" in problem
     assert "specfrontier sync" in problem
     assert "hidden" not in problem
@@ -418,7 +425,7 @@ def test_an_invalid_place_is_a_problem_not_an_error(storage: Storage, uri: str) 
         sync(storage, uri)
     views, follower = views_of(storage, uri)
     views.start(load_identity(storage), read_trials(storage))
-    until(lambda: follower.problem is not None)
+    wait_until(lambda: follower.problem is not None)
     assert views.end("interrupted") != []
     assert not storage.exists("mlflow.json")
 

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+import psutil
 import pytest
 
 from orchestrator.errors import FAILED, WRONG_USAGE
@@ -28,9 +29,11 @@ from orchestrator.views.mlflow import MlflowView, find_location, last_place, syn
 from orchestrator.views.mlflow_client import TrackingError, free_port
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_processes import sync_result
-from tests.fakes.mlflow_proxy import HOST, proxy
+from tests.fakes.mlflow_proxy import Address, proxy
 from tests.fakes.odd_servers import HTTP, odd_server
+from tests.fakes.ports import HOST
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S, give_time, wait_until
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -39,6 +42,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow(seconds=50)
 TRIALS = 8
 COMMAND = "from orchestrator.cli.app import main; main()"
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_time(monkeypatch, MlflowView)
+
+
+@pytest.fixture
+def address() -> Iterator[Address]:
+    """Where no server runs yet."""
+    with closing(Address()) as kept:
+        yield kept
 
 
 @pytest.fixture
@@ -64,13 +79,6 @@ def children(base: str, storage: Storage) -> dict[int, Run]:
     return found
 
 
-def until(reached: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.1)
-
-
 def logged(base: str, storage: Storage) -> int:
     """The number of the sweep's trials that a server has completely."""
     from mlflow.exceptions import MlflowException
@@ -90,25 +98,24 @@ def remove(storage: Storage, records: list[TrialRecord]) -> None:
 
 
 def test_everything_is_logged_once_though_the_server_starts_late_and_goes_away(
-    storage: Storage, mlflow_server: str
+    storage: Storage, mlflow_server: str, address: Address
 ) -> None:
     records = read_trials(storage)
     remove(storage, records[3:])
-    port = free_port(HOST, 0)
-    base = f"http://{HOST}:{port}"
+    base = address.url
     views = Views(storage, [MlflowView(storage, base)])
     (follower,) = views._followers
     views.start(load_identity(storage), records[:3])
-    until(lambda: follower.problem is not None)
-    with proxy(mlflow_server, port=port):
-        until(lambda: follower.problem is None and logged(base, storage) == 3)
+    wait_until(lambda: follower.problem is not None)
+    with proxy(mlflow_server, at=address):
+        wait_until(lambda: follower.problem is None and logged(base, storage) == 3)
         assert children(base, storage).keys() == {0, 1, 2}
     for record in records[3:]:
         write_trial(storage, record)
         views.update(record)
-    until(lambda: follower.problem is not None)
-    with proxy(mlflow_server, port=port):
-        until(lambda: follower.problem is None)
+    wait_until(lambda: follower.problem is not None)
+    with proxy(mlflow_server, at=address):
+        wait_until(lambda: follower.problem is None)
         assert views.end("finished") == []
         found = children(base, storage)
         assert found.keys() == set(range(TRIALS))
@@ -173,21 +180,20 @@ def test_ui_logs_the_sweep_first_and_leaves_no_server_behind(
     with ui(storage.uri) as (links, process):
         assert list(links) == ["mlflow", "sweep", "trials", "compare"]
         assert len(children(links["mlflow"], storage)) == TRIALS
+        servers = psutil.Process(process.pid).children(recursive=True)
+        assert servers
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does for Ctrl-C
-        assert process.wait(240) == 0
+        assert process.wait(HANG_S) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    port = int(links["mlflow"].rpartition(":")[2])
-    assert free_port(HOST, port) == port
-    with socket.socket() as probe:
-        assert probe.connect_ex((HOST, port)) != 0
+    assert psutil.wait_procs(servers, HANG_S)[1] == []
 
 
 def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
     class Server:
         def wait(self) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(60)
+            time.sleep(HANG_S)
             return 0
 
     @contextmanager

@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 import pytest
 from pyarrow import fs
 
+from tests.fakes.waiting import HANG_S
 from workers.data.storage import Storage, StorageError
 
 ROOT = Path(__file__).parents[3]
@@ -192,15 +194,17 @@ def test_writers_of_one_name_do_not_mix(storage: Storage) -> None:
     assert storage.names() == ["one"]
 
 
-def test_many_names_are_listed_quickly(tmp_path: Path) -> None:
+def test_many_names_are_listed_without_a_look_at_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder's own entries say what is a file; on a network's file system a look at each takes a minute."""
     folder = tmp_path / "trials"
     folder.mkdir()
     for number in range(5_000):
         os.close(os.open(folder / f"{number:05d}.json", os.O_CREAT | os.O_WRONLY))
     storage = Storage(tmp_path)
-    started = time.process_time()
-    names = storage.names("trials")
-    assert time.process_time() - started < 0.5
+    with monkeypatch.context() as patch:
+        for name in ("stat", "lstat", "open"):
+            patch.setattr(os, name, mock.Mock(side_effect=AssertionError("a look at a file")))
+        names = storage.names("trials")
     assert names[:2] == ["00000.json", "00001.json"]
     assert len(names) == 5_000
 
@@ -300,6 +304,7 @@ def test_what_would_be_another_folder_is_refused(given: str, good: str) -> None:
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_server_that_does_not_respond_takes_seconds(scheme: str) -> None:
     """A silent server, or none. (pyarrow itself tries for a quarter of an hour.) With keys, as no file has any here."""
+    assert HANG_S < 15 * 60
     start = time.monotonic()
     user = {"s3": "KEYID:hunter22", "gs": "anonymous"}[scheme]
     options = "scheme=http" + ("&region=x" if scheme == "s3" else "")
@@ -307,7 +312,7 @@ def test_a_server_that_does_not_respond_takes_seconds(scheme: str) -> None:
         port = silent.getsockname()[1] if scheme == "s3" else 1  # Google's library waits two minutes for a byte
         with pytest.raises(StorageError, match=r"check that the server runs"):
             Storage(f"{scheme}://{user}@bucket/a?endpoint_override=127.0.0.1:{port}&{options}").check_bucket()
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < HANG_S
 
 
 def test_a_scheme_has_no_case() -> None:

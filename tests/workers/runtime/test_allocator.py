@@ -20,6 +20,8 @@ from workers.runtime.process import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
+PR_SET_THP_DISABLE = 41
+assert libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0  # how many huge pages there are depends on the machine
 
 def use():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

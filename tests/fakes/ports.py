@@ -1,0 +1,36 @@
+"""Ports of servers under test, which nobody else takes between the choice and the start."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from pathlib import Path
+
+HOST = "127.0.0.1"
+_FIRST = 20_000
+_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_claims: list[socket.socket] = []  # for as long as this process lives
+
+
+def claim_port() -> int:
+    """A port that is free, and that no other call returns on this machine while this process lives.
+
+    It is none of those that the kernel gives to connections and to servers without a number. The claim is a UDP socket:
+    servers under test use TCP alone.
+    """
+    last = int(_RANGE.read_text().split()[0])
+    numbers = range(_FIRST, last)
+    start = os.getpid() * 97 % len(numbers)
+    for port in itertools.islice(itertools.cycle(numbers), start, start + len(numbers)):
+        claim = socket.socket(type=socket.SOCK_DGRAM)
+        try:
+            claim.bind((HOST, port))
+            with socket.socket() as probe:
+                probe.bind((HOST, port))
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port
+    raise RuntimeError(f"no free port below {last}")
