@@ -26,16 +26,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.atlas_replay import compare_replay
-from benchmarks.atlas_table import (
-    COSTS,
-    DATA,
-    PREDICTIONS,
-    Atlas,
-    StepCost,
-    caption_texts,
-    collect,
-    shape_of,
-)
+from benchmarks.atlas_table import COSTS, DATA, PREDICTIONS, Atlas, StepCost, caption_texts, collect, read_costs
 from benchmarks.common import engine_for
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import PredictTask
@@ -60,28 +51,29 @@ def time_shapes(configs: Iterable[DecodingConfig], images: int, folder: Path = D
     use_threads(1)
     models, path = load_folder(), folder / COSTS
     stored: dict[str, Any] = (
-        json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": {}}
+        json.loads(path.read_text()) if path.exists() else {"machine": platform.platform(), "shapes": []}
     )
+    costs = read_costs(folder)
     requests = [Request(c.id, c.text) for c in caption_texts(images, _captions())]
     by_shape: dict[str, DecodingConfig] = {}
     for config in configs:
-        by_shape.setdefault(shape_of(config), config)
-    vanilla_config = next(config for config in by_shape.values() if config.is_vanilla)
+        by_shape.setdefault(config.shape.key, config)
+    vanilla_shape, vanilla_config = next((key, config) for key, config in by_shape.items() if config.is_vanilla)
     vanilla = engine_for(models, vanilla_config, batch=1)
-    baseline = stored["shapes"].get(shape_of(vanilla_config))
-    if baseline is None:
-        baseline = asdict(_cost([_seconds(vanilla, request) for request in requests]))
-        stored["shapes"][shape_of(vanilla_config)] = baseline
-    for shape, config in by_shape.items():
-        if shape in stored["shapes"]:
+    for shape, config in sorted(by_shape.items(), key=lambda entry: entry[0] != vanilla_shape):
+        if shape in costs:
             continue
-        engine = engine_for(models, config, batch=1)
-        _seconds(engine, requests[0])  # warms it up
-        pairs = [(_seconds(vanilla, request), _seconds(engine, request)) for request in requests]
-        stored["shapes"][shape] = asdict(_relative_cost(pairs, baseline["per_pass"]))
+        if shape == vanilla_shape:
+            costs[shape] = _cost([_seconds(vanilla, request) for request in requests])
+        else:
+            engine = engine_for(models, config, batch=1)
+            _seconds(engine, requests[0])  # warms it up
+            pairs = [(_seconds(vanilla, request), _seconds(engine, request)) for request in requests]
+            costs[shape] = _relative_cost(pairs, costs[vanilla_shape].per_pass)
+        stored["shapes"].append({"config": config.to_mapping(), **asdict(costs[shape])})
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(stored, indent=1))
-        print(f"{len(stored['shapes'])}/{len(by_shape)} {stored['shapes'][shape]}", flush=True)
+        path.write_text(json.dumps(stored))
+        print(f"{len(costs)}/{len(by_shape)} {costs[shape]}", flush=True)
 
 
 def _seconds(engine: Engine, request: Request) -> tuple[float, float]:

@@ -2,13 +2,13 @@
 replayed on. `python -m benchmarks.atlas` makes it.
 
 benchmarks/data/atlas.parquet has a row per setting: its config, target passes of every image, and fid and drift of
-every span of captions with their jackknife replicates. atlas_costs.json has seconds of a pass by shape,
-atlas_predictions.parquet what replay predicts of each setting from other captions.
+every span of captions with their jackknife replicates. atlas_costs.json has seconds of a pass of every shape, with a
+config of that shape: no file but a config's own digest holds a hash of code. atlas_predictions.parquet has what replay
+predicts of each setting from other captions.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +76,7 @@ class Atlas:
 
     @cached_property
     def shapes(self) -> tuple[str, ...]:
-        return tuple(map(shape_of, self.configs))
+        return tuple(config.shape.key for config in self.configs)
 
     def mean_accepted_length(self, span: tuple[int, int]) -> Floats:
         """Tokens per pass [S, 1 + blocks] of a span."""
@@ -158,17 +158,12 @@ class Atlas:
         )
 
 
-def shape_of(config: DecodingConfig) -> str:
-    """Identifies what a pass costs depends on (`DecodingConfig.shape`)."""
-    return hashlib.sha256(repr(config.shape).encode()).hexdigest()[:16]
-
-
 def read_costs(folder: Path = DATA) -> dict[str, StepCost]:
-    """Costs by shape; empty without a file."""
+    """Costs by the shape's key; empty without a file."""
     if not (folder / COSTS).exists():
         return {}
-    shapes = json.loads((folder / COSTS).read_text())["shapes"]
-    return {shape: StepCost(**fields) for shape, fields in shapes.items()}
+    entries = json.loads((folder / COSTS).read_text())["shapes"]
+    return {DecodingConfig.from_mapping(entry.pop("config")).shape.key: StepCost(**entry) for entry in entries}
 
 
 def _read_predictions(folder: Path, digests: Sequence[str]) -> dict[str, Floats]:

@@ -23,7 +23,7 @@ from search_spaces.neighbourhoods import (
     exact_residual,
     gather_probs,
 )
-from search_spaces.params import Abbreviations, ConfigError, Params, repr_without
+from search_spaces.params import Abbreviations, ConfigError, Params
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Schedule
 from search_spaces.verification import TOKEN, Verification
@@ -49,9 +49,6 @@ class AcceptanceRule(Params):
         "paper"
     )
     verification: Verification = TOKEN
-
-    def __repr__(self) -> str:
-        return repr_without(self, verification=TOKEN)
 
     def check(self) -> None:
         if self.verification.reads_later_drafts and not (self.neighbourhood.exact and self.schedule.exact):
@@ -84,11 +81,13 @@ class AcceptanceRule(Params):
         return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
 
     @property
-    def work(self) -> str | Neighbourhood:
-        """What its cost depends on: the neighbourhood's `work`; all of it if the residual sums every token's mass."""
+    def work(self) -> tuple[str | Params, ...]:
+        """What its cost depends on: the neighbourhood's `work`, or all of it if the residual sums every token's mass;
+        then the verification's, if it is not the default.
+        """
         is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
         work = self.neighbourhood.work if is_cheap else self.neighbourhood
-        return work if self.verification == TOKEN else f"{work} {self.verification.work}"
+        return (work,) if self.verification == TOKEN else (work, self.verification.work)
 
     def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""

@@ -225,14 +225,19 @@ class Params:
         values = {key: getattr(self, field.name) for key, field in self.fields().items()}
         return {key: _as_lists(value) for key, value in values.items() if value is not None}
 
+    def nondefault_values(self) -> dict[str, Any]:
+        """Plain data: the kind, and the values by key that are not defaults, of parts too.
 
-def repr_without(params: Params, **defaults: object) -> str:
-    """A dataclass's `repr`, without the fields that have these values. Keys in stored files are made of it, so a field
-    that is added later must not change it where nothing is new.
-    """
-    values = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}  # type: ignore[arg-type]
-    shown = ", ".join(f"{name}={v!r}" for name, v in values.items() if name not in defaults or v != defaults[name])
-    return f"{type(params).__qualname__}({shown})"
+        Keys of stored results are hashes of this. So a field that is added later, with a default, changes no key.
+        """
+        keys = {field.name: key for key, field in self.fields().items()}
+        found: dict[str, Any] = {"kind": self.kind} if hasattr(self, "kind") else {}
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every Params but the base is a dataclass
+            value = getattr(self, field.name)
+            if value != _default(field):
+                plain = value.nondefault_values() if isinstance(value, Params) else _as_lists(value)
+                found[keys.get(field.name, field.name)] = plain
+        return found
 
 
 def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
@@ -307,11 +312,15 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
             by_type = {type(extra): extra for extra in extras}
             key = str(by_type.get(Key, field.name))
             literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
-            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             allowed, choices = by_type.get(Range, Range()), by_type.get(Choices, literal)
             symbol, short = by_type.get(Symbol, Symbol(key)), by_type.get(Abbreviations, Abbreviations())
-            found[key] = ParamField(field.name, key, kind, about, allowed, choices, default, symbol, short)
+            found[key] = ParamField(field.name, key, kind, about, allowed, choices, _default(field), symbol, short)
     return found
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A field's default; `dataclasses.MISSING` if it has none."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _without_none(annotation: Any) -> Any:
@@ -347,7 +356,7 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         raise ConfigError((), f"must be a {'whole ' if kind is int else ''}number, got {value!r}")
-    number: int | float = kind(value)
+    number: int | float = kind(value) + 0  # -0.0 becomes 0.0: they are equal, but have other texts and so other keys
     if not math.isfinite(number):
         raise ConfigError((), f"must be a finite number, got {value!r}")
     if kind is int and allowed.high is None and number > _MAX_WHOLE:

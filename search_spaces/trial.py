@@ -25,7 +25,7 @@ from typing import Annotated, Any, Self
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
-from search_spaces.neighbourhoods import NEIGHBOURHOODS, Neighbourhood
+from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import (
     ConfigError,
     ParamField,
@@ -35,7 +35,6 @@ from search_spaces.params import (
     at,
     class_error,
     expect_mapping,
-    repr_without,
     unknown_choice,
     unknown_key,
 )
@@ -59,9 +58,6 @@ class Sampling(Params):
     top_p: Annotated[float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
     dynamic_temperature: DynamicTemperature = CONSTANT_TEMPERATURE
-
-    def __repr__(self) -> str:
-        return repr_without(self, dynamic_temperature=CONSTANT_TEMPERATURE)
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
@@ -181,18 +177,25 @@ SECTIONS: Mapping[str, Section] = {
 class StepShape:
     """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's numbers.
 
-    work: the part of the acceptance rule that sets its cost (see `AcceptanceRule.work`).
+    work: the parts of the acceptance rule that set its cost (see `AcceptanceRule.work`).
     """
 
     drafter: DrafterChoice
     policy: TreePolicy
     sampling: Sampling | None
-    work: str | Neighbourhood | AcceptanceRule
+    work: tuple[str | Params, ...]
 
     @property
     def key(self) -> str:
-        """16 hex digits that identify this shape in every process."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+        """16 hex digits that identify this shape in every process and version (see `Params.nondefault_values`)."""
+        return _hash(
+            {
+                "drafter": self.drafter.nondefault_values(),
+                "tree": self.policy.nondefault_values(),
+                "sampling": None if self.sampling is None else self.sampling.nondefault_values(),
+                "work": [part if isinstance(part, str) else part.nondefault_values() for part in self.work],
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +310,7 @@ class DecodingConfig:
 
     def digest(self) -> str:
         """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
-        canonical = json.dumps(self.to_mapping(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+        return _hash(self.to_mapping())
 
     def is_lossless(self, sampling: Sampling | None) -> bool:
         """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
@@ -322,7 +324,7 @@ class DecodingConfig:
     @property
     def shape(self) -> StepShape:
         """What a step of this config costs depends on this alone."""
-        work = self.acceptance if self.policy.adapts_to_rule else self.acceptance.work
+        work = (self.acceptance,) if self.policy.adapts_to_rule else self.acceptance.work
         return StepShape(self.drafter, self.policy, self.sampling, work)
 
     def with_sampling(self, sampling: Sampling | None) -> DecodingConfig:
@@ -380,6 +382,12 @@ def flat_types() -> dict[str, type]:
         with at(name):
             types |= {f"{name}.{key}": kind for key, kind in section.types().items()}
     return types
+
+
+def _hash(plain: Mapping[str, Any]) -> str:
+    """16 hex digits of plain data."""
+    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 @lru_cache(maxsize=256)  # for the trials in flight: each file name and task of a trial needs its config's mapping

@@ -61,8 +61,8 @@ class Verification(Params, ABC):
     implementation: ClassVar[str] = ""
 
     @property
-    def work(self) -> str:
-        """What the cost of a pass depends on."""
+    def work(self) -> str | Verification:
+        """What the cost of a pass depends on: the kind alone, if its numbers do not change the cost."""
         return self.kind
 
     @abstractmethod
@@ -170,8 +170,8 @@ class Skipping(TokenVerification, ABC):
     implementation: ClassVar[str] = "workers.decoding.skipping:SkippingDrafting"
 
     @property
-    def work(self) -> str:
-        return repr(self)
+    def work(self) -> Verification:
+        return self
 
 
 @VERIFICATIONS.register

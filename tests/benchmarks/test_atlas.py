@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.atlas_table import BLOCKS, HALF, SPANS, Atlas, StepCost, collect
+from benchmarks import atlas as atlas_module
+from benchmarks import racing_atlas
+from benchmarks.atlas import time_shapes
+from benchmarks.atlas_table import BLOCKS, HALF, SPANS, Atlas, StepCost, collect, read_costs
+from benchmarks.search import replay_seed
+from benchmarks.search_problem import Problem
+from benchmarks.strategies import STRATEGIES
 from tests.fakes.tables import TOKENS, different_settings, make_table
 from workers.data.checked_json import load_checked
 from workers.data.records import write_shard
@@ -133,3 +140,42 @@ def test_a_speed_up_is_counts_times_costs() -> None:
     assert atlas.speedup(span)[1, 0] == pytest.approx(vanilla / (0.2 + 0.02 * atlas.passes[1, slice(*span)].mean()))
     assert atlas.speedup(span)[2, 1 + 5] == pytest.approx(vanilla / (0.1 + 0.01 * atlas.passes[2, kept].mean()))
     assert atlas.mean_accepted_length(span)[0].tolist() == [1.0] * (1 + BLOCKS)
+
+
+def test_the_shipped_table_is_complete() -> None:
+    """Its rows are found in all of its files by what the present code calls them."""
+    atlas = Atlas.load()
+    assert len(atlas) == 303
+    assert set(atlas.shapes) == set(atlas.costs)
+    for span in SPANS:
+        assert np.isfinite(atlas.objectives(span)).all()
+    assert atlas.predictions
+    for values in atlas.predictions.values():
+        assert np.isfinite(values).all()
+
+
+def test_benchmarks_run_on_the_shipped_table() -> None:
+    """Short runs of `benchmarks.search` and `benchmarks.racing_atlas`."""
+    atlas = Atlas.load().select(range(48))
+    first, second = (Problem.of(atlas, half) for half in (0, 1))
+    needed, _ = replay_seed(STRATEGIES["random"], [first], seed=0)
+    assert 0 < needed[0] <= needed[1] <= first.images
+    stops, saved = racing_atlas.run_race(first, second, seed=0)
+    assert (saved > 0) == bool(stops)
+
+
+def test_shapes_that_lack_a_cost_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each relative to vanilla, which comes first; those that the file has stay as they are."""
+    readings = itertools.count(1)
+    monkeypatch.setattr(atlas_module, "load_folder", lambda: None)
+    monkeypatch.setattr(atlas_module, "engine_for", lambda models, config, batch: config)
+    monkeypatch.setattr(atlas_module, "_seconds", lambda config, request: (1.0, float(next(readings))))
+    vanilla, other, last = different_settings(3)
+    time_shapes([other, vanilla], images=2, folder=tmp_path)
+    first = read_costs(tmp_path)
+    assert first[vanilla.shape.key] == StepCost(1.0, 1.5, 0.5), "the first two readings"
+    assert set(first) == {vanilla.shape.key, other.shape.key}
+    time_shapes([last, other, vanilla], images=2, folder=tmp_path)
+    second = read_costs(tmp_path)
+    assert set(second) == {*first, last.shape.key}
+    assert {shape: second[shape] for shape in first} == first

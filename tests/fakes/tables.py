@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from benchmarks.atlas import SPACE
-from benchmarks.atlas_table import BLOCKS, HALF, QUALITY, SPANS, Atlas, Floats, StepCost, shape_of
+from benchmarks.atlas_table import BLOCKS, HALF, QUALITY, SPANS, Atlas, Floats, StepCost
 from orchestrator.replay.predict import random_settings
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -42,7 +42,7 @@ def make_table(
     own, common = rng.standard_normal((len(configs), 2 * HALF)), rng.standard_normal(2 * HALF)
     by_caption = np.array(fid)[:, None] + HALF**0.5 * (noise * own + shared * common)
     quality = np.stack([_left_out(by_caption, span) for span in SPANS], axis=1)
-    costs = {shape: StepCost(0.0, 0.01, 0.0) for shape in map(shape_of, configs)}
+    costs = {config.shape.key: StepCost(0.0, 0.01, 0.0) for config in configs}
     ones = np.ones(len(configs))
     return Atlas(
         tuple(configs), ("",) * len(configs), passes.round().clip(1).astype(np.int16), ones, ones,
