@@ -1,6 +1,6 @@
 """How a sweep scales: with its workers, with the trials and shards in its store, and how soon a resumed one works.
 
-    python -m benchmarks.scale [workers] [store] [start] [costs] [--out benchmarks/results/scale.json]
+    python -m benchmarks.scale [workers] [store] [start] [racing] [costs] [--out benchmarks/results/scale.json]
 
 workers: the real driver, pool, Ray and store, with workers that sleep `--shard-seconds` and then write a small shard.
 Efficiency is the time that they slept over (workers x wall clock), from the first task to the last. Real shards take
@@ -12,6 +12,9 @@ driver's; the shards are copies of one small file. Then the real command resumes
 first new shard is there, and its memory.
 
 start: the same for the quick start whose enqueued trials have finished.
+
+racing: the driver's own CPU seconds in a racing sweep of `--trials` trials, with workers that return at once: until the
+last trial has finished, and then until no stopped trial may be on the front.
 
 costs: seconds of one ask and one tell when 1,000 trials have finished; of a Frechet distance with its error, of
 Inception's width, on this machine's cores; of one trial that is logged to MLflow's database beside the sweep; and of
@@ -39,10 +42,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from benchmarks.driver import ask_and_tell
-from benchmarks.instant import make_driver
+from benchmarks.instant import InstantWorkers, make_driver
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
 from orchestrator.results.store import EVENTS, SHARDS
 from orchestrator.run import pool as pool_module
@@ -68,6 +72,7 @@ from workers.metrics.frechet import Gaussian, distance_to_reference
 
 NAMES = ("speedup", "fid")
 WAYS: tuple[Direction, ...] = ("maximize", "minimize")
+_PARTS = ("workers", "store", "start", "racing", "costs")
 _TIMEOUT_S = 600.0
 _NEW_TRIALS = 8  # of a resumed sweep, which is stopped at its first shard; some may repeat settings
 _SHARD = 8  # captions
@@ -199,6 +204,44 @@ def resume(sweep: SweepConfig, folder: Path, trials: int, *options: str) -> Resu
     return Resumed(stamped, peak_kb / 1024)
 
 
+class _NoisyWorkers(InstantWorkers):
+    """Every setting has noise of its own over the blocks of captions."""
+
+    def replicates(self, config: DecodingConfig, value: float, images: int) -> list[float]:
+        rng = np.random.default_rng(int(config.digest(), 16))
+        blocks: list[float] = (value + 0.02 * rng.standard_normal(BLOCKS)).tolist()
+        return blocks
+
+
+def racing_s(trials: int, folder: Path) -> dict[str, float]:
+    """CPU seconds of a racing sweep's driver, and how many trials stopped and went on."""
+    rungs = [BLOCKS, 2 * BLOCKS]
+    changes = {
+        "budget.trials": trials, "captions.count": 4 * BLOCKS, "quality.shard": BLOCKS, "quality.batch": BLOCKS,
+        "search": {"sampler": "random", "parallel": 8}, "racing": {"rungs": rungs, "stop": "dominated"},
+    }  # fmt: skip
+    events, finished_s = list[Mapping[str, Any]](), 0.0
+
+    def emit(event: Mapping[str, Any]) -> None:
+        nonlocal finished_s
+        events.append(event)
+        if event["event"] == "trial_finished":
+            finished_s = time.process_time() - begin
+
+    sweep, objectives = SweepConfig.read("quickstart", changes), list(map(Metric, NAMES, WAYS))
+    driver = make_driver(sweep, Storage(folder / "racing"), _NoisyWorkers(), objectives, emit=emit)
+    begin = time.process_time()
+    records = driver.run().records
+    return {
+        "trials": trials,
+        "stopped": sum(record.stop is not None for record in records),
+        "revived": sum(record.is_revived for record in records),
+        "steps": sum(event["event"] == "trial_revived" for event in events),
+        "until_finished_s": finished_s,
+        "revival_s": time.process_time() - begin - finished_s,
+    }
+
+
 def distance_s(images: int = 3000, width: int = 2048) -> float:
     """Seconds of a Frechet distance to a reference and its jackknife error."""
     generator = torch.Generator().manual_seed(0)
@@ -240,7 +283,7 @@ def show(name: str, facts: Mapping[str, float]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["workers", "store", "start", "costs", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], default=[])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--shard-seconds", type=float, default=2.0)
     parser.add_argument("--per-worker", type=int, default=40, help="shards of each worker")
@@ -249,7 +292,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the stores; default: a temporary one")
     parser.add_argument("--out", type=Path, help="JSON file of the results; parts that do not run keep theirs")
     args = parser.parse_args()
-    parts = args.parts or ["workers", "store", "start", "costs"]
+    parts = args.parts or _PARTS
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
@@ -269,6 +312,9 @@ def main() -> None:
                 resumed = resume(sweep, folder / part, sweep.budget.trials + _NEW_TRIALS, "--no-mlflow").summary()
                 show(f"{part}, resumed", resumed)
                 results[part] = made | {"resumed": resumed}
+        if "racing" in parts:
+            results["racing"] = racing_s(args.trials, folder)
+            show("racing", results["racing"])
         if "costs" in parts:
             asks = {f"{sampler}_ask_and_tell_s": ask_and_tell(sampler, 1000) for sampler in ("tpe", "nsga2", "random")}
             results["costs"] = asks | {

@@ -65,6 +65,41 @@ def possible_front(samples: Floats, directions: Sequence[str]) -> NDArray[np.int
     return _sampled_costs(samples, directions)[1]
 
 
+def dominated(samples: Floats, rivals: Floats, directions: Sequence[str]) -> Bools:
+    """Find the points that a rival dominates in each sample: [samples, n, m] and [samples, r, m] -> [samples, n].
+
+    A sample takes O((n + r) log r) for two objectives, O(n r) for more.
+    """
+    count, n, m = samples.shape
+    own, against = (costs(part.reshape(-1, m), directions).reshape(count, -1, m) for part in (samples, rivals))
+    against[np.isnan(against).any(axis=2)] = np.inf  # dominates no point
+    found = np.zeros((count, n), dtype=np.bool_)
+    if not found.size or not against.size:
+        return found
+    against = against[:, _minimal_somewhere(against)]  # each of the others is dominated by one of these
+    hopeless = _dominated_everywhere(own, against)
+    found[:, hopeless] = True
+    left = np.flatnonzero(~hopeless)
+    own = own[:, left]
+    if m == 2:
+        against = np.take_along_axis(against, np.argsort(against[..., :1], axis=1), axis=1)
+    for index, (points, rows) in enumerate(zip(own, against, strict=True)):
+        found[index, left] = _dominated_by_sorted(points, rows) if m == 2 else _dominates(rows, points).any(axis=1)
+    return found
+
+
+def _dominated_by_sorted(points: Floats, rivals: Floats) -> Bools:
+    """Find the points [n, 2] that a rival [r, 2] dominates; rivals are sorted by x.
+
+    Those of less x need a y of at most the point's, those of equal x one below it.
+    """
+    x, y = points.T
+    least = np.concatenate([[np.nan], np.minimum.accumulate(rivals[:, 1])])  # of the first 0, 1, ... rivals
+    less, at_most = (least[np.searchsorted(rivals[:, 0], x, side)] for side in ("left", "right"))
+    found: Bools = ((less <= y) | (at_most < y)) & ~np.isnan(x)
+    return found
+
+
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
     """The knee's row in a front [n, m]: beyond it, improving one objective costs much of another. None: no knee.
 
@@ -177,11 +212,16 @@ def _minimal_somewhere(samples: Floats) -> NDArray[np.intp]:
 
     Each of the other points is dominated by one of these in every sample, so the fronts of these are the fronts of all.
     """
-    if not samples.size:
-        return np.zeros(0, dtype=np.intp)
-    best, worst = samples.min(axis=0), samples.max(axis=0)
-    kept = np.ones(len(best), dtype=np.bool_)
-    rows = max(1, _BLOCK // max(1, best.size))
+    return np.flatnonzero(~_dominated_everywhere(samples, samples))
+
+
+def _dominated_everywhere(samples: Floats, rivals: Floats) -> Bools:
+    """Find the points of samples [samples, n, m] of which the best is worse in all objectives than a rival's worst."""
+    found = np.zeros(samples.shape[1], dtype=np.bool_)
+    if not samples.size or not rivals.size:
+        return found
+    best, worst = samples.min(axis=0), rivals.max(axis=0)
+    rows = max(1, _BLOCK // worst.size)
     for start in range(0, len(best), rows):
-        kept[start : start + rows] = ~(worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
-    return np.flatnonzero(kept)
+        found[start : start + rows] = (worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
+    return found

@@ -43,7 +43,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.results.joint import JointErrors
+from orchestrator.results.joint import JointErrors, directions
+from orchestrator.results.pareto import dominated
 from orchestrator.results.prices import is_priced, violations
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint
@@ -398,15 +399,13 @@ def front_probabilities(records: Sequence[TrialRecord], objectives: Sequence[Met
         return {}
     expected = [at_full_size(record, records[0]) for record in stopped]
     draws = JointErrors.of([*complete, *expected], objectives).samples(_DRAWS, _SEED)
-    draws *= np.array([-1.0 if metric.direction == "maximize" else 1.0 for metric in objectives])
-    rivals = draws[:, : len(complete)]
-    found = {}
-    for row, record in enumerate(stopped, start=len(complete)):
-        own = draws[:, row : row + 1]
-        comparable = [_may_compare(objectives, rival.device, record.device) for rival in complete]
-        dominated = np.all(rivals <= own, axis=2) & np.any(rivals < own, axis=2) & np.array(comparable)
-        found[record.number] = float(1 - np.any(dominated, axis=1).mean())
-    return found
+    rivals, own = draws[:, : len(complete)], draws[:, len(complete) :]
+    shares = np.zeros(len(stopped))
+    for device in {record.device for record in stopped}:
+        rows = [row for row, record in enumerate(stopped) if record.device == device]
+        comparable = [row for row, rival in enumerate(complete) if _may_compare(objectives, rival.device, device)]
+        shares[rows] = 1 - dominated(own[:, rows], rivals[:, comparable], directions(objectives)).mean(axis=0)
+    return {record.number: share for record, share in zip(stopped, shares.tolist(), strict=True)}
 
 
 def _generated(records: Sequence[TrialRecord]) -> int:

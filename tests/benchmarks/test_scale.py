@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale import efficiency, make_store, resume, sweep_of
+from benchmarks.scale import efficiency, make_store, racing_s, resume, sweep_of
 from specfrontier import Sweep
 
 pytestmark = pytest.mark.slow(seconds=40)
@@ -29,3 +29,10 @@ def test_a_made_store_is_resumed_by_the_real_command(tmp_path: Path) -> None:
     resumed = resume(sweep, tmp_path, 4, "--no-mlflow", "--workers", "1").summary()
     assert resumed["preflight_done_s"] <= resumed["first_worker_s"] <= resumed["first_shard_s"]
     assert resumed["memory_mb"] > 50
+
+
+def test_trials_of_a_racing_sweep_stop_and_go_on(tmp_path: Path) -> None:
+    facts = racing_s(30, tmp_path)
+    assert facts["trials"] == 30
+    assert facts["stopped"] > facts["revived"] > 0
+    assert facts["steps"] >= facts["revived"]

@@ -15,7 +15,9 @@ from numpy.typing import ArrayLike
 
 from orchestrator.results import pareto
 from orchestrator.results.pareto import (
+    Bools,
     Floats,
+    dominated,
     front_confidence,
     knee,
     knee_confidence,
@@ -87,6 +89,40 @@ def test_two_objectives_are_sorted_not_compared_in_pairs() -> None:
         mask = nondominated(points, WAYS)
     front = points[mask][np.argsort(points[mask][:, 0])]
     assert (np.diff(front[:, 1]) > 0).all()
+
+
+def dominated_by_brute_force(samples: Floats, rivals: Floats, ways: tuple[str, ...]) -> Bools:
+    """Every point against every rival, in every sample."""
+    signs = np.array([-1.0 if way == "maximize" else 1.0 for way in ways])
+    own, other = (samples * signs)[:, :, None], (rivals * signs)[:, None]
+    found: Bools = (np.all(other <= own, axis=3) & np.any(other < own, axis=3)).any(axis=2)
+    return found
+
+
+@pytest.mark.parametrize("ways", [ways for m in (1, 2, 3) for ways in product(WAYS, repeat=m)])
+def test_points_that_rivals_dominate_are_those_of_brute_force(ways: tuple[str, ...]) -> None:
+    """Ties, equal points, values that are missing or infinite, no points and no rivals."""
+    values = st.sampled_from([0.0, 1.0, 2.0, 3.0, math.nan, math.inf, -math.inf])
+
+    @settings(max_examples=100, deadline=None)
+    @given(st.data(), st.integers(1, 3), st.integers(0, 9), st.integers(0, 9))
+    def check(data: st.DataObject, count: int, points: int, rivals: int) -> None:
+        own, other = (
+            data.draw(arrays(np.float64, (count, size, len(ways)), elements=values)) for size in (points, rivals)
+        )
+        assert (dominated(own, other, ways) == dominated_by_brute_force(own, other, ways)).all()
+
+    check()
+
+
+def test_of_two_objectives_no_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every trial stopped or complete, the pairs of each sample made the end of a racing sweep cubic."""
+    compared = []
+    monkeypatch.setattr(pareto, "_dominates", lambda points, others: compared.append(len(points) * len(others)))
+    rng = np.random.default_rng(0)
+    own, rivals = rng.random((20, 300, 2)), rng.random((20, 200, 2))
+    assert (dominated(own, rivals, WAYS) == dominated_by_brute_force(own, rivals, WAYS)).all()
+    assert compared == []
 
 
 def drawn(values: ArrayLike, errors: ArrayLike, count: int = 1000) -> Floats:

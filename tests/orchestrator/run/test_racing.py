@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -10,11 +12,15 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from orchestrator.run.racing import Race, Scores, Stop
-from workers.metrics.definition import Direction
+from orchestrator.results.joint import JointErrors
+from orchestrator.results.trials import EarlyStop, State, TrialRecord, may_compare_speeds
+from orchestrator.run.racing import Race, Scores, Stop, at_full_size, front_probabilities
+from workers.metrics.definition import Direction, Metric
+from workers.metrics.estimate import Estimate
 
 RACE = Race(("minimize", "minimize"), 0.05, 3)
 G = 24
+AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 
 
 def scores(*columns: ArrayLike, noise: ArrayLike = (0.0, 0.0), source: str | None = None) -> Scores:
@@ -197,3 +203,39 @@ def test_scores_that_cannot_be_compared_are_refused(own: Scores) -> None:
     for values, replicates in (([1.0], [[1.0]]), ([1.0, 2.0], [[1.0, 1.0]]), ([1.0], [1.0, 1.0])):
         with pytest.raises(ValueError, match="G >= 2"):
             Scores.from_replicates(values, replicates)
+
+
+def measured(number: int, rng: np.random.Generator, axes: Sequence[Metric]) -> TrialRecord:
+    """Every third trial is complete. Three devices timed them, one of which is unknown; some values tie."""
+    is_complete, device = number % 3 == 0, ("gpu 0", "gpu 1", "")[number % 7 % 3]
+    state: State = "complete" if is_complete else "stopped"
+    images = 96 if is_complete else 24
+    metrics = {
+        axis.name: Estimate(float(value), 0.1, images, tuple((value + 0.02 * rng.standard_normal(G)).tolist()))
+        for axis, value in zip(axes, rng.random(len(axes)).round(1), strict=True)
+    }
+    stop = None if is_complete else EarlyStop(0, 24, 0.1)
+    history, timed_on = ((24, metrics),), {images: device}
+    return TrialRecord(
+        number, "", state, None, metrics=metrics, images=images, stop=stop, history=history, timed_on=timed_on
+    )
+
+
+@pytest.mark.parametrize("axes", [AXES, (*AXES, Metric("clip_score", "maximize"))])
+def test_the_probability_to_be_on_the_front_counts_the_samples_of_brute_force(axes: Sequence[Metric]) -> None:
+    rng = np.random.default_rng(0)
+    records = [measured(number, rng, axes) for number in range(40)]
+    records[4] = replace(records[4], constraints={"fid <= 1": 0.5})
+    found = front_probabilities(records, axes)
+    complete = [record for record in records if record.state == "complete"]
+    stopped = [record for record in records if record.state == "stopped" and record.number != 4]
+    assert list(found) == [record.number for record in stopped]
+    assert len(set(found.values())) > 10
+    moved = [at_full_size(record, records[0]) for record in stopped]
+    samples = JointErrors.of([*complete, *moved], axes).samples(4000, 0)
+    samples *= np.array([-1.0 if axis.direction == "maximize" else 1.0 for axis in axes])
+    for row, record in enumerate(stopped, start=len(complete)):
+        rivals = [place for place, rival in enumerate(complete) if may_compare_speeds(rival.device, record.device)]
+        own, other = samples[:, row : row + 1], samples[:, rivals]
+        beaten = np.all(other <= own, axis=2) & np.any(other < own, axis=2)
+        assert found[record.number] == float(1 - beaten.any(axis=1).mean())
