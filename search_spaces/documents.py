@@ -1,7 +1,8 @@
 """YAML documents as plain data, with the line of every value, so that an error can name file, line and key.
 
 The loader builds plain data only (the types of `yaml.safe_load`, without dates), refuses duplicate keys and documents
-whose aliases expand to an excessive size, and reads `1e-3` as a number.
+whose aliases expand to an excessive size. `1e-3`, `1.5e3` and `-.5` are numbers. Unquoted scalars that programs read
+differently, such as `1:30`, `0200`, `1_000` and `no`, are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +21,21 @@ from search_spaces.params import ConfigError, Path
 MAX_VALUES = 100_000  # aliases of aliases expand to any size
 _MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
-_BARE_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$")
+# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17
+_OTHER_NUMBERS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$")
+_NUMBER_FIX = "write a number without leading zeros, underscores and colons, and put text in quotes"
+_TRUTH_FIX = "write true or false, and put text in quotes"
+#: The scalars of a type that all readers of YAML read alike, and how to write others
+_ACCEPTED = {
+    "tag:yaml.org,2002:int": (re.compile(r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+"), _NUMBER_FIX),
+    "tag:yaml.org,2002:float": (
+        re.compile(
+            r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+        ),
+        _NUMBER_FIX,
+    ),
+    "tag:yaml.org,2002:bool": (re.compile(r"true|True|TRUE|false|False|FALSE"), _TRUTH_FIX),
+}
 
 
 OVERRIDE = "--set"  # the location of a value that is not the file's
@@ -80,18 +95,18 @@ def _override(data: Any, keys: list[str], value: object, path: Path) -> tuple[An
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader without dates, and with numbers such as 1e-3."""
+    """SafeLoader without dates, and with the numbers of YAML 1.2."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes strings which _Loader would read as numbers, and never writes anchors."""
+    """SafeDumper that quotes strings which _Loader would not read as strings, and never writes anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 for _end in (_Loader, _Dumper):
-    _end.add_implicit_resolver("tag:yaml.org,2002:float", _BARE_EXPONENT, list("-+0123456789"))
+    _end.add_implicit_resolver("tag:yaml.org,2002:float", _OTHER_NUMBERS, list("-+.0123456789"))
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in entries if not tag.endswith(":timestamp")]
     for first, entries in _Loader.yaml_implicit_resolvers.items()
@@ -130,10 +145,12 @@ def parse_json(text: str | bytes) -> Any:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
 
-def write_document(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML that `read_document` reads back; keys in their order, short lists and mappings on one line."""
+def write_document(data: Mapping[str, Any], *, is_compact: bool = True) -> str:
+    """Plain data as YAML that `read_document` reads back, keys in their order. is_compact: short lists and mappings are
+    on one line; else each value has its own."""
+    style = None if is_compact else False
     text: str = yaml.dump(
-        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=style
     )
     return text
 
@@ -193,6 +210,9 @@ class _Builder:
             return {k.value: self.build(v, (*path, k.value), k.start_mark.line) for k, v in node.value}
         if isinstance(node, yaml.SequenceNode):
             return [self.build(entry, (*path, f"[{i}]"), entry.start_mark.line) for i, entry in enumerate(node.value)]
+        accepted, fix = _ACCEPTED.get(node.tag, (None, ""))
+        if accepted is not None and not accepted.fullmatch(node.value):
+            raise ConfigError(path, f"not every program reads {node.value} as the same value; {fix}", location)
         try:
             return self.loader.construct_object(node)
         except ValueError as error:

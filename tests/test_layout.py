@@ -189,6 +189,13 @@ def test_private_names_of_ray_are_used_in_one_module() -> None:
     assert found == {"orchestrator.run.ray_internals"}
 
 
+def test_yaml_is_used_in_one_module() -> None:
+    """Else a scalar such as `no` could mean one thing to a launch and another to a report. presets.yaml is read by a
+    quicker parser, and a test compares the two."""
+    users = [name for name, entries in imports().items() if any(entry.library == "yaml" for entry in entries)]
+    assert users == ["search_spaces.documents", "search_spaces.presets"]
+
+
 def test_search_spaces_import_torch_for_typing_only() -> None:
     libraries = {"search_spaces", "torch", "yaml", "pydantic", "pydantic_core"}
     wrong = (

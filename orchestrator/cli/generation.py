@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from PIL import Image, PngImagePlugin
 
 from orchestrator.cli.query_options import GenerationOptions
@@ -24,6 +23,7 @@ from orchestrator.results.config_file import Setting
 from orchestrator.results.names import VANILLA, SettingNames, format_number
 from orchestrator.results.status import drafter_warning, is_hardly_accepted
 from orchestrator.results.text import counted
+from search_spaces.documents import write_document
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map, to_pictures
 from workers.decoding.engine import DecodingError, Engine
@@ -150,7 +150,7 @@ class Gallery:
         heat_map(cells, title).save(self.folder / "heatmap.png")
         text = json.dumps(statistics, indent=2, ensure_ascii=False)
         (self.folder / _STATISTICS).write_text(text + "\n", "utf-8")
-        text = comments + yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
+        text = comments + write_document(config.to_mapping(), is_compact=False)
         (self.folder / "config.yaml").write_text(text, "utf-8")
         return statistics
 

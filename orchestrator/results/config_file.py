@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Self
 
-import yaml
-
 from orchestrator.results.text import clean, signed_percent
+from search_spaces.documents import write_document
 from search_spaces.params import ConfigError
 from search_spaces.plugins import plugin_modules
 from search_spaces.sweep_sections import BUILTIN
@@ -156,4 +155,4 @@ def trial_text(identity: Identity, record: TrialRecord) -> str:
     invalid one is empty."""
     header = config_header(identity, record, metrics=[metric.name for metric in identity.objectives])
     config = record.config.to_mapping() if record.config else {}
-    return header + yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    return header + write_document(config, is_compact=False)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
+from search_spaces.documents import read_document
 from search_spaces.params import ConfigError
 from search_spaces.plugins import stored_plugins
 from search_spaces.trial import DecodingConfig, Sampling
@@ -282,12 +283,13 @@ def read_sweep_text(storage: Storage) -> str:
 
 def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
     """sweep.yaml as plain data, for display; empty if there is none. Raises ValueError as `read_sweep_text`."""
-    import yaml
-
+    text = read_sweep_text(storage)
+    if not text:
+        return {}
     try:
-        given = yaml.safe_load(read_sweep_text(storage))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{storage.locate(SWEEP)}: not valid YAML; restore the file") from error
+        given = read_document(text, storage.locate(SWEEP)).data
+    except ConfigError as error:
+        raise ValueError(f"{error}; restore the file") from error
     return given if isinstance(given, Mapping) else {}
 
 

@@ -85,20 +85,19 @@ def redact_file(name: str, data: bytes) -> bytes:
     Redacts value by value: in the raw text, a quote or comma after an address would look like a part of it. A damaged
     file is redacted as raw text.
     """
-    import yaml
-
-    from search_spaces.documents import parse_json
+    from search_spaces.documents import parse_json, read_document, write_document
+    from search_spaces.params import expect_mapping
 
     if not name.endswith((".json", ".yaml")):
         return data
     text = data.decode("utf-8", "replace")
     try:
-        plain = parse_json(data) if name.endswith(".json") else yaml.safe_load(data)
-    except (ValueError, yaml.YAMLError):
+        plain = parse_json(data) if name.endswith(".json") else expect_mapping(read_document(data, name).data)
+    except ValueError:
         return without_credentials(text).encode()
     redacted = redact_values(plain)
     if redacted == plain and without_credentials(text) == text:  # comments have none either
         return data
     if name.endswith(".json"):
         return json.dumps(redacted, indent=1, ensure_ascii=False).encode()
-    return yaml.safe_dump(redacted, sort_keys=False, allow_unicode=True).encode()
+    return write_document(redacted, is_compact=False).encode()

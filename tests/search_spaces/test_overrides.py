@@ -111,6 +111,12 @@ def test_values_are_yaml() -> None:
             parse_assignments([wrong])
 
 
+@pytest.mark.parametrize("value", ["1:30", "0200", "1_000", "no"])
+def test_ambiguous_values_are_refused(value: str) -> None:
+    with pytest.raises(ValueError, match=f"^--set budget.hours:1: not every program reads {value} "):
+        parse_assignments([f"budget.hours={value}"])
+
+
 def test_every_key_of_every_preset_is_a_config_key() -> None:
     for config in PRESETS.values():
         assert config.flat().keys() <= set(config_keys())
