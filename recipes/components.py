@@ -19,14 +19,14 @@ import torch
 
 from recipes import COMPONENTS, SCENES_ONLY
 from recipes.distillation import GuidedDistillation, guided_loss
-from recipes.folder import read_folder
+from recipes.folder import ImageFolder, read_folder
 from recipes.optimisers import CosineConfig, MuonConfig, OneCycleConfig
 from recipes.scene_nets import train_clip, train_features
 from recipes.scene_set import scene_set
 from recipes.target import load_model, train_target
 from recipes.tokenizer import scene_images, tokenize_scenes, train_tokenizer
 from workers.data.captions import scene_captions
-from workers.data.reference import load_images
+from workers.data.image_folder import load_images
 from workers.data.storage import Storage
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
@@ -179,7 +179,7 @@ def _scene_net(job: _Job) -> Path:
 def _tokenizer(job: _Job) -> Path:
     source, size = scene_images(0, device=job.device), _TOKENIZER_SCENES
     if job.data is not None:
-        images = load_images(read_folder(job.data).paths, IMAGE_SIZE)
+        images = load_images(_read_folder(job.data, job.log).paths, IMAGE_SIZE)
         source, size = (lambda indices: images[indices].float() / 255), len(images)
     (config,) = job.phases()
     return train_tokenizer(source, size, config, job.out, device=job.device, resume=job.resume, log=job.log)
@@ -238,15 +238,22 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
         captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
         examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
         return {"kind": SceneConditioner.kind}, examples, held_out
-    settings, examples = _folder_examples(job.data, codec, job.device)
+    settings, examples = _folder_examples(_read_folder(job.data, job.log), codec, job.device)
     if len(examples) < 2:
         raise ValueError(f"{job.data}: {len(examples)} image is too few; training needs at least 2")
     return settings, *examples.split(max(1, len(examples) // 20))
 
 
-def _folder_examples(data: Path, codec: VQModel, device: str) -> tuple[Mapping[str, Any], Examples]:
-    """The conditioner's settings for a user's captions, and the examples in a fixed shuffled order."""
+def _read_folder(data: Path, log: Callable[[str], None]) -> ImageFolder:
+    """A user's images. Logs how many there are, and what is left out."""
     folder = read_folder(data)
+    left_out = f"; left out: {folder.left_out}" if folder.left_out else ""
+    log(f"{data}: {len(folder)} images{left_out}")
+    return folder
+
+
+def _folder_examples(folder: ImageFolder, codec: VQModel, device: str) -> tuple[Mapping[str, Any], Examples]:
+    """The conditioner's settings for a user's captions, and the examples in a fixed shuffled order."""
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
     captions = [folder.captions[i] for i in order]
     images = load_images([folder.paths[i] for i in order], IMAGE_SIZE)

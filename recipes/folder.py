@@ -1,15 +1,16 @@
 """A user's own images: a folder of images with captions, or with one subfolder per class.
 
-The first of these layouts that fits is read:
+The first of these layouts that fits is read. Images are those of the folder and its subfolders at any depth.
     captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
     captions.csv        columns file, caption (with a header line)
     captions.txt        one line per image: file name, a tab, the caption
-    a.png + a.txt       the caption in a text file of the same name
-    cats/1.png, ...     the subfolder's name is the caption
+    a.png + a.txt       the caption in a text file of the same name, as img2dataset writes it
+    cats/1.png, ...     the subfolder's name is the caption, also of images in folders below it
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from search_spaces.documents import parse_json
 from workers.data.captions import caption_in_one_line
-from workers.data.reference import ENDINGS
+from workers.data.image_folder import ImageFiles, find_images
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
 _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
@@ -25,10 +26,11 @@ _LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each ima
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Image files and their captions; a class's name is a caption."""
+    """Image files and their captions; a class's name is a caption. left_out: the files that are neither, in words."""
 
     paths: tuple[Path, ...]
     captions: tuple[str, ...]
+    left_out: str = ""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -40,23 +42,43 @@ def read_folder(folder: Path) -> ImageFolder:
     Raises:
         ValueError: no such folder, no images, an image without a caption, or a caption without an image.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder of images")
     for name, read in _CAPTION_FILES.items():
         if (folder / name).is_file():
-            return _listed(folder, folder / name, read(folder / name))
-    images = _images(folder)
-    if images:
-        return _with_texts(images)
-    classes = [child for child in sorted(folder.iterdir()) if child.is_dir() and _images(child)]
-    if not classes:
-        raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in it or in its subfolders; give {_LAYOUTS}")
-    pairs = [(path, child.name) for child in classes for path in _images(child)]
-    return ImageFolder(tuple(path for path, _ in pairs), tuple(name for _, name in pairs))
+            return _listed(find_images(folder), folder / name, read(folder / name))
+    files = find_images(folder)
+    files.check()
+    texts = {os.path.splitext(name)[0]: name for name, ending in files.others.items() if ending == ".txt"}
+    texts = {image: texts[stem] for image in files.images if (stem := os.path.splitext(image)[0]) in texts}
+    captions = _from_texts(files, texts) if texts else _from_classes(files)
+    return ImageFolder(tuple(files.images.values()), captions, files.left_out(texts.values()))
 
 
-def _images(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.suffix.lower() in ENDINGS and path.is_file()]
+def _from_texts(files: ImageFiles, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """The captions in text files, by their images' names."""
+    captions = []
+    with collect_errors("image") as collect:
+        for name, path in files.images.items():
+            with collect():
+                if name not in texts:
+                    problem = f"no caption; write it into {path.with_suffix('.txt').name}, as for {min(texts)}"
+                    raise ValueError(f"{path}: {problem}, or give {_LAYOUTS}")
+                file = files.folder / texts[name]
+                captions.append(caption_in_one_line(read_text(file), str(file)))
+    return tuple(captions)
+
+
+def _from_classes(files: ImageFiles) -> tuple[str, ...]:
+    """The name of the subfolder that each image is in, at any depth."""
+    captions = []
+    with collect_errors("image") as collect:
+        for name, path in files.images.items():
+            with collect():
+                category, slash, _ = name.partition("/")
+                if not slash:
+                    file = path.with_suffix(".txt").name
+                    raise ValueError(f"{path}: no caption; write it into {file}, or give {_LAYOUTS}")
+                captions.append(category)
+    return tuple(captions)
 
 
 _Row = tuple[str, str, object]  # location, image file, and the caption or the error of the row
@@ -99,7 +121,9 @@ def _from_csv(path: Path) -> list[_Row]:
     return [row for row in rows if row[1] or row[2]]
 
 
-def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
+def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> ImageFolder:
+    """The images and captions of a caption file's rows."""
+    folder = files.folder
     if not rows:
         raise ValueError(f"{file}: no captions")
     pairs: list[tuple[str, str]] = []
@@ -110,20 +134,15 @@ def _listed(folder: Path, file: Path, rows: Sequence[_Row]) -> ImageFolder:
                 if not (folder / name).is_file():
                     raise ValueError(f"{location}: {name!r} is not a file in {folder}")
                 pairs.append((name, caption))
-    pairs.sort()
-    return ImageFolder(tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs))
-
-
-def _with_texts(images: Sequence[Path]) -> ImageFolder:
-    captions = []
+    listed = {os.path.normpath(name) for name, _ in pairs}
     with collect_errors("image") as collect:
-        for path in images:
+        for name, path in files.images.items():
             with collect():
-                caption_file = path.with_suffix(".txt")
-                if not caption_file.is_file():
-                    raise ValueError(f"{path}: no caption; write it into {caption_file.name}, or give {_LAYOUTS}")
-                captions.append(caption_in_one_line(read_text(caption_file), str(caption_file)))
-    return ImageFolder(tuple(images), tuple(captions))
+                if name not in listed:
+                    raise ValueError(f"{path}: no caption in {file.name}; add its line, or remove the image")
+    pairs.sort()
+    paths, captions = tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs)
+    return ImageFolder(paths, captions, files.left_out([file.name, *listed]))
 
 
 _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {

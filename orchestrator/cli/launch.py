@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -87,12 +88,14 @@ def launch(
 
         missing_files = pull_models(config, options.address, dry_run=options.check)
     uri, sampling = _preflight(config, storage, options, has_models=not missing_files)
-    if options.check:
-        from orchestrator.cli.launch_plan import describe_plan
+    from orchestrator.cli.launch_plan import describe_plan, describe_reference
 
+    if options.check:
         config = config if sampling is None else config.resolve(sampling)
         typer.echo(describe_plan(config, storage, options.taken, missing_files))
         return storage.uri
+    if os.path.isdir(os.path.expanduser(config.reference.source)):
+        typer.echo(f"{clean(config.name)}: reference: {describe_reference(config.reference)}", err=True)
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
 

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import terminal_width
+from orchestrator.errors import explain
 from orchestrator.results.names import VANILLA
 from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.run.earlier import Earlier
     from search_spaces.sweep import SweepConfig
+    from search_spaces.sweep_sections import Reference
     from workers.data.storage import Storage
 
 _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
@@ -56,9 +58,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield from _resume(config, storage)
     yield "models", str(config.models)
     yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
-    is_drawn = reference.source == "scenes"
-    compared = f"{'' if is_drawn else 'at most '}{counted(reference.count, 'image')} of {reference.source}"
-    yield "reference", "none" if reference.source == "none" else compared
+    yield "reference", describe_reference(reference)
     sampling = {} if config.sampling is None else config.sampling.to_mapping()
     yield "sampling", ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "the target's own"
     first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
@@ -95,6 +95,21 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     yield "metrics", "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "seed", str(config.seed)
+
+
+def describe_reference(reference: Reference) -> str:
+    """`80 images of photos; left out: 70 .tif`."""
+    from search_spaces.sweep_sections import NO_REFERENCE
+    from workers.data.reference import count_images
+
+    source = reference.source
+    if source == NO_REFERENCE:
+        return "none"
+    try:
+        count, left_out = count_images(source, count=reference.count)
+    except (ValueError, OSError) as error:  # it may be on the cluster's machines only
+        return f"at most {counted(reference.count, 'image')} of {source}; not checked: {explain(error)}"
+    return f"{counted(count, 'image')} of {source}" + (f"; left out: {left_out}" if left_out else "")
 
 
 def _searched_key(name: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,9 @@ Examples:
 """
 
 
-Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder with images, searched recursively; or: scenes.")]
+Folder = Annotated[
+    str, typer.Argument(metavar="DIR", help="Folder with images, read with its subfolders and links; or: scenes.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
     Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
     VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another extractor refuses the result.
     """
-    from workers.data.reference import build_reference, write_reference
+    from workers.data.reference import build_reference, check_reference, count_images, write_reference
     from workers.data.storage import Storage
     from workers.loading.models_yaml import find_entry
     from workers.metrics.extractors import load_extractors
@@ -69,14 +71,16 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
         storage, name = Storage.holding(options.out)
         folder_of_models = find_entry(options.models).folder
         extractors = list(load_extractors(folder_of_models, options.weights, torch_device).values())
-        built = build_reference(
-            folder, extractors, size=extractors[0].side, count=options.count, seed=options.seed, on_progress=_progress
-        )
+        images: dict[str, Any] = {"size": extractors[0].side, "count": options.count, "seed": options.seed}
+        check_reference(folder, extractors, **images)  # before the features of any are computed
+        _, left_out = count_images(folder, count=options.count)
+        built = build_reference(folder, extractors, **images, on_progress=_progress)
     with ends_with(FAILED):
         write_reference(storage, name, built)
     where, width = storage.locate(name), built.features[0].shape[1]
-    facts = {"file": where, "width": width, **built.facts}
+    facts = {"file": where, "width": width, **built.facts, "left_out": left_out}
     line = f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}"
+    line += f"; left out: {left_out}" if left_out else ""
     show(facts, [line], as_json=as_json)
 
 

@@ -80,6 +80,46 @@ def test_class_folders(tmp_path: Path) -> None:
     assert folder.captions == ("blue", "blue", "green", "green", "red", "red")
 
 
+def as_img2dataset(folder: Path) -> None:
+    """Shards with a text and a JSON file beside each image."""
+    for i, colour in enumerate(COLOURS):
+        stem = folder / f"0000{i % 2}" / f"0000{i % 2}000{i}"
+        stem.parent.mkdir(exist_ok=True)
+        caption = picture(stem.with_suffix(".JPG"), colour)
+        stem.with_suffix(".TXT" if i else ".txt").write_text(caption)
+        stem.with_suffix(".json").write_text("{}")
+        (folder / f"0000{i % 2}_stats.json").write_text("{}")
+
+
+def test_texts_beside_images_in_folders_are_their_captions(tmp_path: Path) -> None:
+    as_img2dataset(tmp_path)
+    folder = read_folder(tmp_path)
+    assert [path.name for path in folder.paths] == ["000000000.JPG", "000000002.JPG", "000010001.JPG"]
+    assert folder.captions == ("a red wall", "a green wall", "a blue wall")
+    assert folder.left_out == "5 .json"
+
+
+def test_images_of_deeper_folders_have_the_class_of_the_upper_one(tmp_path: Path) -> None:
+    in_classes(tmp_path, each=1)
+    picture(tmp_path / "blue" / "more" / "deep" / "7.png", "blue")
+    picture(tmp_path / "blue" / ".ipynb_checkpoints" / "0-checkpoint.png", "blue")
+    folder = read_folder(tmp_path)
+    assert folder.captions == ("blue", "blue", "green", "red")
+    assert folder.left_out == ""
+
+
+@pytest.mark.parametrize("name", ["b/0.png", "./b/../b/0.png"])
+def test_listed_images_are_in_any_folder(name: str, tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", "red")
+    picture(tmp_path / "b" / "0.png", "blue")
+    picture(tmp_path / "b" / "1.tif", "blue")
+    (tmp_path / "notes.doc").write_text("x")
+    (tmp_path / "captions.csv").write_text(f"file,caption\na.png,a\n{name},b\nb/1.tif,c\n")
+    folder = read_folder(tmp_path)
+    assert sorted(folder.captions) == ["a", "b", "c"]
+    assert folder.left_out == "1 .doc"
+
+
 def no_folder(folder: Path) -> None:
     folder.rmdir()
 
@@ -134,6 +174,32 @@ def several_without_caption(folder: Path) -> None:
         (folder / name).unlink()
 
 
+def not_listed(folder: Path) -> None:
+    with_csv(folder)
+    for name in ("3.png", "more/4.png"):
+        picture(folder / name, "red")
+
+
+def class_image_at_the_top(folder: Path) -> None:
+    in_classes(folder)
+    picture(folder / "cover.png", "red")
+
+
+def text_of_some_in_folders(folder: Path) -> None:
+    as_img2dataset(folder)
+    (folder / "00000" / "000000002.TXT").unlink()
+
+
+def folders_beside_captioned_images(folder: Path) -> None:
+    with_texts(folder)
+    picture(folder / "more" / "1.png", "red")
+
+
+def dangling_link(folder: Path) -> None:
+    with_texts(folder)
+    (folder / "3.png").symlink_to("gone.png")
+
+
 def several_wrong_lines(folder: Path) -> None:
     with_csv(folder)
     (folder / "captions.csv").write_text("file,caption\n0.png,a wall\nx.png,a\n1.png, \ny.png,b\n")
@@ -154,6 +220,11 @@ def several_wrong_lines(folder: Path) -> None:
         (open_quote, r"captions\.csv, line 2: "),
         (not_text, "not UTF-8"),
         (several_without_caption, r"0.png: no caption; .* \(1 more image is wrong\)"),
+        (not_listed, r"/3.png: no caption in captions.csv; .* \(1 more image is wrong\)"),
+        (class_image_at_the_top, "cover.png: no caption; write it into cover.txt"),
+        (text_of_some_in_folders, "000000002.JPG: no caption; write it into 000000002.txt"),
+        (folders_beside_captioned_images, "more/1.png: no caption; write it into 1.txt"),
+        (dangling_link, "3.png: a link to gone.png, which does not exist"),
         (several_wrong_lines, r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)"),
     ],
 )
@@ -163,6 +234,13 @@ def test_mistakes_are_told(tmp_path: Path, spoil: Callable[[Path], None], messag
     spoil(folder)
     with pytest.raises(ValueError, match=message):
         read_folder(folder)
+
+
+def test_the_number_of_images_is_logged(tmp_path: Path) -> None:
+    as_img2dataset(tmp_path)
+    lines: list[str] = []
+    assert recipes._read_folder(tmp_path, lines.append) == read_folder(tmp_path)
+    assert lines == [f"{tmp_path}: 3 images; left out: 5 .json"]
 
 
 def quiet(_: str) -> None: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 INK, PAPER, FAINT = (32, 32, 36), (255, 255, 255), (224, 224, 228)
 MARGIN, TEXT_SIZE, LINE = 12, 12, 15
 # Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable without colour vision.
@@ -21,16 +22,32 @@ RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37
 NO_VALUE = (240, 240, 240)
 
 
-def is_intact_png(data: bytes) -> bool:
-    """Whether the bytes are a whole PNG whose chunks agree with their checksums. Pillow checks only some of them."""
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Each chunk's kind, start and end; none if the bytes are not a PNG's. The last one may end beyond the bytes."""
     start, kind = len(_PNG_SIGNATURE), b""
     while data.startswith(_PNG_SIGNATURE) and start < len(data) and kind != b"IEND":
-        end = start + 8 + int.from_bytes(data[start : start + 4])
-        body, kind = data[start + 4 : end], data[start + 4 : start + 8]
-        if data[end : end + 4] != zlib.crc32(body).to_bytes(4):
-            return False
-        start = end + 4
-    return kind == b"IEND" and start == len(data)
+        end = start + 12 + int.from_bytes(data[start : start + 4])
+        kind = data[start + 4 : start + 8]
+        yield kind, start, end
+        start = end
+
+
+def is_intact_png(data: bytes) -> bool:
+    """Whether the bytes are a whole PNG whose chunks agree with their checksums. Pillow checks only some of them."""
+    chunks = list(_png_chunks(data))
+    if not chunks or chunks[-1][0] != b"IEND" or chunks[-1][2] != len(data):
+        return False
+    return all(data[end - 4 : end] == zlib.crc32(data[start + 4 : end - 4]).to_bytes(4) for _, start, end in chunks)
+
+
+def without_png_text(data: bytes) -> bytes:
+    """The bytes of a PNG without its texts and colour profile, which Pillow refuses above a size; others unchanged."""
+    kept, parts = 0, list[bytes]()
+    for kind, start, end in _png_chunks(data):
+        if kind in _PNG_TEXT:
+            parts.append(data[kept:start])
+            kept = end
+    return b"".join([*parts, data[kept:]]) if parts else data
 
 
 def to_pictures(images: Tensor) -> list[Image.Image]:

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from workers.data.captions import SCENES
-from workers.data.pictures import centre_square
+from workers.data.image_folder import check_images, find_images, load_images
 from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
 from workers.data.shards import digest
 from workers.data.storage import Storage
-from workers.data.text_files import collect_errors
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _BATCH = 256  # images in memory
 FILE, _KIND = "reference.parquet", "reference"
 _FIX = "create it again: specfrontier reference DIR --out FILE, with the weights of the models.yaml entry"
@@ -104,7 +99,7 @@ def reference_facts(
 def check_reference(
     source: str | Path, extractors: Sequence[Extractor], *, size: int, count: int | None = None, seed: int = 0
 ) -> None:
-    """Check quickly that `build_reference` can compute the features: only the headers of images are read.
+    """Check that `build_reference` can compute the features: all images are read, with less work than for their pixels.
 
     Raises:
         ValueError: see `build_reference`.
@@ -114,7 +109,22 @@ def check_reference(
         return
     images = real_images(source, size=size, count=count, seed=seed)
     _check_count(images.count, extractors[0].width, str(source))
-    images.check()
+    check_images(images.paths)
+
+
+def count_images(source: str | Path, *, count: int | None = None) -> tuple[int, str]:
+    """How many images a reference has, and which files of a folder are left out, in words. Opens no image.
+
+    Raises:
+        ValueError: see `real_images` and `read_reference`.
+    """
+    if is_reference_file(source):
+        return read_reference(source, count=count).facts["count"], ""
+    if source == SCENES and count is not None:
+        return count, ""
+    files = find_images(Path(source).expanduser())
+    files.check()
+    return len(list(files.images)[:count]), files.left_out()
 
 
 def is_reference_file(source: str | Path) -> bool:
@@ -211,17 +221,6 @@ class RealImages:
         for start in range(0, self.count, _BATCH):
             yield self.batch(range(start, min(start + _BATCH, self.count)))
 
-    def check(self) -> None:
-        """Check the headers of the files without reading their pixels.
-
-        Raises:
-            ValueError: a file that is not an image or has more than 8 bits per channel, and how many more are wrong.
-        """
-        with collect_errors("image") as collect:
-            for path in self.paths:
-                with collect(), _open_image(path):
-                    pass
-
 
 def real_images(source: str | Path, *, size: int, count: int | None = None, seed: int = 0) -> RealImages:
     """The images of "scenes" (numbers 0..count-1 of a seed; training used seed 0) or of a folder and its subfolders.
@@ -250,17 +249,10 @@ def real_images(source: str | Path, *, size: int, count: int | None = None, seed
 
 
 def _folder_images(folder: Path, size: int, count: int | None, seed: int) -> RealImages:
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder")
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in ENDINGS and path.is_file()
-    }
-    if not files:
-        raise ValueError(f"{folder}: no images ({', '.join(ENDINGS)}) in this folder or its subfolders")
-    names = sorted(files, key=lambda name: digest([seed, name], 64))[:count]
-    paths = [files[name] for name in sorted(names)]
+    files = find_images(folder)
+    files.check()
+    names = sorted(files.images, key=lambda name: digest([seed, name], 64))[:count]
+    paths = [files.images[name] for name in sorted(names)]
     return RealImages(
         resize=f"centre square, Pillow Lanczos to {size} x {size}",
         count=len(paths),
@@ -276,33 +268,3 @@ def _content_hash(paths: Sequence[Path]) -> str:
     for path in paths:
         total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()[:16]
-
-
-def load_images(paths: Sequence[Path], size: int) -> Tensor:
-    """The centre squares of images, resized: uint8 [n, 3, size, size].
-
-    Grey and palette images become RGB. The alpha channel is removed without blending, as in clean-fid.
-
-    Raises:
-        ValueError: a file that is not a readable image, or has more than 8 bits per channel.
-    """
-    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
-    for i, path in enumerate(paths):
-        with _open_image(path) as opened:
-            picture = centre_square(opened.convert("RGB"), size)
-        images[i] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-    return images
-
-
-@contextmanager
-def _open_image(path: Path) -> Iterator[Image.Image]:
-    """An image whose header is read. ValueError for more than 8 bits per channel, which Pillow would clip at 255."""
-    try:
-        with Image.open(path) as opened:
-            if opened.mode.startswith(("I", "F")):
-                raise ValueError(
-                    f"{path}: its pixels have more than 8 bits (mode {opened.mode}); save it with 8 bits per channel"
-                )
-            yield opened
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: not a readable image ({error}); correct or remove it") from error

@@ -17,6 +17,7 @@ import optuna
 import pytest
 import ray
 import yaml
+from PIL import Image
 
 from orchestrator.cli.launch import (
     _finish,
@@ -25,7 +26,7 @@ from orchestrator.cli.launch import (
     only_vanilla_ran,
     stopped_trials,
 )
-from orchestrator.cli.launch_plan import describe_plan
+from orchestrator.cli.launch_plan import describe_plan, describe_reference
 from orchestrator.doctor.plan import peak_bytes
 from orchestrator.results.locks import Lock
 from orchestrator.results.store import write_identity, write_trial
@@ -122,6 +123,27 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
         assert line in result.out
     assert sorted(path.name for path in Path().iterdir()) == ["tested.yaml"]
     assert_starts()
+
+
+def test_the_number_of_reference_images_is_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In `--check` and in the output of a launch: 70 of 150 files are images, and a count of 5000 does not hide it."""
+    Path("photos").mkdir()
+    for number in range(70):
+        Image.new("RGB", (48, 48), (number, 0, 0)).save(f"photos/{number}.png")
+        Path(f"photos/{number}.tiff").write_bytes(b"x")
+    write(reference={"source": "photos", "count": 5000})
+    text = "70 images of photos; left out: 70 .tiff\n"
+    assert f"  reference   {text}" in specfrontier("launch", "tested.yaml", "--check").out
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.cli.launch.run_sweep", lambda *_, **__: None)
+        assert f"tested: reference: {text}" in specfrontier("launch", "tested.yaml", "--no-mlflow").err
+    write(reference={"source": "photos", "count": 66})
+    assert "  reference   66 images of photos; left" in specfrontier("launch", "tested.yaml", "--check").out
+
+
+def test_a_reference_on_the_clusters_machines_only() -> None:
+    found = SweepConfig.parse(Path("tested.yaml").read_bytes(), "tested.yaml", {"reference.source": "/mnt/photos"})
+    assert describe_reference(found.reference).startswith("at most 128 images of /mnt/photos; not checked: ")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

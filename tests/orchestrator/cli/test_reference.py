@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 import workers.data.reference
 from orchestrator.cli.reference import EPILOG, reference
 from orchestrator.errors import CommandError
+from tests.fakes.png_files import broken_chunk_type
 from workers.data.reference import read_reference
 from workers.metrics.features import load_features
 from workers.metrics.networks import EXTRACTORS, Extractor, ExtractorFactory, Role
@@ -48,9 +50,35 @@ def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pyte
     assert made.features[0].shape == (70, 64)
     run(str(photos), "--out", str(out), "--count", "66", "--json", "--device", "cpu")
     facts = json.loads(capsys.readouterr().out)
-    assert facts == {"file": str(out), "width": 64, **read_reference(out).facts}
+    assert facts == {"file": str(out), "width": 64, **read_reference(out).facts, "left_out": ""}
     assert facts["count"] == 66
     assert facts["resize"] == "centre square, Pillow Lanczos to 48 x 48"
+
+
+def test_what_is_left_out_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the pictures have an ending that is not read; the others are links to folders and files."""
+    folder, out = tmp_path / "set", tmp_path / "r.parquet"
+    folder.mkdir()
+    (folder / "linked").symlink_to(photos)
+    for number in range(70):
+        (folder / f"{number}.tif").write_bytes(b"x")
+    run(str(folder), "--out", str(out), "--device", "cpu")
+    assert capsys.readouterr().out.endswith("; left out: 70 .tif\n")
+    assert read_reference(out).facts["count"] == 70
+    run(str(folder), "--out", str(out), "--count", "66", "--json", "--device", "cpu")
+    assert json.loads(capsys.readouterr().out)["left_out"] == "70 .tif"
+
+
+def test_a_broken_image_is_named_before_any_features(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "set"
+    shutil.copytree(photos, folder)
+    broken_chunk_type(folder / "99.png")
+    monkeypatch.setattr(workers.data.reference, "build_reference", None)
+    with pytest.raises(CommandError, match=r"99\.png: not a readable image") as raised:
+        run(str(folder), "--out", str(tmp_path / "r.parquet"), "--device", "cpu")
+    assert raised.value.code == 2
 
 
 class Colours(Extractor):

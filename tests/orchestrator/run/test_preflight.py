@@ -24,6 +24,7 @@ from orchestrator.run.launch import worker_spec
 from orchestrator.run.preflight import preflight
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
+from tests.fakes.png_files import broken_chunk_type
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
 from workers.data.shards import FORMAT
@@ -200,6 +201,11 @@ def write_photos(count: int) -> None:
         Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{number}.png")
 
 
+def write_broken_photo() -> None:
+    write_photos(80)
+    broken_chunk_type(Path("photos/7.png"))
+
+
 def write_reference() -> None:
     facts = {"kind": "reference", "identity": "inception@0", "source": "coco", "resize": "none", "count": 200}
     write_shard(Storage("."), "theirs.parquet", pa.table({"features": float_lists(torch.randn(200, 64))}), facts)
@@ -210,6 +216,7 @@ def write_reference() -> None:
     [
         (lambda: None, "photos", ("photos: no such folder",)),
         (lambda: write_photos(64), "photos", ("photos: 64 images", "more than 64")),
+        (write_broken_photo, "photos", ("photos/7.png: not a readable image", "correct or remove it")),
         (write_reference, "theirs.parquet", ("theirs.parquet", "inception@0", "scenes-features")),
     ],
 )

@@ -1,0 +1,193 @@
+"""Folders of images: the files in them that are images, and their pixels."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from workers.data.pictures import centre_square, is_intact_png, without_png_text
+from workers.data.text_files import collect_errors
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+_FOLDER, _READ_BEFORE, _SPECIAL, _NO_ENDING = "folder", "linked twice", "not a regular file", "without an ending"
+_MAX_KINDS = 6  # that are named
+_THREADS = 8  # that read images at once; each holds one image
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFiles:
+    """The files of `folder` and its subfolders, by their names relative to it, with `/`, in sorted order.
+
+    images: the image files. others: the files that are left out, each with its ending in lower case, or with what else
+    it is.
+    """
+
+    folder: Path
+    images: Mapping[str, Path]
+    others: Mapping[str, str]
+
+    def check(self) -> None:
+        """Raise ValueError if there are no images."""
+        if not self.images:
+            left_out = f"; it has {self.left_out()}" if self.others else ""
+            known = ", ".join(ENDINGS)
+            raise ValueError(f"{self.folder}: no images ({known}) in this folder or its subfolders{left_out}")
+
+    def left_out(self, used: Iterable[str] = ()) -> str:
+        """`70 .tif, 2 .json`: how many files are left out, by ending. used: names of those that were read."""
+        names = self.others.keys() - set(used)
+        counts = Counter(kind for name, kind in self.others.items() if name in names).most_common()
+        shown = [f"{count} {kind}" for kind, count in counts[:_MAX_KINDS]]
+        rest = sum(count for _, count in counts[_MAX_KINDS:])
+        return ", ".join([*shown, f"{rest} others"] if rest else shown)
+
+
+def find_images(folder: Path) -> ImageFiles:
+    """The images of a folder and its subfolders. Opens none of them.
+
+    Links are followed, and no folder is read twice. Hidden files and folders, and `__MACOSX`, are skipped.
+
+    Raises:
+        ValueError: no such folder; a link to something that does not exist, a folder that cannot be read, or a folder's
+            or image's name that is not UTF-8.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images")
+    images, others, read = dict[str, Path](), dict[str, str](), set[tuple[int, int]]()
+    folders = deque([("", folder)])
+    links = deque[tuple[str, Path]]()  # after all other folders: what is reached in both ways has its folder's name
+    with collect_errors("path") as collect:
+        while folders or links:
+            prefix, path = (folders or links).popleft()
+            entries = list[os.DirEntry[str]]()
+            with collect():
+                if (key := _identity(path)) in read:
+                    others[prefix] = _READ_BEFORE
+                else:
+                    entries = _entries(path)
+                read.add(key)
+            for entry in entries:
+                with collect():
+                    name, kind = f"{prefix}{entry.name}", _kind(entry)
+                    if kind == _FOLDER:
+                        (links if entry.is_symlink() else folders).append((f"{name}/", path / entry.name))
+                    elif kind in ENDINGS:
+                        images[name] = path / entry.name
+                    else:
+                        others[name] = kind
+    return ImageFiles(folder, dict(sorted(images.items())), dict(sorted(others.items())))
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """What is equal for two paths of one folder."""
+    status = folder.stat()
+    return status.st_dev, status.st_ino
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder shows, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot be read ({error.strerror}); correct its permissions, or move it") from error
+    return sorted(shown, key=lambda entry: entry.name)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    """`_FOLDER`, a file's ending in lower case, or another word for what is not a file of an ending.
+
+    Raises:
+        ValueError: see `find_images`.
+    """
+    if entry.is_symlink() and not os.path.exists(entry.path):
+        raise ValueError(
+            f"{entry.path}: a link to {os.readlink(entry.path)}, which does not exist; restore it, or remove the link"
+        )
+    if not entry.is_dir() and not entry.is_file():
+        return _SPECIAL
+    ending = os.path.splitext(entry.name)[1].lower() or _NO_ENDING
+    kind = _FOLDER if entry.is_dir() else ending
+    if kind in (_FOLDER, *ENDINGS):
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{entry.path!r}: a name that is not UTF-8; rename it") from error
+    return kind if kind.isprintable() else ascii(kind)
+
+
+def check_images(paths: Sequence[Path]) -> None:
+    """Check that images can be read, with less work than for their pixels.
+
+    Raises:
+        ValueError: names the first that `load_images` cannot read, and how many more there are.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool, collect_errors("image") as collect:
+        for problem in pool.map(_problem, paths):
+            with collect():
+                if problem is not None:
+                    raise problem
+
+
+def _problem(path: Path) -> ValueError | None:
+    """Why an image cannot be read. A PNG with the right checksums is not decompressed."""
+    try:
+        with _opened(path) as (image, data):
+            if not is_intact_png(data):
+                image.draft("RGB", (1, 1))  # JPEG: an eighth of the size
+                image.load()
+    except ValueError as error:
+        return error
+    return None
+
+
+def load_images(paths: Sequence[Path], size: int) -> Tensor:
+    """The centre squares of images, resized: uint8 [n, 3, size, size].
+
+    Grey and palette images become RGB. The alpha channel is removed without blending, as in clean-fid.
+
+    Raises:
+        ValueError: a file that is not a readable image, or has more than 8 bits per channel.
+    """
+    images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
+    for i, path in enumerate(paths):
+        with _opened(path) as (image, _):
+            picture = centre_square(image.convert("RGB"), size)
+        images[i] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+    return images
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Image.Image, bytes]]:
+    """An image whose header is read, and its file's bytes.
+
+    Raises:
+        ValueError: names the file, whatever Pillow raises for it, inside the block too; more than 8 bits per channel,
+            which Pillow would clip at 255.
+    """
+    mode = ""
+    try:
+        data = path.read_bytes()
+        with Image.open(io.BytesIO(without_png_text(data))) as image:
+            if image.mode.startswith(("I", "F")):
+                mode = image.mode
+            else:
+                yield image, data
+    except UnidentifiedImageError as error:  # its text is of the buffer
+        raise ValueError(f"{path}: not a readable image (of no known format); correct or remove it") from error
+    except Exception as error:  # Pillow's readers raise errors of many kinds for damaged files
+        reason = str(error) or type(error).__name__
+        raise ValueError(f"{path}: not a readable image ({reason}); correct or remove it") from error
+    if mode:
+        raise ValueError(f"{path}: its pixels have more than 8 bits (mode {mode}); save it with 8 bits per channel")
