@@ -1,9 +1,11 @@
 """The guard of a local Ray cluster: it removes the cluster's processes and files, however the driver ends.
 
-Every process that Ray starts inherits an environment variable, whatever its parent, process group or session. The guard
-kills all processes that have it. The kernel's own means do not reach all of them: PR_SET_PDEATHSIG works for children
-but not for grandchildren, and Ray's workers are not in the driver's process group. Ray's agents check once a minute
-whether their parent lives, and a stopped worker checks nothing.
+Every process that Ray starts inherits an environment variable, whatever its parent, process group or session. Ray's
+agents and workers then overwrite their environment with their title, but they write their logs to the cluster's folder.
+The guard kills all processes that have the variable, or a file of the folder open for writing, and their descendants.
+The kernel's own means do not reach all of them: PR_SET_PDEATHSIG works for children but not for grandchildren, and
+Ray's workers are not in the driver's process group. Ray's agents check once a minute whether their parent lives, and a
+stopped worker checks nothing.
 
 This file is also the guard's program: a process that waits until the driver has ended. It needs Linux's /proc.
 """
@@ -13,15 +15,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 MARK = "SPECFRONTIER_CLUSTER"  # environment variable of the cluster's processes; its value is the cluster's folder
 _KILL_TIMEOUT_S = 5.0
+_DEAD = ("Z", "X")  # states of processes
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # in the guard: schedulers send them to all processes
 _PARENT_VARIABLE = "RAY_TMPDIR"  # environment variable in which users name the parent folder
 # The most bytes of the parent folder's path. A socket's path has at most 107, and Ray adds 80:
@@ -94,11 +100,11 @@ def parent_folder() -> str:
 
 
 def kill_cluster(folder: Path) -> None:
-    """Kill the processes with the folder's mark, those that start meanwhile included, for at most five seconds; then
-    remove the folder.
+    """Kill the cluster's processes, those that start meanwhile included, for at most five seconds; then remove the
+    folder.
     """
     end = time.monotonic() + _KILL_TIMEOUT_S
-    while (found := _marked(folder)) and time.monotonic() < end:
+    while (found := _processes(folder)) and time.monotonic() < end:
         for pid in found:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -106,14 +112,41 @@ def kill_cluster(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _marked(folder: Path) -> list[int]:
-    """Ids of the other processes with the folder's mark. The environment of dead ones is empty."""
-    mark, found = f"{MARK}={folder}".encode(), []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+def _processes(folder: Path) -> set[int]:
+    """Ids of the cluster's processes: those with the folder's mark, those that write to its files, and descendants of
+    both. Dead ones have neither environment nor files.
+    """
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    found: set[int] = set()
+    for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return [pid for pid in found if pid != os.getpid()]
+            pid = int(process.name)
+            state, parent = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state not in _DEAD:
+                children[int(parent)].append(pid)
+            if _has_mark(process, folder) or _writes_to(process, folder):
+                found.add(pid)
+    new = set(found)
+    while new:
+        new = {child for pid in new for child in children[pid]} - found
+        found |= new
+    return found - {os.getpid()}
+
+
+def _has_mark(process: Path, folder: Path) -> bool:
+    return f"{MARK}={folder}".encode() in (process / "environ").read_bytes().split(b"\0")
+
+
+def _writes_to(process: Path, folder: Path) -> bool:
+    """Whether the process has a file of the folder open for writing. Who only reads them, such as `tail`, is left."""
+    return any(target.startswith(f"{folder}/") for target in _written_files(process))
+
+
+def _written_files(process: Path) -> Iterator[str]:
+    for descriptor in (process / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            if descriptor.lstat().st_mode & stat.S_IWUSR:  # the mode of the link is that of the descriptor
+                yield os.readlink(descriptor)
 
 
 def _wait_and_kill(folder: Path) -> None:

@@ -1,34 +1,73 @@
-"""A driver that dies leaves no process with its cluster's mark, whatever its group, session or state."""
+"""A driver that dies leaves no process of its cluster, whatever its group, session, state or environment."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from orchestrator.run.cluster_guard import MARK, ClusterGuard
+from orchestrator.run.cluster_guard import ClusterGuard
 from tests.fakes.real_sweeps import ROOT, ray_folder
+from tests.fakes.waiting import HANG_S, wait_until
 
-DRIVER = """
-import os, subprocess, sys, time
+OVERWRITES = """
+import time
+words = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(words[47]), int(words[48])  # of the environment
+with open("/proc/self/mem", "r+b", buffering=0) as memory:
+    memory.seek(start)
+    memory.write(b"-" * (end - start - 1))
+print("overwritten", flush=True)
+time.sleep(300)
+"""
+# A cluster's processes, and others; prints the folder, and the ids of the guard, of the first and of the others.
+DRIVER = f"""
+import json, os, subprocess, sys, time
 from orchestrator.run.cluster_guard import ClusterGuard
 guard = ClusterGuard()
 (guard.folder / "session").mkdir()
+log = guard.folder / "session" / "log"
+log.touch()
 marked, sleep = os.environ | guard.mark, ["sleep", "300"]
-subprocess.Popen(sleep, env=marked)
-subprocess.Popen(sleep, env=marked, start_new_session=True)
-subprocess.Popen(["sh", "-c", "(sleep 300 &) ; sleep 0.1"], env=marked).wait()  # the inner one is an orphan
-subprocess.Popen(sleep, env=marked).send_signal(19)  # SIGSTOP
-subprocess.Popen(["sh", "-c", "while true; do sleep 0.01; done"], env=marked)  # starts others all the time
-print(guard.folder, subprocess.Popen(sleep).pid, flush=True)
+overwrites = [sys.executable, "-c", {OVERWRITES!r}]
+
+def start(words, **options):
+    return subprocess.Popen(words, env=marked, **options)
+
+def orphan(words, **options):
+    "Its parent has the mark, and dies first."
+    code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL).pid)"
+    return int(subprocess.check_output([sys.executable, "-c", code, *words], env=marked, **options))
+
+stopped = start(sleep)
+stopped.send_signal(19)  # SIGSTOP
+cluster = [
+    start(sleep).pid,
+    start(sleep, start_new_session=True).pid,
+    orphan(sleep),
+    stopped.pid,
+    start(["sh", "-c", "while true; do sleep 0.01; done"]).pid,  # starts others all the time
+]
+# Overwritten environments: a child of a process with the mark, and an orphan that writes a log, as Ray's agents do.
+code = "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()"
+parent = start([sys.executable, "-c", code, *overwrites], stdout=subprocess.PIPE, text=True)
+cluster += [parent.pid, int(parent.stdout.readline())]
+assert parent.stdout.readline() == "overwritten\\n"
+code = "import subprocess, sys; print(subprocess.Popen(sys.argv[2:], stdout=open(sys.argv[1], 'a')).pid)"
+cluster.append(int(subprocess.check_output([sys.executable, "-c", code, str(log), *overwrites], env=marked)))
+while log.read_text() != "overwritten\\n":
+    time.sleep(0.01)
+others = [subprocess.Popen(sleep).pid, subprocess.Popen(["tail", "-f", str(log)], stdout=subprocess.DEVNULL).pid]
+print(json.dumps([str(guard.folder), guard._guard.pid, cluster, others]), flush=True)
 exec(sys.argv[1])
 """
 
@@ -39,39 +78,33 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def marked(folder: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == folder and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def is_alive(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
-@pytest.mark.parametrize("end", ["time.sleep(300)", "guard.kill(); guard.kill()", "guard.close()", "os.abort()"])
+@pytest.mark.parametrize("end", ["time.sleep(3600)", "guard.kill(); guard.kill()", "guard.close()", "os.abort()"])
 def test_nothing_of_a_cluster_outlives_its_driver(end: str, folder: Path) -> None:
     environment = os.environ | {"RAY_TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, end], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert driver.stdout is not None
-    made, unmarked = driver.stdout.readline().split()
+    made, guard, cluster, others = json.loads(driver.stdout.readline())
     assert Path(made).parent == folder
     if end.startswith("time"):
-        assert len(marked(made)) >= 5
-        guard = next(child for child in psutil.Process(driver.pid).children() if made in child.cmdline())
+        assert all(map(is_alive, cluster))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # as a scheduler sends them to all
-            guard.send_signal(number)
+            os.kill(guard, number)
         driver.kill()
-    deadline = time.monotonic() + 10
-    while (marked(made) or Path(made).exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not marked(made)
+    assert driver.wait(HANG_S) == {"t": -signal.SIGKILL, "o": -signal.SIGABRT}.get(end[0], 0)
+    wait_until(lambda: not is_alive(guard))
+    assert [pid for pid in cluster if is_alive(pid)] == []
     assert not Path(made).exists()
-    assert driver.wait(10) == {"t": -signal.SIGKILL, "o": -signal.SIGABRT}.get(end[0], 0)
-    os.kill(int(unmarked), signal.SIGKILL)  # still there
+    assert all(map(is_alive, others)), "who only reads its files is not of the cluster"
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_signal_does_not_end_a_guard_that_is_still_starting(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -91,7 +124,7 @@ def test_a_guard_that_is_killed_is_not_needed_for_a_clean_end(monkeypatch: pytes
     worker = subprocess.Popen(["sleep", "300"], env=os.environ | guard.mark)
     guard._guard.kill()
     guard.close()
-    assert worker.wait(5) == -signal.SIGKILL
+    assert worker.wait(HANG_S) == -signal.SIGKILL
     assert not guard.folder.exists()
 
 
