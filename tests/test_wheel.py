@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.waiting import HANG_S
 from tests.fakes.wheel import build_wheel, package_files
 
 pytestmark = pytest.mark.slow(seconds=25)
@@ -48,7 +49,7 @@ def run(environment: Path, folder: Path, *words: str | Path) -> str:
     kept = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     program = environment / "bin" / words[0]
     result = subprocess.run(
-        [program, *words[1:]], cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=300
+        [program, *words[1:]], cwd=folder, env=kept, capture_output=True, text=True, check=False, timeout=HANG_S
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.report_pages import DESK, Open
+from tests.fakes.waiting import HANG_S
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Dialog, Page, ViewportSize
@@ -37,9 +38,22 @@ def browser() -> Iterator[Browser]:
     if path is None:
         pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the path (apt-get install chromium)")
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=1000 * HANG_S)
+        for name in ("new_context", "new_page"):
+            setattr(started, name, _patient(getattr(started, name)))
         yield started
         started.close()
+
+
+def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes contexts or pages that wait for a slow machine."""
+
+    def made(**options: Any) -> Any:
+        opened = make(**options)
+        opened.set_default_timeout(1000 * HANG_S)
+        return opened
+
+    return made
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, ProxySettings
 
 pytestmark = pytest.mark.slow(seconds=40)
-TRIALS, WAIT = 12, 60_000
+TRIALS = 12
 SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterwards
 
 
@@ -65,8 +65,8 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     """In a window of 1280 x 800, on the first visit: the whole table, which MLflow does not fold, and all links."""
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(links["sweep"])
-    page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
-    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
+    page.get_by_text("Child runs", exact=True).wait_for()
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
     keep(page, "sweep")
     table = page.locator("table", has_text="speedup").first
     sweep = Sweep.open(storage)
@@ -84,7 +84,7 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     with page.expect_popup() as opened:
         page.get_by_role("link", name="side by side").click()
     comparing = opened.value.get_by_text(re.compile(r"Comparing \d+ Runs"))
-    comparing.wait_for(timeout=WAIT)
+    comparing.wait_for()
     shown = re.search(r"Comparing (\d+) Runs", comparing.first.inner_text())
     assert shown is not None
     assert int(shown[1]) > 1
@@ -95,8 +95,8 @@ def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[st
     page.set_viewport_size({"width": 1900, "height": 800})
     page.goto(links["compare"])
     heads = page.locator(".ag-header-cell")
-    heads.filter(has_text="speedup").first.wait_for(timeout=WAIT)
-    page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for(timeout=WAIT)
+    heads.filter(has_text="speedup").first.wait_for()
+    page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for()
     keep(page, "compare")
     names = {name.strip() for name in heads.all_inner_texts()}
     assert {"speedup", "fid", "tree.policy", "acceptance.neighbourhood"} <= names
@@ -116,7 +116,7 @@ def side_by_side(links: dict[str, str], storage: Storage) -> str:
 def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
     address = side_by_side(links, storage)
     page.goto(address)
-    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for(timeout=WAIT)
+    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for()
     keep(page, "side_by_side")
     text = page.inner_text("body")
     for name in ("tree.policy", "acceptance.delta", "speedup", "error/fid"):
@@ -130,7 +130,7 @@ def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str
 
 def test_the_table_lists_the_trials_without_their_sweep(page: Page, links: dict[str, str]) -> None:
     page.goto(links["trials"])
-    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for(timeout=WAIT)
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
     keep(page, "trials")
     assert {"speedup", "fid"} <= set(page.locator(".ag-header-cell").all_inner_texts())
     rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
@@ -142,18 +142,18 @@ def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[st
     address = run_link(found.runs[2], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/artifacts/images.png?"))
     picture = page.locator("img[src^='blob:']").first
-    picture.wait_for(timeout=WAIT)
+    picture.wait_for()
     assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 16]
     assert page.get_by_text("heatmap.png").count() > 0
     keep(page, "pictures")
     page.get_by_text("config.yaml").first.click()
-    page.get_by_text("neighbourhood: additive").wait_for(timeout=WAIT)
+    page.get_by_text("neighbourhood: additive").wait_for()
     keep(page, "config")
 
 
 def lines(chart: Locator) -> dict[str, list[list[float]]]:
     """The values on both axes of each line of a plot, by the name of its run."""
-    chart.locator(".scatterlayer path").first.wait_for(timeout=WAIT)
+    chart.locator(".scatterlayer path").first.wait_for()
     return {name: axes for name, *axes in chart.evaluate("plot => plot.data.map((l) => [l.name, l.x, l.y])")}
 
 
@@ -167,7 +167,7 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
     }
     expected = {name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()}
     page.goto(side_by_side(links, storage))
-    page.get_by_role("link", name="by_batch/speedup").click(timeout=WAIT)
+    page.get_by_role("link", name="by_batch/speedup").click()
     assert lines(page.locator(".js-plotly-plot").first) == expected
     assert len(expected) > 2
     keep(page, "batches")
@@ -184,7 +184,7 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
 def test_the_assistant_is_off(page: Page, links: dict[str, str]) -> None:
     """It neither opens on the first visit nor has a button, and its requests are refused."""
     page.goto(links["sweep"])
-    page.get_by_text("Child runs", exact=True).wait_for(timeout=WAIT)
+    page.get_by_text("Child runs", exact=True).wait_for()
     page.wait_for_timeout(1000)
     keep(page, "no_assistant")
     for parts in (page.get_by_text("Assistant"), page.locator("[data-assistant-ui]")):
@@ -221,7 +221,7 @@ def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str]) 
         page = context.new_page()
         for name in ("sweep", "trials", "compare"):
             page.goto(links[name])
-            page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for(timeout=WAIT)
+            page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for()
         page.wait_for_timeout(3000)
         assert Proxy.asked == []
         with suppress(Exception):  # the proxy has no page

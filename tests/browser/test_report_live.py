@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.results.store import write_trial
 from specfrontier import Sweep
-from tests.browser.report_pages import DESK, on_front, point
+from tests.browser.report_pages import DESK, on_front, point, settle
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()", "report")
-WAIT = 60_000
 
 
 @pytest.fixture
@@ -54,12 +53,12 @@ def test_the_page_reloads_with_new_trials_and_keeps_what_its_reader_chose(
     page.get_by_role("button", name="error bars").click()
     page.locator("#filter").fill("tree.policy=chain")
     page.evaluate("window.scrollTo(0, 700)")
-    page.wait_for_timeout(500)
+    settle(page)
     chosen, shown = page.url, page.locator("#shown").inner_text()
     assert "24 trials" in shown
     record = Sweep.open(folder).records[2]
     write_trial(Storage(folder), replace(record, number=24, label="a late one"))
-    page.locator("#shown", has_text="25 trials").wait_for(timeout=WAIT)
+    page.locator("#shown", has_text="25 trials").wait_for()
     page.locator("body[data-ready]").wait_for(state="attached")
     assert page.url == chosen
     assert page.locator("#filter").input_value() == "tree.policy=chain"

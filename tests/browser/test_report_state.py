@@ -15,7 +15,7 @@ import pytest
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.store import write_trial
 from specfrontier import Sweep
-from tests.browser.report_pages import Open, front_of, on_front, point
+from tests.browser.report_pages import Open, front_of, on_front, point, settle
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.timed_sweeps import write_timed_sweep
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def parts(page: Page) -> list[tuple[str, str]]:
     """The choices in the page's address, which is written soon after a choice."""
-    page.wait_for_timeout(400)
+    settle(page)
     return parse_qsl(page.url.partition("#")[2], keep_blank_values=True)
 
 

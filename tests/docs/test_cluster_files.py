@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import yaml
 from orchestrator.cli.app import app
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import parse_assignments
+from tests.fakes.waiting import HANG_S, wait_until
 from tests.fakes.wheel import package_files, wheel_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's command line
@@ -141,9 +141,10 @@ def test_the_ray_job_runs_a_sweep_whose_nodes_may_come() -> None:
 
 FAKES = {
     "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\nnode3\\n"; else echo "scontrol $*" >>"$CALLS"; fi',
-    "srun": 'echo "srun $*" >>"$CALLS"; trap "exit 0" TERM; while :; do sleep 0.05; done',
-    "ray": '[ "$(stat -c %a "$RAY_AUTH_TOKEN_PATH")" = 600 ] && echo "ray $RAY_AUTH_MODE $*" >>"$CALLS"',
-    "specfrontier": 'echo "specfrontier $*" >>"$CALLS"; trap "exit 143" TERM; '
+    "srun": 'trap "exit 0" TERM; echo "srun $*" >>"$CALLS"; while :; do sleep 0.05; done',
+    "ray": '[ "$(stat -c %a "$RAY_AUTH_TOKEN_PATH")" = 600 ] && [ "$(grep -c ^srun "$CALLS")" = 2 ] && '
+    'echo "ray $RAY_AUTH_MODE $*" >>"$CALLS"',  # both `srun` have begun
+    "specfrontier": 'trap "exit 143" TERM; echo "specfrontier $*" >>"$CALLS"; '
     'for i in $(seq $ROUNDS); do sleep 0.05; done; exit "$CODE"',
 }
 
@@ -167,7 +168,7 @@ def calls(folder: Path, program: str) -> list[str]:
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_a_slurm_job_starts_ray_on_every_node_and_then_the_sweep(code: int, tmp_path: Path) -> None:
-    assert start_batch(tmp_path, "--trials", "9", code=code).wait(30) == code
+    assert start_batch(tmp_path, "--trials", "9", code=code).wait(HANG_S) == code
     (sweep,) = calls(tmp_path, "specfrontier")
     assert sweep == ("specfrontier launch my sweep.yaml --out /shared/sweeps --address node1:20123 --resume --trials 9")
     started = [line.partition(" ray start ") for line in calls(tmp_path, "srun")]
@@ -188,13 +189,9 @@ def test_a_slurm_job_starts_ray_on_every_node_and_then_the_sweep(code: int, tmp_
 
 def test_a_slurm_job_at_its_time_limit_stops_the_sweep_and_is_queued_again(tmp_path: Path) -> None:
     job = start_batch(tmp_path, rounds=600)
-    end = time.monotonic() + 30
-    while not calls(tmp_path, "specfrontier"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    time.sleep(0.2)
+    wait_until(lambda: calls(tmp_path, "specfrontier"))
     job.send_signal(signal.SIGTERM)
-    assert job.wait(30) == 143
+    assert job.wait(HANG_S) == 143
     assert calls(tmp_path, "scontrol") == ["scontrol requeue 123"]
 
 

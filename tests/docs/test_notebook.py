@@ -11,6 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S
 
 NOTEBOOK = ROOT / "docs" / "fronts.ipynb"
 
@@ -46,7 +47,7 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(notebook, timeout=int(HANG_S), resources={"metadata": {"path": tmp_path}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert any("shown" in str(output.get("data", "")) for output in outputs)

@@ -19,6 +19,7 @@ from orchestrator.views.mlflow_runs import MlflowLocation
 from orchestrator.views.study import StudyError
 from tests.fakes.studies import named_config, study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
+from tests.fakes.waiting import HANG_S
 from workers.data.storage import Storage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -76,14 +77,14 @@ def _together(function: Callable[..., None], folder: Path, calls: Sequence[tuple
     for process in processes:
         process.start()
     for process in processes:
-        process.join(240)
+        process.join(HANG_S)
         assert process.exitcode is not None, "it hangs"
     return [Path(output).read_text().strip() for output in outputs]
 
 
 def _after(barrier: Barrier, function: Callable[..., None], output: str, *arguments: str) -> None:
     os.chdir(Path(output).parent)  # MLflow puts the pictures of a PostgreSQL database into ./mlruns
-    barrier.wait(120)
+    barrier.wait(HANG_S)
     function(output, *arguments)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from tests.fakes.ports import HOST, claim_port
+from tests.fakes.waiting import HANG_S
 
 
 class Address:
@@ -18,6 +19,7 @@ class Address:
 
     def __init__(self) -> None:
         self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside connections that are closing
         port = claim_port()
         self.socket.bind((HOST, port))  # the kernel would take back one that it had chosen
         self.url = f"http://{HOST}:{port}"
@@ -39,7 +41,7 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
         kept = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
         request = urllib.request.Request(self.target + self.path, body, kept, method=self.command)
         try:
-            with urllib.request.urlopen(request, timeout=240) as answer:
+            with urllib.request.urlopen(request, timeout=HANG_S) as answer:
                 code, data, kind = answer.status, answer.read(), answer.headers.get("Content-Type", "")
         except urllib.error.HTTPError as error:
             code, data, kind = error.code, error.read(), error.headers.get("Content-Type", "")

@@ -24,11 +24,11 @@ from orchestrator.results.trials import TrialRecord
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.waiting import HANG_S
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
-SWEEP_TIMEOUT_S = 400.0  # of a busy machine; a quiet one needs a tenth
 POLL_INTERVAL_S = 0.05
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
 SWEEP = f"""
@@ -67,11 +67,13 @@ def ray_folder() -> Iterator[Path]:
 
 
 def processes(folder: Path, title: str = "") -> list[psutil.Process]:
-    """The other processes with this RAY_TMPDIR whose command line starts with `title`."""
+    """The other processes with this RAY_TMPDIR, or with a file of it open, whose command line starts with `title`."""
     found = []
     for process in psutil.process_iter():
         try:
-            uses_folder = process.environ().get("RAY_TMPDIR") == str(folder)
+            uses_folder = process.environ().get("RAY_TMPDIR") == str(folder) or any(
+                file.path.startswith(f"{folder}/") for file in process.open_files()
+            )
             alive = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
             if uses_folder and alive and " ".join(process.cmdline()).startswith(title):
                 found.append(process)
@@ -138,7 +140,7 @@ class SweepRun:
         assert result.code == 0, result.err
         return result
 
-    def wait(self, timeout_s: float = SWEEP_TIMEOUT_S) -> int:
+    def wait(self, timeout_s: float = HANG_S) -> int:
         """The exit code of the process."""
         assert self.process is not None
         try:
@@ -149,9 +151,9 @@ class SweepRun:
 
     def wait_for(self, condition: Callable[[], object], interval_s: float = POLL_INTERVAL_S) -> None:
         """Wait until a condition holds; fails if the process ends first."""
-        end = time.monotonic() + SWEEP_TIMEOUT_S
+        end = time.monotonic() + HANG_S
         while not condition():
-            assert time.monotonic() < end, f"not within {SWEEP_TIMEOUT_S:g} s:\n{self.output}"
+            assert time.monotonic() < end, f"not within {HANG_S:g} s:\n{self.output}"
             exited = self.process is not None and self.process.poll() is not None
             assert not exited or condition(), f"ended too early:\n{self.output}"
             time.sleep(interval_s)

@@ -24,7 +24,6 @@ from tests.fakes.real_sweeps import (
     COMMAND,
     ROOT,
     SWEEP,
-    SWEEP_TIMEOUT_S,
     SweepRun,
     assert_every_image_once,
     assert_same,
@@ -33,6 +32,7 @@ from tests.fakes.real_sweeps import (
     ray_folder,
     send_signal,
 )
+from tests.fakes.waiting import HANG_S
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -92,7 +92,7 @@ def current_workers(run: SweepRun) -> int:
 
 def submit(client: Any, command: str, environment: Mapping[str, Any]) -> str:
     """The job's id. Retries while the head node's agent is starting."""
-    end = time.monotonic() + SWEEP_TIMEOUT_S
+    end = time.monotonic() + HANG_S
     while True:
         try:
             job: str = client.submit_job(entrypoint=command, runtime_env=dict(environment))
@@ -227,7 +227,7 @@ def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, t
     variables = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "LASTING": str(lasting)}
     environment = {"working_dir": str(folder), "excludes": ["weights", "sweeps"], "env_vars": variables}
     job = submit(client, "sh job.sh", environment)
-    end = time.monotonic() + SWEEP_TIMEOUT_S
+    end = time.monotonic() + HANG_S
     while not client.get_job_status(job).is_terminal() and time.monotonic() < end:
         time.sleep(STATUS_INTERVAL_S)
     logs = client.get_job_logs(job)

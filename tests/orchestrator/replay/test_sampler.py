@@ -23,6 +23,7 @@ from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
 from orchestrator.results.compare import hypervolume
 from orchestrator.results.pareto import Floats
 from orchestrator.views.study import open_storage
+from tests.fakes.waiting import HANG_S
 from workers.metrics.definition import Direction
 
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
@@ -158,7 +159,7 @@ def test_processes_that_choose_at_the_same_moment_take_different_settings(
         row = choose(self, *arguments)
         if not hasattr(first, "row"):
             first.row = row
-            barrier.wait(timeout=60)
+            barrier.wait(timeout=HANG_S)
         return row
 
     def search(_: int) -> tuple[int, int]:

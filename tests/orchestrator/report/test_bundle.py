@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.report import bundle as bundler
 from orchestrator.report.bundle import bundle
+from tests.fakes.waiting import HANG_S
 
 FOLDER = Path(bundler.__file__).parent
 IMPORT = re.compile(r'^import (?:\{([^}]*)\} from )?"([^"]+)";$', re.MULTILINE)
@@ -36,7 +37,7 @@ def test_modules_are_linked(folder: Path) -> None:
     script = bundle({"mine": folder / "mine.js"})
     if (node := shutil.which("node")) is None:
         pytest.skip("no node")
-    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True, timeout=60)
+    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert ran.stdout == "true base 1,2 undefined\n"
 
 

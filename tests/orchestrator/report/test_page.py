@@ -42,6 +42,7 @@ from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.synthetic_sweeps import BASELINE, write_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
@@ -398,7 +399,7 @@ def test_neither_torch_nor_the_libraries_of_a_sweep_are_needed(tmp_path: Path) -
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=120
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

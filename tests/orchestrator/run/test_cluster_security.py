@@ -20,6 +20,7 @@ from orchestrator.run.ray_internals import ALIVE_METHOD
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
 from tests.fakes.ports import claim_port
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
+from tests.fakes.waiting import HANG_S
 
 pytestmark = pytest.mark.slow(seconds=30)
 ACTOR = """
@@ -28,7 +29,7 @@ class Actor:
 def ask():
     global actor
     actor = ray.remote(Actor).options(num_cpus=1).remote()
-    return ray.get(actor.answer.remote(), timeout=60)
+    return ray.get(actor.answer.remote(), timeout=600)
 """
 ANSWER = f"""
 import sys, ray
@@ -89,7 +90,7 @@ def addresses(script: str, *arguments: str, environment: Mapping[str, str]) -> I
 
         yield (found := read())
         assert list(found) == [], "no other cluster"
-        assert process.wait(60) == 0, stderr.read()
+        assert process.wait(HANG_S) == 0, stderr.read()
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def code_without_token(address: str) -> grpc.StatusCode:
     """What a cluster answers to a caller who has no token."""
     with grpc.insecure_channel(address) as channel:
         try:
-            channel.unary_unary(ALIVE_METHOD)(b"", timeout=10)
+            channel.unary_unary(ALIVE_METHOD)(b"", timeout=HANG_S)
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code

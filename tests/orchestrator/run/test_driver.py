@@ -29,6 +29,7 @@ from search_spaces.sweep_sections import Budget
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.studies import study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
+from tests.fakes.waiting import HANG_S
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 from workers.metrics.definition import Direction, Metric
@@ -72,7 +73,9 @@ def run(config: SweepConfig, folder: Path, workers: Any, revive: Collection[int]
     """Run a sweep and its study."""
     folder.mkdir(parents=True, exist_ok=True)
     storage = Storage(str(folder))
-    views, stored = Views(storage, [study_view(config, folder / "study.log")]), read_trials(storage)
+    view = study_view(config, folder / "study.log")
+    view.end_timeout_s = view.short_timeout_s = HANG_S
+    views, stored = Views(storage, [view]), read_trials(storage)
     views.start(study_identity(config), stored)
     try:
         return driver(config, folder, workers, update=views.update, **kwargs).run(stored, revive)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +22,9 @@ from orchestrator.run.pool import Pool
 from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, EventSink, PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
+from tests.fakes.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow(seconds=85)
-TIMEOUT_S = 240.0  # on a busy machine
 H100, A10G = {"gpu": "h100"}, {"gpu": "a10g"}
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20, "dashboard_agent_listen_port": 0}
 
@@ -42,7 +43,11 @@ class Kinds:
         return facts | {"labels": self.labels, "node": kind}
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(task.get("seconds", 0.1))
+        if (begun := Path(task.get("hangs_once", "/"))).exists():
+            time.sleep(task.get("seconds", 0.1))
+        else:
+            begun.touch()
+            time.sleep(3600)
         return {"kind": self.labels.get("gpu", "")}
 
     def ping(self) -> None: ...
@@ -102,7 +107,7 @@ def make() -> Iterator[Any]:
 
 
 def collect(pool: Pool, count: int) -> list[TaskResult]:
-    done, end = list[TaskResult](), time.monotonic() + TIMEOUT_S
+    done, end = list[TaskResult](), time.monotonic() + HANG_S
     while len(done) < count:
         assert time.monotonic() < end, f"{len(done)} of {count} came back"
         done += pool.collect(0.2)
@@ -110,7 +115,7 @@ def collect(pool: Pool, count: int) -> list[TaskResult]:
 
 
 def wait(pool: Pool, workers: int) -> None:
-    end = time.monotonic() + TIMEOUT_S
+    end = time.monotonic() + HANG_S
     while pool.alive != workers:
         assert time.monotonic() < end, f"{pool.alive} workers instead of {workers}"
         pool.collect(0.2)
@@ -119,7 +124,7 @@ def wait(pool: Pool, workers: int) -> None:
 def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
     """The kinds of nodes that ran timing sessions, and three times as many quality shards."""
     for n in range(4 * each):
-        kind = "quality" if n % 4 else "timing"
+        kind = "timing" if n % 4 == 3 else "quality"  # each of two idle workers that generate gets one of the first two
         pool.submit(Task(f"{kind}-{n}", {"kind": kind}, trial=0))
     found: dict[str, set[str]] = {"timing": set(), "quality": set()}
     for result in collect(pool, 4 * each):
@@ -157,7 +162,7 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: p
         assert run_both(pool)["timing"] == {"a10g"}
         # Not before: the first worker has nothing to do until the second node, which a busy machine starts late, is up.
         monkeypatch.setattr(pool_module, "_RELEASE_TIMEOUT_S", 2.0)
-        shard, end = itertools.count(), time.monotonic() + TIMEOUT_S
+        shard, end = itertools.count(), time.monotonic() + HANG_S
         while cpus() > 1:  # the worker that times goes on alone
             assert time.monotonic() < end, "no node was stopped"
             pool.submit(Task(f"timing-{next(shard)}", {"kind": "timing", "seconds": 0.5}, trial=1))
@@ -217,7 +222,9 @@ def test_a_kind_that_no_node_has_ends_the_sweep_at_once(mixed: Any) -> None:
         Placement({}, {"gpu": "t4"}).check(Slots(None, 1.0), alive_nodes())
 
 
-def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timings_wait_for_their_kind_while_others_draw(
+    mixed: Any, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The only node that times goes while it runs a shard, and another one joins."""
     monkeypatch.setattr(pool_module, "_TIMING_DELAY_S", 1.0)
     events: list[Event] = []
@@ -227,7 +234,8 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
 
     pool: Pool = make(Slots(None, 1.0), Placement({}, A10G), events.append, precision="float32")
     wait(pool, 2)
-    pool.submit(Task("timing", {"kind": "timing", "seconds": 5.0}, trial=0))
+    pool.submit(Task("timing", {"kind": "timing", "hangs_once": str(tmp_path / "begun")}, trial=0))
+    wait_until((tmp_path / "begun").exists)
     timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
     mixed.remove_node(timing, allow_graceful=False)
     wait(pool, 1)
@@ -235,9 +243,11 @@ def test_timings_wait_for_their_kind_while_others_draw(mixed: Any, make: Any, mo
     (drawn,) = collect(pool, 1)
     assert drawn.output == {"kind": "h100"}
     assert pool._attempts._nodes == {"timing": [timing.node_id]}
-    start = time.monotonic()
-    while time.monotonic() < start + 3.0 or len(lost()) < 2:  # Ray takes some seconds to call a node dead
-        assert time.monotonic() < start + TIMEOUT_S
+    end = time.monotonic() + HANG_S
+    while len(lost()) < 2 or not any("wait for a worker" in event["note"] for event in events):
+        assert time.monotonic() < end  # Ray takes some seconds to call a node dead
+        pool.collect(0.2)
+    for _ in range(10):  # it is said once
         pool.collect(0.2)
     assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [("on a10g", 1), ("a10g", 1)], "worker, node"
     notes = [event["note"] for event in events]

@@ -25,6 +25,7 @@ from orchestrator.views.tables import Tables
 from tests.fakes.metric_inputs import write_session
 from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import give_time
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
@@ -235,9 +236,10 @@ class Seen(View[Sweep]):
         return problem
 
 
-def test_a_sweep_that_ends_gives_its_views_the_final_speeds(storage: Storage) -> None:
+def test_a_sweep_that_ends_gives_its_views_the_final_speeds(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but those that keep what was told, such as the study. A resumed sweep without news changes nothing."""
     records, identity = read_trials(storage), load_identity(storage)
+    give_time(monkeypatch, Tables, Seen, MlflowView)
 
     def follow() -> tuple[Seen, Seen]:
         told, final = Seen(is_priced=False), Seen(is_priced=True)
