@@ -6,7 +6,8 @@ import functools
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from pathlib import Path
@@ -248,6 +249,17 @@ def find_models(given: str | None, own: str) -> Entry:
         moved = "" if given else "; --models names the weights where they are now"
         raise CommandError(f"{explain(error)}{moved}", code) from error
     return entry
+
+
+@contextmanager
+def show_notes() -> Iterator[None]:
+    """At the end of the block, print the notes on weights that it loaded (see `collect_notes`) on standard error."""
+    from workers.models.checkpoint_files import collect_notes
+
+    with collect_notes() as notes:
+        yield
+    for text in notes:
+        typer.echo(f"note: {text}", err=True)
 
 
 def pick_device(name: str | None) -> torch.device:

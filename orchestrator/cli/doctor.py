@@ -85,6 +85,7 @@ def _plan(space: str, options: Examined) -> tuple[dict[str, Any], list[str]]:
     sweep = SweepConfig.read(space, {} if options.models is None else {"models.file": options.models})
     gpu = gpus.gpu_of(memory, options.gpu_bandwidth, options.gpu_compute, device)
     with sweep.locate_errors():
-        shapes = plans.models_for_plan(sweep)
+        with o.show_notes():
+            shapes = plans.models_for_plan(sweep)
         findings = plans.plan(sweep, shapes, options.gpus or len(here) or 1, gpu, options.accepted_length)
     return findings, plans.describe_plan(findings)

@@ -34,6 +34,7 @@ from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry
 from workers.metrics.estimate import measured, ratio_estimate
+from workers.models.checkpoint_files import collect_notes
 from workers.runtime.device import device_name, this_device, versions
 from workers.runtime.timing import time_in_turn
 
@@ -173,7 +174,7 @@ def generate_images(
     folder, batch, device = Path(options.out), options.batch or setting.batch or _BATCH, pick_device(options.device)
     with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
         entry = find_models(options.models, setting.models)
-        with ends_with(FAILED):
+        with ends_with(FAILED), collect_notes() as notes:
             models = load_entry(entry, device)
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
@@ -200,7 +201,7 @@ def generate_images(
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling),
         "samples": options.samples,
-        "warnings": _warnings(gallery, config.drafter.kind, entry.files),
+        "warnings": [*notes, *_warnings(gallery, config.drafter.kind, entry.files)],
         "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},
     }
     with ends_with(FAILED):

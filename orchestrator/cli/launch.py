@@ -87,19 +87,22 @@ def launch(
         from orchestrator.cli.models import pull_models
 
         missing_files = pull_models(config, options.address, dry_run=options.check)
-    uri, sampling = _preflight(config, storage, options, has_models=not missing_files)
+    from workers.models.checkpoint_files import collect_notes
+
+    with collect_notes() as notes:
+        uri, sampling = _preflight(config, storage, options, has_models=not missing_files)
     from orchestrator.cli.launch_plan import describe_plan, describe_reference
 
-    if options.check:
+    if options.check:  # else the workers report the notes
         config = config if sampling is None else config.resolve(sampling)
-        typer.echo(describe_plan(config, storage, options.taken, missing_files))
+        typer.echo(describe_plan(config, storage, options.taken, missing_files, notes))
         return storage.uri
     if os.path.isdir(os.path.expanduser(config.reference.source)):
         typer.echo(f"{clean(config.name)}: reference: {describe_reference(config.reference)}", err=True)
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
 
-        with ends_with(WRONG_USAGE):
+        with ends_with(WRONG_USAGE), collect_notes():  # again
             options = replace(options, peak_bytes=peak_bytes(config))
     run_sweep(config, storage, options, uri, as_json=as_json)
     return storage.uri

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import terminal_width
@@ -22,14 +22,19 @@ _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
 
 
 def describe_plan(
-    config: SweepConfig, storage: Storage, earlier: Earlier | None = None, missing_files: Sequence[str] = ()
+    config: SweepConfig,
+    storage: Storage,
+    earlier: Earlier | None = None,
+    missing_files: Sequence[str] = (),
+    notes: Collection[str] = (),
 ) -> str:
     """The sweep as it would run, with all defaults: a line for each part of the sweep, and one for each parameter that
-    is searched. missing_files: files of the models that the launch would fetch.
+    is searched. missing_files: files of the models that the launch would fetch. notes: on the models' files.
     """
     head = f"{config.name}: {config.about}".rstrip(": ")
     pull = f"would fetch {', '.join(missing_files)}; what depends on them was not checked" if missing_files else ""
     parts = [("pull", pull), *_earlier(config, storage, earlier), *_parts(config, storage)]
+    parts += [("note", text) for text in notes]
     return "\n".join([_fill(head), *(_line(label, text) for label, text in parts if text)])
 
 

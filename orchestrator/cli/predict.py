@@ -88,7 +88,8 @@ def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, 
     from workers.loading.models import Capabilities
     from workers.loading.models_yaml import load_entry
 
-    models = load_entry(models_entry(sweep), device)
+    with o.show_notes():
+        models = load_entry(models_entry(sweep), device)
     capabilities = Capabilities.of(models)
     sweep = sweep.resolve(capabilities.sampling)
     check_configs(sweep, capabilities)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import typer
 
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
-from orchestrator.options import find_models, pick_device
+from orchestrator.options import find_models, pick_device, show_notes
 from orchestrator.results.config_file import Setting
 from orchestrator.results.prices import Machine, read_prices
 from orchestrator.results.store import plugins_of
@@ -73,7 +73,7 @@ class SessionTimer:
             raise CommandError(f"--threads {effort.threads}: torch uses {used} on this machine", WRONG_USAGE)
         with plugins_of(sweep.storage), in_memory("while loading the models; free some memory, or use another device"):
             entry = find_models(effort.models, sweep.models)
-            with ends_with(FAILED):
+            with ends_with(FAILED), show_notes():
                 captions, models = sweep.captions(), load_entry(entry, device)
         if files := Setting({}, weights=identity.models).differing_files(models.hashes):
             verb = "differs" if len(files) == 1 else "differ"

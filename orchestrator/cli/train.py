@@ -136,7 +136,8 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
     resume = "interrupted; resume with the same command and --resume"
     stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
     with output_folder(Path(wanted.out)), stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError, PoolError):
-        jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
+        with o.show_notes():
+            jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
         for job in jobs:
             typer.echo(f"{job.kind}: {train_drafter(job, run, typer.echo)}")
 
@@ -148,13 +149,15 @@ def train_drafter(job: DrafterJob, run: Run, log: Callable[[str], None] = print)
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
         PoolError: no cluster, or no room on it; the workers failed.
     """
+    from workers.models.checkpoint_files import collect_notes
     from workers.training.loop import ProcessGroup
 
     ProcessGroup(0, run.workers).share(job.recipe.batch)
     job.out.mkdir(parents=True, exist_ok=True)
     with _tracked(job, run, log) if run.mlflow else contextlib.nullcontext():
         if run.workers == 1 and run.address is None:
-            return job.run(o.pick_device(run.device), resume=run.resume, log=log)
+            with collect_notes():  # they were shown when the job was made
+                return job.run(o.pick_device(run.device), resume=run.resume, log=log)
         return _train_in_group(job, run, log)
 
 

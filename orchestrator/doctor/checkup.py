@@ -17,7 +17,7 @@ from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import Entry, find_entry, load_on_meta, metric_bytes, read_models_yaml
 from workers.metrics.extractors import check_weights
-from workers.models.checkpoint_files import WeightsError, content_hash, read_part
+from workers.models.checkpoint_files import WeightsError, collect_notes, content_hash, read_part
 from workers.runtime.device import AUTO, pick_device
 from workers.runtime.memory import format_bytes
 
@@ -56,14 +56,14 @@ def _check_entry(entry: Entry, batch: int, device: torch.device, free: int | Non
         "files": files,
         "problems": problems,
     }
-    problems += _metric_problems(entry)
-    if any(file["problem"] for file in files if file["key"] in entry.files):
-        return found
-    try:
-        return found | _architecture(entry, batch, device, free, problems)
-    except ValueError as error:
-        problems.append(str(error))
-        return found
+    with collect_notes() as notes:
+        problems += _metric_problems(entry)
+        if not any(file["problem"] for file in files if file["key"] in entry.files):
+            try:
+                found |= _architecture(entry, batch, device, free, problems)
+            except ValueError as error:
+                problems.append(str(error))
+    return found | {"notes": list(notes)}
 
 
 def _metric_problems(entry: Entry) -> list[str]:
@@ -160,6 +160,7 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
     for entry in found["entries"]:
         lines += ["", f"{entry['name']} ({entry['family']}, {entry['where']})"]
         lines += [f"  {file['key']:<20} {_describe_file(file)}" for file in entry["files"]]
+        lines += [f"  {'note':<20} {text}" for text in entry["notes"]]
         if "target" not in entry:
             continue
         parts = entry["memory"]

@@ -115,6 +115,8 @@ def _launch(
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
             capabilities = Capabilities.from_mapping(facts["capabilities"])
+            for text in facts["notes"]:
+                _emit_note(emit, text)
             sweep = sweep.resolve(capabilities.sampling)
             _check_facts(sweep, facts, capabilities, options)
             earlier_trials = _take_over(sweep, facts, earlier, storage, emit)

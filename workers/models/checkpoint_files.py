@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import re
+import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ HASH_NOT_READ = "0" * 16  # instead of the hash of a file of which only the shap
 
 _INDEX = ".index.json"  # ends the name of a list of shards
 _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
+_NOTES: ContextVar[dict[str, None] | None] = ContextVar("notes", default=None)
 
 
 class WeightsError(ValueError):
@@ -70,6 +72,26 @@ def shapes_only() -> Iterator[None]:
 def is_shapes_only() -> bool:
     """Whether the caller runs inside `shapes_only`."""
     return _SHAPES_ONLY.get()
+
+
+@contextmanager
+def collect_notes() -> Iterator[Collection[str]]:
+    """While the block runs, what users should know of weights that were loaded is collected, each sentence once."""
+    notes: dict[str, None] = {}
+    token = _NOTES.set(notes)
+    try:
+        yield notes.keys()
+    finally:
+        _NOTES.reset(token)
+
+
+def add_note(text: str) -> None:
+    """Tell the user of a file's weights, through `collect_notes`, or as a warning if nobody collects."""
+    notes = _NOTES.get()
+    if notes is None:
+        warnings.warn(text, stacklevel=2)
+    else:
+        notes[text] = None
 
 
 def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
@@ -152,6 +174,8 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
             yield file
     except (SafetensorError, OSError) as error:
         problem = f"the file is truncated, damaged, or not a safetensors file ({error}); copy or download it again"
+        if "Dtype not understood" in str(error):  # such as F6_E2M3
+            problem = f"its weights have a type that torch does not have ({error}); give the original weights"
         raise WeightsError(f"{path}: {_other_format(path) or problem}") from error
 
 
@@ -284,10 +308,25 @@ def _pickled(path: Path) -> Tensors:
             f"{path}: {preview(wrong)}: not a tensor; the weights must be the whole file, or under one of the keys "
             f"{', '.join(WRAPPERS)}"
         )
-    tensors = Tensors((str(name), value) for name, value in loaded.items())
+    for name, value in loaded.items():
+        if problem := _describe_unusable(value):
+            raise WeightsError(f"{path}: {name} {problem}")
+    tensors = Tensors((str(name), value.detach()) for name, value in loaded.items())
     if others:
         tensors.part = f"`{'.'.join(keys)}` is read; it also holds {', '.join(f'`{name}`' for name in others)}"
     return tensors
+
+
+def _describe_unusable(tensor: Tensor) -> str:
+    """Why a tensor of a file is no array of numbers, and the fix; empty if it is one."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        return f"is a {kind} tensor; save it as a dense one (`tensor.to_dense()`)"
+    if tensor.is_quantized:
+        return f"is quantised ({tensor.dtype}); give the original weights"
+    if tensor.is_meta:
+        return "has a shape but no values (it was saved from the meta device); save the model with its weights"
+    return ""
 
 
 def _state_dict_key(path: Path, loaded: dict[Any, Any]) -> Any:

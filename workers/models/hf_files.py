@@ -20,6 +20,7 @@ from workers.models.checkpoint_files import (
     without_prefix,
 )
 from workers.models.layouts import FOREIGN_CONFIGS
+from workers.models.weights import check_dtypes, with_wide_floats
 
 
 def load_pretrained(
@@ -34,11 +35,14 @@ def load_pretrained(
         WeightsError: a file is missing, damaged, or of another model or size; tensors are missing or unknown.
     """
     folder = Path(folder)
-    found, expected = read_json_object(folder / "config.json").get("model_type"), model_class.config_class.model_type
+    keys = read_json_object(folder / "config.json")
+    found, expected = keys.get("model_type"), model_class.config_class.model_type
     if foreign := FOREIGN_CONFIGS.get(str(found)):
         raise WeightsError(f"{folder / 'config.json'}: {foreign.kind}: {foreign.fix}")
     if found != expected:
         raise WeightsError(f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family")
+    if "quantization_config" in keys:
+        raise WeightsError(f"{folder / 'config.json'}: quantised (quantization_config); give the original model")
     tensors = load_tensors(folder)  # its messages name what is damaged or missing; the library raises a traceback
     try:
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
@@ -48,13 +52,19 @@ def load_pretrained(
         raise WeightsError(
             f"{folder / 'config.json'}: not a valid {expected} config: {str(error).partition(chr(10))[0]}"
         ) from error
-    tensors = without_prefix(tensors, model.state_dict())
+    slots = model.state_dict()
+    tensors = without_prefix(tensors, slots)
+    check_dtypes(tensors, [n for n in tensors if n in slots and slots[n].is_floating_point()], where=folder)
     _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
+        state = {name: with_wide_floats(value) for name, value in tensors.items()}
+        is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
+        if "float8" in str(config.dtype):  # the library would make its parameters in that type
+            config.dtype = None
         try:
             with _silent_library():
                 model, report = model_class.from_pretrained(
-                    None if tensors.is_renamed else folder, state_dict=tensors if tensors.is_renamed else None,
+                    None if is_changed else folder, state_dict=state if is_changed else None,
                     config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
                     output_loading_info=True, ignore_mismatched_sizes=True,
                 )  # fmt: skip

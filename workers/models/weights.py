@@ -15,7 +15,8 @@ A checkpoint with other names needs other mappings, not another model class.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workers.models.checkpoint_files import WeightsError, describe_contents, is_shapes_only, preview
+from workers.models.checkpoint_files import WeightsError, add_note, describe_contents, is_shapes_only, preview
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+# bfloat16 holds all their values; torch has few functions for them
+_FLOATS_8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
+_NO_WEIGHTS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
+_SCALES = re.compile(r"scale|zero_?point|absmax|amax|qzeros|scb", re.IGNORECASE)  # in names of quantised weights
 
 M = TypeVar("M", bound=nn.Module)
 Merge = Callable[[Sequence[Tensor]], Tensor]
@@ -97,6 +104,38 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
     ]
 
 
+def check_dtypes(tensors: Mapping[str, Tensor], names: Iterable[str], *, where: str | Path) -> None:
+    """Check the types of the tensors with these names, which a model reads as floating-point numbers.
+
+    The types of models are read as they are. float64 and 8-bit floats are converted, with a note. All others are
+    refused, and 8-bit floats with scales: without them, the values would be wrong.
+
+    Raises:
+        WeightsError: names the file, a tensor and its type.
+    """
+    found = {name: tensors[name].dtype for name in names}
+    for name, dtype in found.items():
+        if dtype not in (*_FLOATS, *_FLOATS_8, torch.float64):
+            kind = "type" if dtype in _NO_WEIGHTS else "quantised type"
+            raise WeightsError(f"{where}: {name} has the {kind} {dtype}; give the original weights")
+    short = next((name for name, dtype in found.items() if dtype in _FLOATS_8), None)
+    scales = [name for name in tensors if name not in found and _SCALES.search(name)]
+    if short is not None and scales:
+        raise WeightsError(
+            f"{where}: {short} has the quantised type {found[short]}, with scales ({preview(scales)}) that are not "
+            "read; give the original weights"
+        )
+    for dtype, count in Counter(found.values()).items():
+        if dtype not in _FLOATS:
+            how = "rounded" if dtype == torch.float64 else "converted; the file has no scales for them"
+            add_note(f"{where}: {count} of {len(found)} weights have the type {dtype}, and are {how}")
+
+
+def with_wide_floats(tensor: Tensor) -> Tensor:
+    """A tensor of 8-bit floats in bfloat16, with the same values; others as they are."""
+    return tensor.bfloat16() if tensor.dtype in _FLOATS_8 else tensor
+
+
 class _SkipInit(TorchFunctionMode):
     """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips `torch.nn.init`, because parts
     of it import torch's compiler, which takes seconds.
@@ -135,12 +174,14 @@ def load_weights(
     `shapes_only` everything is checked except the values, and parameters stay on the meta device.
 
     Raises:
-        WeightsError: tensors without a mapping, parameters without a tensor, wrong shapes, or values that are not
-            finite. The module must not be used then.
+        WeightsError: tensors without a mapping, parameters without a tensor, wrong types (see `check_dtypes`) or
+            shapes, or values that are not finite. The module must not be used then.
     """
     slots, names = module.state_dict(keep_vars=True), set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
     used = {source for _, sources in found.values() for source in sources}
+    floating = {name for slot, (_, sources) in found.items() if slots[slot].is_floating_point() for name in sources}
+    check_dtypes(tensors, [name for name in tensors if name in floating], where=where)
     lines = (line for slot, (_, sources) in found.items() for line in _describe_missing(slot, sources, names))
     missing = list(dict.fromkeys(lines))
     unused = [_pattern(source) for mapping in mappings if mapping.target is None for source in mapping.sources]
@@ -150,20 +191,18 @@ def load_weights(
     values = {}
     for target, (merge, sources) in found.items():
         slot, label = slots[target], " + ".join(sources)
-        parts = [tensors[name] for name in sources]
-        if slot.is_floating_point() and not all(part.is_floating_point() for part in parts):
-            raise WeightsError(f"{where}: {label} has the quantised type {parts[0].dtype}; give the original weights")
+        parts = [with_wide_floats(tensors[name]) for name in sources]
         value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:
             raise WeightsError(
                 f"{where}: {label} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
                 f"the file is of another size than requested{describe_contents(tensors)}"
             )
-        if slot.is_floating_point() and not value.is_meta and not bool(value.isfinite().all()):
-            raise WeightsError(f"{where}: {label} holds NaN or infinite values; the file is damaged")
         if slot.is_meta or not value.is_meta:
             kind = dtype if slot.is_meta and slot.is_floating_point() else slot.dtype
             values[target] = value.to(kind, copy=True, memory_format=torch.contiguous_format)
+            if kind.is_floating_point and not value.is_meta and not bool(values[target].isfinite().all()):
+                raise WeightsError(f"{where}: {label} {_describe_infinite(value, kind)}")
     created = any(slot.is_meta for slot in slots.values())
     module.load_state_dict(values, strict=False, assign=created)
     unset = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
@@ -215,6 +254,13 @@ def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[st
     if names.isdisjoint(sources):
         return [slot if sources == [slot] else f"{slot} ({' + '.join(sources)})"]
     return [source for source in sources if source not in names]
+
+
+def _describe_infinite(value: Tensor, kind: torch.dtype) -> str:
+    """Why a tensor is not finite as `kind`, and the fix."""
+    if bool(value.isfinite().all()):
+        return f"overflows in {str(kind).removeprefix('torch.')}; use dtype bfloat16 or float32"
+    return "holds NaN or infinite values; the file is damaged"
 
 
 def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor]) -> str:

@@ -21,6 +21,7 @@ from workers.metrics.library import library_metrics
 from workers.metrics.metric import METRICS
 from workers.metrics.registry import select_metrics
 from workers.metrics.sweep_reference import SweepReference
+from workers.models.checkpoint_files import collect_notes
 from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
 from workers.runtime.device import compute_facts, pick_device, this_device
 from workers.runtime.earlier import EarlierImages
@@ -67,7 +68,8 @@ class LoadedSweep:
         memory = limit_memory(self.device, spec.gpu_share)
         self._memory, self._batches = memory, dict[DecodingConfig, int]()
         self._entry = entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
-        self.models = load_entry(entry, self.device)
+        with collect_notes() as notes:
+            self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
         texts = [caption.text for caption in self.captions]
         target = self.models.target
@@ -75,14 +77,16 @@ class LoadedSweep:
         self._cancelled = threading.Event()
         self.engines = Engines(self.models, spec.seed, self._cancelled.is_set)
         self.capabilities = self.engines.capabilities
-        self.extractors = Extractors.load(
-            entry.folder,
-            image_size=self.capabilities.image_size,
-            captions=texts,
-            device=self.device,
-            weights=entry.metrics,
-            metrics=spec.metrics,
-        )
+        with collect_notes() as more:
+            self.extractors = Extractors.load(
+                entry.folder,
+                image_size=self.capabilities.image_size,
+                captions=texts,
+                device=self.device,
+                weights=entry.metrics,
+                metrics=spec.metrics,
+            )
+        self.notes = [*notes, *more]
         self.experiment = Experiment(
             models=self.models.hashes,
             captions=captions_hash(self.captions),
@@ -114,6 +118,7 @@ class LoadedSweep:
             "without": unavailable | dict(self.extractors.unavailable),
             "captions": {"count": len(self.captions), "hash": self.experiment.captions, "source": source},
             "reference": self.reference,
+            "notes": self.notes,
             **self._measured,
             **compute_facts(self.device),
             "timing_device": this_device(self.device).hardware,
@@ -131,7 +136,8 @@ class LoadedSweep:
         target = self.models.target
         if self._memory is None:
             return automatic_batch(self.models, config, None)
-        shapes, nets = shape_only_models(self._entry, target.dtype), sum(metric_bytes(self._entry).values())
+        with collect_notes():  # loading reported them
+            shapes, nets = shape_only_models(self._entry, target.dtype), sum(metric_bytes(self._entry).values())
         return automatic_batch(shapes, config, self._memory - nets)
 
     def score(self, results: list[Result]) -> ImageScores:

@@ -149,6 +149,7 @@ def _load_target(sweep: Sweep) -> Target:
     import torch
 
     from workers.loading.models_yaml import find_entry
+    from workers.models.checkpoint_files import collect_notes
 
     with plugins_of(sweep.storage):  # the target's family may be a plugin's
         entry = find_entry(sweep.models)
@@ -161,7 +162,8 @@ def _load_target(sweep: Sweep) -> Target:
         hashes = sweep.identity.models
         if any(hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key):
             raise ValueError(f"{sweep.models}: the model's files have changed since the sweep; restore them")
-        return entry.family.load(device, entry.dtype_on(device))
+        with collect_notes():  # the launch reported them
+            return entry.family.load(device, entry.dtype_on(device))
 
 
 def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
