@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from orchestrator.doctor.machine import memory
+from search_spaces.params import ConfigError
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
 from workers.loading import hub
@@ -28,19 +29,37 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
     """Findings on a models.yaml, or on the entry that `source` names, as plain data.
 
     Raises:
-        ConfigError, OSError: the file is invalid or missing.
+        ConfigError, OSError: the file is missing, or no entry of it is valid.
     """
     is_file = Path(source).expanduser().is_file()
-    entries = list(read_models_yaml(source).values()) if is_file else [find_entry(source)]
+    listed = read_models_yaml(source) if is_file else {source: find_entry(source)}
+    invalid = [entry for entry in listed.values() if isinstance(entry, ConfigError)]
+    if len(invalid) == len(listed):
+        raise invalid[0]
     device = pick_device(AUTO)
     free = available_memory(device)
-    found = [_check_entry(entry, batch, device, free) for entry in entries]
+    found = [
+        _describe_invalid(name, entry) if isinstance(entry, ConfigError) else _check_entry(entry, batch, device, free)
+        for name, entry in listed.items()
+    ]
     return {
         "file": source,
         "device": device.type,
         "free_memory": free,
         "entries": found,
         "problems": [problem for entry in found for problem in entry["problems"]],
+    }
+
+
+def _describe_invalid(name: str, error: ConfigError) -> dict[str, Any]:
+    """Findings on an invalid entry: its mistake."""
+    return {
+        "name": name,
+        "family": "invalid",
+        "where": error.location,
+        "files": [],
+        "problems": [str(error)],
+        "notes": [],
     }
 
 

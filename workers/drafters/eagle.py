@@ -101,7 +101,7 @@ class EagleDrafter(CachedDrafter):
     def load(cls, path: Path, target: Target) -> EagleDrafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle.safetensors" if path.is_dir() else path
-        if own.suffix == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
+        if own.suffix.lower() == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
             layer, header = read_module(own, "an EAGLE layer", build_eagle)
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)

@@ -45,6 +45,7 @@ from workers.models.transformer import Layer, RMSNorm, Transformer, TransformerC
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
+_INTEGERS = (torch.int64, torch.int32, torch.int16)
 _LATER_KEYS = ("fc_norm", "norm_before_fc")  # of EAGLE-3.1
 
 
@@ -166,7 +167,7 @@ class Eagle3Drafter(EagleDrafter):
     def load(cls, path: Path, target: Target) -> Eagle3Drafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle3.safetensors" if path.is_dir() else path
-        if own.suffix == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
+        if own.suffix.lower() == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
             layer, header = read_module(own, "an EAGLE-3 layer", build_eagle3)
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)
@@ -221,7 +222,8 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
             f"{path}: fc.weight has {tensors['fc.weight'].shape[1]} columns, {len(taps)} hidden states of the target "
             f"have {len(taps) * body.dim}; it was made for another target"
         )
-    tensors = _own_vocabulary(path, tensors, target)
+    vocabulary = keys.get("transformer_layer_config", keys).get("vocab_size")
+    tensors = _own_vocabulary(path, tensors, target, vocabulary)
     layer = skip_init(
         lambda: Eagle3Layer(
             config,
@@ -278,9 +280,11 @@ def _check_form(path: Path, keys: Mapping[str, Any]) -> None:
         raise WeightsError(f"{path}: {problem}, which is not supported; give an EAGLE-3 drafter without it")
 
 
-def _own_vocabulary(path: Path, tensors: Mapping[str, Tensor], target: Target) -> dict[str, Tensor]:
+def _own_vocabulary(
+    path: Path, tensors: Mapping[str, Tensor], target: Target, vocabulary: int | None
+) -> dict[str, Tensor]:
     """The tensors with embeddings, and rows of the head, for the target's codes only, and `ids` in place of d2t and
-    t2d.
+    t2d. vocabulary: the target's size by config.json, which is needed without t2d and embeddings.
     """
     if "lm_head.weight" not in tensors:
         raise WeightsError(f"{path}: lm_head.weight is missing; an EAGLE-3 drafter has a head of its own")
@@ -288,6 +292,13 @@ def _own_vocabulary(path: Path, tensors: Mapping[str, Tensor], target: Target) -
     head, offsets, drafted = tensors["lm_head.weight"], tensors.get("d2t"), tensors.get("t2d")
     listed = next((name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight")
     count, rows = len(tensors[listed]), len(head)
+    if listed == "lm_head.weight" and offsets is not None:  # d2t alone: it says which tokens are drafted
+        if vocabulary is None and target.transformer.config.rope == "line":
+            raise WeightsError(
+                f"{path}: t2d and embed_tokens.weight are missing, and config.json has no vocab_size: nothing says "
+                "how many tokens the target has; add vocab_size to config.json"
+            )
+        listed, count = "vocab_size", vocabulary or target.vocab_size
     codes = image_codes(count, target)
     if codes is None:
         raise WeightsError(
@@ -297,8 +308,8 @@ def _own_vocabulary(path: Path, tensors: Mapping[str, Tensor], target: Target) -
         out["embed_tokens.weight"] = tensors["embed_tokens.weight"][codes]
     ids = torch.arange(rows)
     if rows != count:
-        if offsets is None or offsets.shape != ids.shape:
-            raise WeightsError(f"{path}: d2t must have an entry for each of the {rows} rows of lm_head.weight")
+        if offsets is None or offsets.shape != ids.shape or offsets.dtype not in _INTEGERS:
+            raise WeightsError(f"{path}: d2t must have an integer for each of the {rows} rows of lm_head.weight")
         ids = ids if offsets.is_meta else ids + offsets.cpu()
         out_of_range = (ids < 0) | (ids >= count)
         if bool(out_of_range.any()) or len(set(ids.tolist())) < rows:

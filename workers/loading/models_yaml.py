@@ -36,7 +36,7 @@ from workers.decoding.build import drafter_class, kinds_with_weights, load_draft
 from workers.loading import hub
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
-from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
+from workers.models.checkpoint_files import WeightsError, add_note, content_hash, shapes_only
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.scenes import BUILTIN, Scenes
 
@@ -134,11 +134,12 @@ class Entry:
         return cls(**values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(settings)})
 
 
-def read_models_yaml(file: str | Path) -> dict[str, Entry]:
-    """All entries of a models.yaml by name, in file order. Does not check that their files exist.
+def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
+    """All entries of a models.yaml by name, in file order; of an invalid one, its mistake with line, key and fix. Does
+    not check that their files exist.
 
     Raises:
-        ConfigError: a mistake in the file, with line, key and fix.
+        ConfigError: the file is not YAML, or has no entries.
         OSError: the file cannot be read.
     """
     path = Path(file).expanduser()
@@ -146,11 +147,15 @@ def read_models_yaml(file: str | Path) -> dict[str, Entry]:
     if not text.strip():
         raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
     document = read_document(text, str(file))
-    entries = {}
+    entries: dict[str, Entry | ConfigError] = {}
     with document.locate_errors():
-        for name, keys in expect_mapping(document.data).items():
-            with at(name):
+        listed = expect_mapping(document.data)
+    for name, keys in listed.items():
+        try:
+            with document.locate_errors(), at(name):
                 entries[name] = _entry(name, keys, path.parent, document.location((name,)))
+        except ConfigError as error:
+            entries[name] = error
     if not entries:
         raise ConfigError((), "the file has no entries; give at least one with its family and files", f"{file}:1")
     return entries
@@ -160,14 +165,18 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
     """An entry of a models.yaml by its name, which may be omitted if the file has only one.
 
     Raises:
-        ConfigError, OSError: see `read_models_yaml`; no such entry, or no name although there are several.
+        ConfigError, OSError: see `read_models_yaml`; the entry is invalid; no such entry, or no name although there
+            are several.
     """
     entries = read_models_yaml(file)
     if name is None and len(entries) > 1:
         raise ConfigError((), f"has several entries; name one, {file}#NAME: {', '.join(entries)}", str(file))
     if name is not None and name not in entries:
         raise ConfigError((), f"no entry {name!r}: it {unknown_choice(name, entries)}", str(file))
-    return entries[next(iter(entries)) if name is None else name]
+    entry = entries[next(iter(entries)) if name is None else name]
+    if isinstance(entry, ConfigError):
+        raise entry
+    return entry
 
 
 def split_entry(source: str) -> tuple[str, str | None]:
@@ -250,6 +259,8 @@ def load_folder(folder: Path = BUILTIN, device: torch.device | str = "cpu") -> M
 
 def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
     entry.check_files()
+    for text in entry.family.name_notes:
+        add_note(f"{entry.where}: {entry.name}: {text}")
     try:
         target = entry.family.load(device, dtype)
         drafters = {kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}

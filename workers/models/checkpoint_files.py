@@ -130,7 +130,7 @@ def read_part(path: Path) -> str:
         WeightsError: see `load_tensors`.
     """
     with shapes_only():
-        return _read_tensors(path).part if path.suffix in PICKLED else ""
+        return _read_tensors(path).part if path.suffix.lower() in PICKLED else ""
 
 
 def describe_contents(tensors: Mapping[str, Tensor]) -> str:
@@ -150,12 +150,12 @@ def _read_tensors(path: Path) -> Tensors:
         raise WeightsError(f"{path}: no such file or folder; check the path")
     if path.stat().st_size == 0:
         raise WeightsError(f"{path}: the file is empty; copy or download it again")
-    if path.name.endswith(_INDEX):
+    if path.name.lower().endswith(_INDEX):
         return _shards(path)
-    if path.suffix == ".safetensors":
+    if path.suffix.lower() == ".safetensors":
         with _open_safetensors(path) as file:
             tensors = Tensors((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-    elif path.suffix in PICKLED:
+    elif path.suffix.lower() in PICKLED:
         tensors = _pickled(path)
     else:
         raise WeightsError(
@@ -225,7 +225,7 @@ def content_hash(path: str | Path) -> str:
     if path.is_dir():
         relative = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
         return _files_hash(path, sorted(f.as_posix() for f in relative if not any(p.startswith(".") for p in f.parts)))
-    if path.name.endswith(_INDEX):
+    if path.name.lower().endswith(_INDEX):
         return _files_hash(path.parent, [path.name, *sorted(set(_weight_map(path).values()))])
     return _file_hash(path)
 
@@ -252,8 +252,9 @@ def _cached_hash(path: Path, _size: int, _time: int) -> str:
 def _find_checkpoint(folder: Path) -> Path:
     """The index of shards, or the only weight file of a folder; safetensors files are preferred to pickles."""
     for endings in ((".safetensors",), PICKLED):
-        files = sorted(file for file in folder.glob("[!.]*") if file.suffix in endings)
-        indices = [file for ending in endings for file in folder.glob(f"*{ending}{_INDEX}")]
+        visible = sorted(folder.glob("[!.]*"))
+        files = [file for file in visible if file.suffix.lower() in endings]
+        indices = [file for file in visible if file.name.lower().endswith(tuple(end + _INDEX for end in endings))]
         if len(indices) == 1 or (not indices and len(files) == 1):
             return (indices or files)[0]
         if indices or files:

@@ -59,6 +59,7 @@ def load_pretrained(
     if not is_shapes_only():
         state = {name: with_wide_floats(value) for name, value in tensors.items()}
         is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
+        is_changed |= any(file.suffix.isupper() for file in folder.iterdir())  # the library would not find it
         if "float8" in str(config.dtype):  # the library would make its parameters in that type
             config.dtype = None
         try:

@@ -58,7 +58,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         WeightsError: the file is missing or damaged, or its header holds no config.
     """
     path = Path(path)
-    other = path.is_dir() or path.suffix in PICKLED  # formats that have no header
+    other = path.is_dir() or path.suffix.lower() in PICKLED  # formats that have no header
     text = None if other else safetensors_metadata(path).get("config")
     try:
         config = parse_json(text) if text is not None else None

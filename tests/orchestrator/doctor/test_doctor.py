@@ -272,6 +272,21 @@ def test_problems_of_checkpoints_end_with_one(
         assert part in problems[0]
 
 
+def test_an_invalid_entry_is_a_problem_beside_the_others(
+    spoilt: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoilt.write_text("bad: {family: lamagen}\n" + spoilt.read_text())
+    assert doctor(monkeypatch, "--models", str(spoilt), "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in found["entries"]] == ["bad", "classes", "captions"]
+    (problem,) = found["problems"]
+    assert "models.yaml:1: bad.family: " in problem
+    assert found["entries"][1]["target"] == "llamagen-c2i-32x2-48"
+    assert doctor(monkeypatch, "--models", str(spoilt)) == 1
+    assert "bad (invalid, " in capsys.readouterr().out
+    assert doctor(monkeypatch, "--models", f"{spoilt}#classes") == 0
+
+
 def test_memory_that_is_not_there(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

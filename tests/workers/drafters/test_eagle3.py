@@ -33,7 +33,7 @@ from workers.decoding.row_ends import teacher_forced
 from workers.decoding.state import Batch, Request
 from workers.drafters.eagle3 import Eagle3Drafter, default_taps
 from workers.loading.models_yaml import load_folder
-from workers.models.checkpoint_files import WeightsError, shapes_only
+from workers.models.checkpoint_files import WeightsError, collect_notes, shapes_only
 from workers.models.families.scenes import BUILTIN
 from workers.models.own_files import save
 from workers.models.target import Prompt, Target
@@ -261,6 +261,40 @@ def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: p
         load_eagle3(write(tmp_path / "c", state), toy_target(config=LLAMAGEN))
 
 
+def without(state: State, *names: str) -> State:
+    return {name: value for name, value in state.items() if name not in names}
+
+
+def test_d2t_alone_says_what_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without t2d and embeddings, as some are published."""
+    state, target = published_eagle3(drafted=DRAFTED), toy_target(config=LLAMAGEN)
+    layer = load_eagle3(write(tmp_path / "a", without(state, "t2d", "embed_tokens.weight")), target).layer
+    assert layer.ids.tolist() == DRAFTED
+    whole = load_eagle3(write(tmp_path / "b", state), target).layer
+    assert torch.equal(layer.head.weight, whole.head.weight)
+    assert torch.equal(layer.ids, whole.ids)
+    monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
+    drafted = [1, 4, 9, CODES + 3, CODES + 7]
+    state = without(published_eagle3(drafted=drafted, codes=CODES + 9), "t2d", "embed_tokens.weight")
+    sized = write(tmp_path / "c", state, vocab_size=CODES + 9)
+    assert load_eagle3(sized, toy_target(config=CHAMELEON)).layer.ids.tolist() == [0, 5, CODES - 1]
+    with pytest.raises(WeightsError, match=r"t2d and embed_tokens\.weight are missing.*add vocab_size to config\.json"):
+        load_eagle3(write(tmp_path / "d", state), toy_target(config=CHAMELEON))
+    with pytest.raises(WeightsError, match="vocab_size has 20 tokens, the target 24"):
+        load_eagle3(write(tmp_path / "e", state, vocab_size=20), toy_target(config=CHAMELEON))
+
+
+def test_eight_bit_floats_of_a_whole_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
+    state = published_eagle3(drafted=[1, 4, 9], codes=CODES + 9)
+    floating = {name: value for name, value in state.items() if value.is_floating_point()}
+    short = state | {name: value.to(torch.float8_e4m3fn) for name, value in floating.items()}
+    with collect_notes() as notes:
+        layer = load_eagle3(write(tmp_path, short), toy_target(config=CHAMELEON)).layer
+    assert len(notes) == 1
+    assert torch.equal(layer.head.weight, short["lm_head.weight"].float()[1:])
+
+
 Change = Callable[[State], State]
 CHANGES: list[tuple[Change, dict[str, Any], str]] = [
     (lambda s: {**s, "midlayer.self_attn.q_proj.bias": rand(D)}, {}, r"unknown.*midlayer\.self_attn\.q_proj\.bias"),
@@ -268,7 +302,8 @@ CHANGES: list[tuple[Change, dict[str, Any], str]] = [
     (lambda s: {k: v for k, v in s.items() if "hidden_norm" not in k}, {}, r"missing.*hidden_norm\.weight"),
     (lambda s: {k: v for k, v in s.items() if k != "norm.weight"}, {}, r"missing.*norm\.weight"),
     (lambda s: {k: v for k, v in s.items() if k != "lm_head.weight"}, {}, r"lm_head\.weight is missing"),
-    (lambda s: {k: v for k, v in s.items() if k != "d2t"}, {}, "d2t must have an entry for each of the 6 rows"),
+    (lambda s: {k: v for k, v in s.items() if k != "d2t"}, {}, "d2t must have an integer for each of the 6 rows"),
+    (lambda s: {**s, "d2t": s["d2t"].bfloat16()}, {}, "d2t must have an integer for each of the 6 rows"),
     (lambda s: {**s, "d2t": s["d2t"] + 2}, {}, "d2t must give every draft token another one of 24 tokens"),
     (lambda s: {**s, "d2t": torch.zeros(6, dtype=torch.int64)}, {}, "t2d and d2t name different tokens"),
     (lambda s: {**s, "d2t": -torch.arange(6)}, {}, "d2t must give every draft token another one"),

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -81,8 +81,8 @@ def weights(models: Models) -> dict[str, Tensor]:
     """All weights of target, drafter and text encoder by name."""
     found = {f"target.{name}": value for name, value in models.target.state_dict().items()}
     found |= {f"eagle.{name}": value for name, value in models.drafters["eagle"].state_dict().items()}
-    (encoder,) = models.target.conditioner._encoder  # type: ignore[union-attr]
-    return found | {f"text.{name}": value for name, value in encoder._model.state_dict().items()}  # type: ignore[union-attr]
+    encoder = cast("Any", models.target.conditioner)._encoder[0]
+    return found | {f"text.{name}": value for name, value in encoder._model.state_dict().items()}
 
 
 def every_part_and_type(dtypes: Sequence[torch.dtype]) -> list[Any]:

@@ -24,9 +24,10 @@ from workers.loading.models_yaml import (
     read_entry,
     read_models_yaml,
 )
-from workers.models.checkpoint_files import WeightsError, content_hash, shapes_only
+from workers.models.checkpoint_files import WeightsError, collect_notes, content_hash, shapes_only
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.llamagen import SIZES, FlanT5XLShapes, LlamaGen
+from workers.models.families.lumina import Lumina
 from workers.models.families.scenes import BUILTIN
 from workers.models.target import Target
 from workers.models.vq import VQConfig
@@ -207,10 +208,80 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        read_models_yaml(path)
+        read_entry(path)
     for part in parts:
         assert part in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_an_invalid_entry_does_not_block_the_others(made: Path, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    text = (made / "models.yaml").read_text()
+    path.write_text("bad:\n  family: lamagen\nnothing:\n" + text + "other: {family: scenes, floder: x}\n")
+    found = read_models_yaml(path)
+    assert list(found) == ["bad", "nothing", "classes", "captions", "other"]
+    assert [isinstance(entry, ConfigError) for entry in found.values()] == [True, True, False, False, True]
+    assert str(found["bad"]).startswith(f"{path}:2: bad.family: ")
+    assert str(found["other"]).startswith(f"{path}:{len(path.read_text().splitlines())}: other.")
+    assert read_entry(path, "classes").name == "classes"
+    with pytest.raises(ConfigError, match="did you mean 'llamagen'"):
+        read_entry(path, "bad")
+    with pytest.raises(ConfigError, match="has several entries"):
+        read_entry(path)
+
+
+#: Keys of an entry of LlamaGen, and what its note names; empty: none.
+NAMES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"transformer": "t2i_XL_stage2_512.pt", "image_size": 256}, ("t2i_XL_stage2_512.pt", "512", "image_size 256")),
+    ({"transformer": "c2i_B_384.pt", "image_size": 256, "vq": "vq_ds16_c2i.pt"}, ("c2i_B_384.pt", "384")),
+    ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds8_t2i.pt"}, ("vq_ds8_t2i.pt", "8 pixels", "vq_ds16_t2i.pt")),
+    ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds16_c2i.pt"}, ("vq_ds16_c2i.pt", "give vq_ds16_t2i.pt")),
+    ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds16_t2i.pt"}, ()),
+    ({"transformer": "mine_512.pt", "vq": "vq_ds16_t2i.pt"}, ()),
+    ({"transformer": "folder/t2i_XXL_stage2_512-finetuned.safetensors", "image_size": 512}, ()),
+]
+
+
+@pytest.mark.parametrize(("keys", "parts"), NAMES)
+def test_names_that_contradict_the_entry_are_noted(keys: dict[str, Any], parts: tuple[str, ...]) -> None:
+    family = LlamaGen.from_mapping({"vq": "vq.pt", "image_size": 256, **keys})
+    assert len(family.name_notes) == (1 if parts else 0)
+    for part in parts:
+        assert part in family.name_notes[0]
+
+
+def test_published_entries_contradict_no_name() -> None:
+    assert [text for entry in published_entries().values() for text in entry.family.name_notes] == []
+    (note,) = Lumina.from_mapping({"transformer": "x/Lumina-mGPT-7B-512"}).name_notes
+    assert "512" in note
+    assert "width 768" in note
+    wide = Lumina.from_mapping({"transformer": "x/Lumina-mGPT-7B-768", "width": 1024, "height": 576})
+    assert wide.name_notes == []
+
+
+def test_a_name_is_noted_when_the_models_load(folder: Path) -> None:
+    path = change(folder)
+    (folder / "ckpt/c2i.pt").rename(folder / "ckpt/c2i_B_256.pt")
+    path.write_text(path.read_text().replace("ckpt/c2i.pt", "ckpt/c2i_B_256.pt"))
+    for load in (load_on_meta, partial(load_entry, device=CPU)):
+        with collect_notes() as notes:
+            load(read_entry(path, "classes"))
+        (note,) = notes
+        assert note.startswith(f"{path}:1: classes: by its name, c2i_B_256.pt makes images of 256 pixels")
+
+
+@pytest.mark.parametrize("name", ["classes", "captions"])
+def test_endings_in_upper_case_are_read(folder: Path, name: str) -> None:
+    expected = load_entry(read_entry(folder / "models.yaml", name), CPU).target.state_dict()
+    path = folder / "models.yaml"
+    text = path.read_text().replace(".pt", ".PT").replace(".safetensors", ".SAFETENSORS")
+    path.write_text(text)
+    for file in [*folder.rglob("*.pt"), *folder.rglob("*.safetensors")]:
+        file.rename(file.with_suffix(file.suffix.upper()))
+    entry = read_entry(path, name)
+    load_on_meta(entry)
+    found = load_entry(entry, CPU).target.state_dict()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
 
 
 def test_an_entry_must_be_named(made: Path) -> None:

@@ -60,6 +60,11 @@ class Family(Params, ABC):
         """The files and folders that the target is loaded from, by key."""
         return {key: path for key, path in self.paths.items() if path is not None}
 
+    @property
+    def name_notes(self) -> list[str]:
+        """What the published names of its files say that contradicts the entry. The files themselves do not say it."""
+        return []
+
     def drafter_file(self, kind: str) -> Path | None:
         """Where the target's own folder may hold a drafter of a kind; None for families without such a folder."""
         return None

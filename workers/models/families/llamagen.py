@@ -55,6 +55,9 @@ SIZES: Mapping[str, LlamaGenSize] = {
     "7B": LlamaGenSize(4096, 32, 32),
 }
 
+_TRANSFORMER_NAME = re.compile(r"\b(?P<kind>c2i|t2i)_(?:X*L|B|\dB)_(?:stage\d_)?(?P<pixels>256|384|512)(?!\d)")
+_VQ_NAME = re.compile(r"\bvq_ds(?P<factor>8|16)_(?P<kind>c2i|t2i)")
+
 # text: the settings of the official demo; class: the official guidance scale without top-k, as in the LANTERN paper
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
@@ -345,6 +348,21 @@ class LlamaGen(Family):
         parts = skip_init(lambda: build_parts(size, codes, side, text, names))
         load_weights(parts, tensors, mappings, where=self.transformer, dtype=dtype)
         return _assemble(parts, codec, label, self.image_size).to(device)
+
+    @property
+    def name_notes(self) -> list[str]:
+        body, codec = (Path(path).name for path in (self.transformer, self.vq))
+        notes, transformer, vq = list[str](), _TRANSFORMER_NAME.search(body), _VQ_NAME.search(codec)
+        if transformer and int(transformer["pixels"]) != self.image_size:
+            fix = f"image_size {self.image_size}; set image_size to {transformer['pixels']}, or rename the file"
+            notes.append(f"by its name, {body} makes images of {transformer['pixels']} pixels, the entry has {fix}")
+        if transformer and vq and vq["factor"] != "16":
+            fix = f"published transformers such as {body} have 16; give vq_ds16_{transformer['kind']}.pt"
+            notes.append(f"by its name, {codec} has {vq['factor']} pixels per code along a side, {fix}")
+        elif transformer and vq and vq["kind"] != transformer["kind"]:
+            fix = f"give vq_ds16_{transformer['kind']}.pt"
+            notes.append(f"by their names, {body} is of {transformer['kind']} and {codec} of {vq['kind']}; {fix}")
+        return notes
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
         """A published size; text-conditional if the entry names `text`."""

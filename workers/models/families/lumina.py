@@ -9,6 +9,7 @@ the forced tokens, and its vanilla decoding spends a pass on each of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -48,6 +49,16 @@ class Lumina(ChameleonFamily):
         for key, pixels in (("width", self.width), ("height", self.height)):
             if pixels % _UNIT_PX:
                 raise ConfigError((key,), f"must be a multiple of {_UNIT_PX}, got {pixels}")
+
+    @property
+    def name_notes(self) -> list[str]:
+        if not (found := re.search(r"Lumina-mGPT-7B-(512|768|1024)", self.transformer)):
+            return []
+        side = int(found[1])
+        if 0.75 <= self.width * self.height / side**2 <= 1.33:  # other shapes have about the same area
+            return []
+        size = f"the entry has width {self.width} and height {self.height}"
+        return [f"by its name, {found[0]} makes images of about {side} x {side} pixels, {size}; set them to {side}"]
 
     @property
     def image(self) -> ImageFormat:
