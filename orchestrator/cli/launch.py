@@ -237,6 +237,7 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
         CommandError: it failed or was interrupted; the message has the command that resumes it.
     """
     from orchestrator.results.locks import LockError, driver_lock
+    from orchestrator.results.store import remove_unfinished
 
     interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
@@ -247,6 +248,7 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
     ):
         if lock.holder:
             typer.echo(f"the last launch ({lock.holder}) did not end by itself; this one takes over", err=True)
+        remove_unfinished(storage)
         _run(config, storage, options, uri, lock, as_json=as_json)
 
 

@@ -46,6 +46,7 @@ TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet"
 MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.json", "mlflow.lock", "driver.lock", "store.id"
 SWEEPS = "sweeps"  # default folder of sweeps
 _RESULT_FOLDERS = (TRIALS, SHARDS, TIMINGS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
+_UNFINISHED_S = 3600.0  # no write takes that long
 _MAX_NAMED = 4  # files in a message
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"
@@ -262,6 +263,15 @@ def plugins_of(storage: Storage) -> AbstractContextManager[None]:
 
 def write_identity(storage: Storage, identity: Identity) -> None:
     storage.write(IDENTITY, dump_checked(identity.to_mapping(), indent=1))
+
+
+def remove_unfinished(storage: Storage) -> int:
+    """Remove what killed processes left of files that they were writing; returns their number. The caller holds the
+    `driver_lock`: only the driver and its workers write to most folders. Commands such as `time`, `sync` and `report`
+    may be writing to the others, so young files there stay.
+    """
+    own = sum(storage.remove_unfinished(folder) for folder in _RESULT_FOLDERS if folder != TIMINGS)
+    return own + sum(storage.remove_unfinished(folder, _UNFINISHED_S) for folder in ("", TIMINGS))
 
 
 def write_sweep_text(storage: Storage, text: str) -> None:

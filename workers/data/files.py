@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
+_UNFINISHED = re.compile(r"\.[^.].*\.[0-9a-f]{32}")  # as `hidden_name` gives them
 _BUCKETS = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
 # How pyarrow words failures of servers and networks, besides those of keys, buckets and permissions.
 _TRANSIENT = re.compile(
@@ -80,6 +83,15 @@ class LocalFiles:
         except FileNotFoundError:
             return []
 
+    def unfinished(self, folder: str) -> dict[str, float]:
+        """The files directly in a folder that `write` did not finish, with the seconds since each last changed."""
+        found = {}
+        with suppress(FileNotFoundError), os.scandir(folder or "/") as entries:
+            for entry in entries:
+                if _UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    found[entry.path] = time.time() - entry.stat(follow_symlinks=False).st_mtime
+        return found
+
 
 def _make_folder(folder: Path) -> None:
     if folder.is_dir():
@@ -145,6 +157,16 @@ class RemoteFiles:
 
         found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
         return [entry for entry in found if entry.is_file and not entry.base_name.startswith(HIDDEN)]
+
+    def unfinished(self, folder: str) -> dict[str, float]:
+        """See `LocalFiles.unfinished`. In a bucket there are none: a file appears when its upload is complete."""
+        from pyarrow.fs import FileSelector
+
+        if _is_bucket(self.fs):
+            return {}
+        found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
+        files = [entry for entry in found if entry.is_file and _UNFINISHED.fullmatch(entry.base_name)]
+        return {entry.path: time.time() - (entry.mtime_ns or 0) / 1e9 for entry in files}
 
     def has_bucket(self, root: str) -> bool:
         """Whether the bucket of a path exists; True if the filesystem has none, or does not say."""

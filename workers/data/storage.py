@@ -132,6 +132,20 @@ class Storage:
         entries = self._call(folder, lambda _: files.entries(path))
         return {entry.base_name: (entry.mtime_ns or 0) / 1e9 for entry in entries}
 
+    def remove_unfinished(self, folder: str = "", age_s: float = 0.0) -> int:
+        """Remove the files directly in a folder whose writers were killed; returns their number.
+
+        age_s: younger ones stay, where other processes may be writing.
+        """
+        path = self._at(folder) if folder else self._root
+        found = self._call(folder, lambda files: files.unfinished(path))
+        removed = 0
+        for name in (name for name, age in found.items() if age >= age_s):
+            with suppress(OSError):  # of another user, or already removed
+                self._files.remove(name)
+                removed += 1
+        return removed
+
     def check_bucket(self) -> None:
         """Check that the bucket of remote storage exists, since only writing would fail without it.
 

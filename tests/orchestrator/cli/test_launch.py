@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shlex
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from orchestrator.cli.launch import (
 )
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
 from orchestrator.doctor.plan import peak_bytes
-from orchestrator.results.locks import Lock
+from orchestrator.results.locks import Lock, driver_lock
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
 from orchestrator.run.tasks import Outcome, PoolError
@@ -41,6 +42,7 @@ from tests.fakes.real_sweeps import ROOT
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from tests.fakes.waiting import HANG_S
 from workers.data.captions import captions_hash, read_captions
+from workers.data.files import hidden_name
 from workers.data.storage import Storage
 
 SPACE = """\
@@ -144,6 +146,26 @@ def test_the_number_of_reference_images_is_the_true_one(monkeypatch: pytest.Monk
 def test_a_reference_on_the_clusters_machines_only() -> None:
     found = SweepConfig.parse(Path("tested.yaml").read_bytes(), "tested.yaml", {"reference.source": "/mnt/photos"})
     assert describe_reference(found.reference).startswith("at most 128 images of /mnt/photos; not checked: ")
+
+
+def test_a_launch_removes_what_killed_ones_left() -> None:
+    """In folders that only the driver and its workers write to; where other commands write, only old files."""
+    sweep = Path("sweeps/tested")
+    left = {
+        folder: sweep / folder / hidden_name("x.json") for folder in ("trials", "shards", "measures", "timings", "")
+    }
+    old = [sweep / folder / hidden_name("y.json") for folder in ("timings", "")]
+    for path in (*left.values(), *old):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    for path in old:
+        os.utime(path, (0, 0))
+    with driver_lock(Storage(sweep)):
+        assert "another launch" in error_of("launch", "tested.yaml", "--no-mlflow", code=1)
+    assert all(path.exists() for path in (*left.values(), *old)), "they are the other launch's"
+    assert_starts()
+    assert [folder for folder, path in left.items() if path.exists()] == ["timings", ""]
+    assert not any(path.exists() for path in old)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -20,6 +20,7 @@ import pytest
 from pyarrow import fs
 
 from tests.fakes.waiting import HANG_S
+from workers.data.files import hidden_name
 from workers.data.storage import Storage, StorageError
 
 ROOT = Path(__file__).parents[3]
@@ -158,6 +159,43 @@ def test_a_writer_killed_before_the_end_is_not_seen(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     assert storage.names() == []
     assert not storage.exists("one.bin")
+    assert storage.remove_unfinished(age_s=3600) == 0, "another process may be writing it"
+    assert storage.remove_unfinished() == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_unfinished_files_of_its_own_are_removed(tmp_path: Path) -> None:
+    folder, unfinished = tmp_path / "shards", hidden_name("x.parquet")
+    storage = Storage(tmp_path)
+    storage.write("shards/x.parquet", b"whole")
+    others = [
+        ".x.parquet.swp", ".nfs0000000000000001", f".{32 * 'a'}", f"x.{32 * 'a'}", f".x.{31 * 'a'}", f".x.{32 * 'A'}",
+        f".x.{32 * 'a'}.bak",
+    ]  # fmt: skip
+    for name in (unfinished, *others):
+        (folder / name).write_bytes(b"1")
+    (folder / hidden_name("folder")).mkdir()
+    link = folder / hidden_name("link")
+    link.symlink_to(folder / "x.parquet")
+    os.utime(folder / unfinished, (0, 0))
+    assert storage.remove_unfinished("shards", age_s=3600) == 1
+    assert not (folder / unfinished).exists()
+    left = sorted(path.name for path in folder.iterdir())
+    assert storage.remove_unfinished("shards") == 0
+    assert sorted(path.name for path in folder.iterdir()) == left
+    assert set(others) | {"x.parquet", link.name} < set(left)
+    assert storage.remove_unfinished("no such folder") == 0
+
+
+def test_unfinished_files_of_other_filesystems_are_removed(tmp_path: Path) -> None:
+    storage = Storage("anything", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
+    storage.write("shards/x.parquet", b"whole")
+    folder = tmp_path / "anything" / "shards"
+    for name in (hidden_name("x.parquet"), ".x.parquet.swp"):
+        (folder / name).write_bytes(b"1")
+    assert storage.remove_unfinished("shards", age_s=3600) == 0
+    assert storage.remove_unfinished("shards") == 1
+    assert sorted(path.name for path in folder.iterdir()) == [".x.parquet.swp", "x.parquet"]
 
 
 def test_a_failed_write_keeps_the_old_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
