@@ -15,7 +15,7 @@ from orchestrator.cli.query_options import Space
 from orchestrator.cli.text import describe_front, for_output, safe_text, shown_table
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
-from orchestrator.options import command_line, flag, grouped, say_on_terminal
+from orchestrator.options import command_line, flag, grouped
 from orchestrator.results.text import clean, counted
 from orchestrator.run.options import LaunchOptions
 
@@ -342,7 +342,7 @@ def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> li
 def _finish(views: Views, how: Ending) -> None:
     """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
     if how == "finished":
-        say_on_terminal("writing tables, plot and report")
+        typer.echo("writing tables, plot and report", err=True)  # from a slow bucket this takes minutes
     for text in views.end(how):
         typer.echo(text, err=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -15,10 +16,10 @@ from orchestrator.results.trials import FAILED, STOPPED, History, TrialRecord, m
 from search_spaces.constraints import Constraint, split_batch
 from search_spaces.params import ConfigError
 from workers.data.shards import TIMINGS
-from workers.data.storage import Storage
+from workers.data.storage import Storage, in_parallel
 from workers.metrics.costs import Floats, Prices, batch_passes
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable
-from workers.metrics.timings import Device, PriceList, read_session
+from workers.metrics.timings import Device, PriceList, TimedSession, read_session
 
 Price = Callable[[Prices, TrialRecord, Floats, int], Estimate]
 
@@ -37,17 +38,22 @@ def _shape(trial: TrialRecord) -> object:
 
 def read_prices(storage: Storage, names: Sequence[str] | None = None) -> PriceList:
     """The costs from timing sessions of a store, by default all. Files that cannot be used are among its `problems`."""
+    names = [f"{TIMINGS}/{name}" for name in storage.names(TIMINGS)] if names is None else names
+    found = list(in_parallel(partial(_session_or_problem, storage), names))
+    sessions = [entry for entry in found if not isinstance(entry, str)]
+    return PriceList(sessions, [entry for entry in found if isinstance(entry, str)])
+
+
+def _session_or_problem(storage: Storage, name: str) -> TimedSession | str:
+    """A timing session, or why it cannot be used."""
     from workers.data.records import ShardError
 
-    found, problems = [], []
-    for name in [f"{TIMINGS}/{name}" for name in storage.names(TIMINGS)] if names is None else names:
-        try:
-            found.append(read_session(storage, name))
-        except (ShardError, FileNotFoundError, MetricUnavailable) as error:
-            problems.append(str(error))
-        except ConfigError as error:  # of a plugin that is not loaded
-            problems.append(f"{storage.locate(name)}: {error}")
-    return PriceList(found, problems)
+    try:
+        return read_session(storage, name)
+    except (ShardError, FileNotFoundError, MetricUnavailable) as error:
+        return str(error)
+    except ConfigError as error:  # of a plugin that is not loaded
+        return f"{storage.locate(name)}: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,7 @@ def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[f
     if not record.image_shards:
         return ()
     columns = ["caption_id", "rounds"]
-    tables = [read_table(storage, shard, columns, fix=fix) for shard in record.image_shards]
+    tables = list(in_parallel(lambda shard: read_table(storage, shard, columns, fix=fix), record.image_shards))
     captions, rounds = (np.concatenate([table.column(name).to_numpy() for table in tables]) for name in columns)
     _, first, caption = np.unique(captions, return_index=True, return_inverse=True)
     positions = first.argsort().argsort()[caption]

@@ -21,6 +21,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from search_spaces.plugins import stored_plugins
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
 from workers.data.shards import TIMINGS
-from workers.data.storage import Storage
+from workers.data.storage import Storage, in_parallel
 from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
@@ -327,7 +328,8 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
     """
     with plugins_of(storage):
         names = [name for name in storage.names(TRIALS) if not _is_in(name, skip)]
-        return sorted((_read_trial(storage, f"{TRIALS}/{name}") for name in names), key=lambda record: record.number)
+        records = in_parallel(partial(_read_trial, storage), [f"{TRIALS}/{name}" for name in names])
+        return sorted(records, key=lambda record: record.number)
 
 
 def _is_in(name: str, numbers: Container[int]) -> bool:

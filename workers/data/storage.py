@@ -8,8 +8,11 @@ and tries again. Only `uri` contains the credentials of a URI; `display_name`, r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -22,7 +25,23 @@ if TYPE_CHECKING:
 
 _RETRY_TIMEOUT_S = 120.0  # for a server that was there before
 _RETRY_S = (0.5, 10.0)  # the first wait, and the longest; each wait doubles the last
+_READERS = 16  # files that are read at a time
+_K = TypeVar("_K")
 _T = TypeVar("_T")
+
+
+def in_parallel(read: Callable[[_K], _T], items: Iterable[_K]) -> Generator[_T]:
+    """read(item) of each item, in their order. Several items are read at a time: an answer of a bucket takes far longer
+    than the transfer of a small file. No more of them are kept than are read at a time.
+    """
+    with ThreadPoolExecutor(_READERS) as pool:
+        waiting: deque[Future[_T]] = deque()
+        for item in items:
+            waiting.append(pool.submit(copy_context().run, read, item))
+            if len(waiting) == _READERS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 class StorageError(OSError):

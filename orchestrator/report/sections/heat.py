@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
+from orchestrator.report.trials import PageTrial
 from orchestrator.results.store import read_table
 from workers.data.pictures import RAMP, accepted_by_cell
+from workers.data.storage import in_parallel
 
 _MAX_CELLS = 60_000  # of all heat maps together
 
@@ -36,16 +38,11 @@ def heat(subject: Subject) -> dict[str, Any] | None:
     cells: dict[str, list[float | None]] = {}
     means: dict[str, float] = {}
     alike = [trial for trial in trials if trial.sweep.identity.grid == grid]
-    for trial in alike[: _MAX_CELLS // (grid[0] * grid[1])]:
-        lengths: list[list[int]] = []
-        try:
-            for shard in trial.record.image_shards:
-                table = read_table(trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
-                lengths += table["emitted"].to_pylist()
-        except ValueError as error:
-            subject.note(str(error))
-            continue
-        if lengths:
+    shown = alike[: _MAX_CELLS // (grid[0] * grid[1])]
+    for trial, lengths in zip(shown, in_parallel(_lengths, shown), strict=True):
+        if isinstance(lengths, ValueError):
+            subject.note(str(lengths))
+        elif lengths:
             values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
             cells[trial.key] = [None if value is None else round(value, 3) for value in values]
             means[trial.key] = round(sum(map(sum, lengths)) / max(1, sum(map(len, lengths))), 4)
@@ -54,6 +51,18 @@ def heat(subject: Subject) -> dict[str, Any] | None:
         return None
     ends = {"low": min(found), "high": max(found)}
     return {"rows": grid[0], "columns": grid[1], **ends, "cells": cells, "means": means, "ramp": RAMP}
+
+
+def _lengths(trial: PageTrial) -> list[list[int]] | ValueError:
+    """The accepted lengths of each of a trial's images; the error of a damaged or missing shard."""
+    lengths: list[list[int]] = []
+    try:
+        for shard in trial.record.image_shards:
+            table = read_table(trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
+            lengths += table["emitted"].to_pylist()
+    except ValueError as error:
+        return error
+    return lengths
 
 
 SECTIONS.add("heat", Section("Accepted length by position", 30, heat, lead=_LEAD))

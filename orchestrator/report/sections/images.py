@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence, Set
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from orchestrator.report.trials import PageTrial
 from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
 from workers.data.pictures import is_intact_png
+from workers.data.storage import in_parallel
 
 if TYPE_CHECKING:
     from workers.models.target import Target
@@ -74,14 +76,24 @@ def _captions(trial: PageTrial) -> tuple[Any, Any]:
 
 def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial, Rows]]:
     """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per key; notes others."""
+    others = iter(_unique(trials))
     found: dict[str, tuple[PageTrial, Rows]] = {}
     first: Rows = {}
-    for trial in trials:
-        rows = {} if trial.key in found else _rows(trial, first.keys(), note)
-        if not rows:
+    for trial in others:
+        rows = _rows(trial, first.keys())
+        if isinstance(rows, ValueError):
+            note(str(rows))
+        elif rows:
+            first = dict(sorted(rows.items())[:CAPTIONS])
+            found[trial.key] = trial, first
+            break
+    left = list(others)
+    for trial, rows in zip(left, in_parallel(partial(_rows, wanted=first.keys()), left), strict=True):
+        if isinstance(rows, ValueError):
+            note(str(rows))
+        elif not rows:
             continue
-        first = first or dict(sorted(rows.items())[:CAPTIONS])
-        if all(key in rows and rows[key][0] == caption for key, (caption, _) in first.items()):
+        elif all(key in rows and rows[key][0] == caption for key, (caption, _) in first.items()):
             found[trial.key] = trial, {key: rows[key] for key in first}
         else:
             note(
@@ -91,16 +103,23 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
     return list(found.values())
 
 
-def _rows(trial: PageTrial, wanted: Set[Key], note: Note) -> Rows:
-    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; none if one is damaged."""
+def _unique(trials: Iterable[PageTrial]) -> list[PageTrial]:
+    """The first trial of each key."""
+    unique: dict[str, PageTrial] = {}
+    for trial in trials:
+        unique.setdefault(trial.key, trial)
+    return list(unique.values())
+
+
+def _rows(trial: PageTrial, wanted: Set[Key]) -> Rows | ValueError:
+    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; the error of a damaged one."""
     rows: Rows = {}
     for shard in trial.record.image_shards:
         try:
             columns = ["caption_id", "sample", "caption", "tokens"]
             table = read_table(trial.sweep.storage, shard, columns, fix="the report lacks its images")
         except ValueError as error:
-            note(str(error))
-            return {}
+            return error
         rows |= {(r["caption_id"], r["sample"]): (str(r["caption"]), r["tokens"]) for r in table.to_pylist()}
         if rows.keys() >= wanted if wanted else len(rows) >= CAPTIONS:
             break
@@ -169,7 +188,7 @@ def _load_target(sweep: Sweep) -> Target:
 def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
     side, grid = trial.sweep.identity.image_size, _stored_grid(trial)
-    if side is None or grid is None:
+    if side is None or not isinstance(grid, Image.Image):
         return []
     corners = [
         (left, top)
@@ -179,14 +198,13 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     return [grid.crop((left, top, left + side, top + side)) for left, top in corners]
 
 
-def _stored_grid(trial: PageTrial, note: Note = ignore) -> Image.Image | None:
-    """The image grid that a trial wrote; None if it is missing, or damaged, which is noted."""
+def _stored_grid(trial: PageTrial) -> Image.Image | str | None:
+    """The image grid that a trial wrote; None if it is missing, a sentence if it is damaged."""
     name, storage = f"{IMAGE_GRIDS}/{trial.record.digest}.png", trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
         return None
     if not is_intact_png(data := storage.read(name)):
-        note(f"{storage.locate(name)}: damaged; the report lacks it")
-        return None
+        return f"{storage.locate(name)}: damaged; the report lacks it"
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
@@ -209,8 +227,11 @@ def embed_grids(trials: Iterable[PageTrial], note: Note = ignore) -> dict[str, A
     """
     left = _MAX_GRID_CHARACTERS
     grids: dict[str, Any] = {}
-    for trial in trials:
-        grid = None if trial.key in grids else _stored_grid(trial, note)
+    unique = _unique(trials)
+    for trial, grid in zip(unique, in_parallel(_stored_grid, unique), strict=True):
+        if isinstance(grid, str):
+            note(grid)
+            continue
         if grid is None:
             continue
         grid.thumbnail((GRID_SIDE, GRID_SIDE), Image.Resampling.LANCZOS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +21,14 @@ from orchestrator.report.page import page_data, write_report
 from orchestrator.report.section import Note, Subject, ignore
 from orchestrator.report.sections import images
 from orchestrator.report.sections.heat import heat
-from orchestrator.report.sections.images import CAPTIONS, COLUMNS
+from orchestrator.report.sections.images import CAPTIONS, COLUMNS, embed_grids
 from orchestrator.report.trials import PageTrial, page_trials
+from orchestrator.results.prices import read_prices
+from orchestrator.results.store import read_trials
 from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.timed_sweeps import time_again, write_timed_sweep
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
@@ -191,3 +196,58 @@ def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path)
     assert images.images(about(complete(sweep))) == {"sheets": {}}
     assert heat(about(complete(sweep))) is None
+
+
+def reads_together(monkeypatch: pytest.MonkeyPatch, folder: str, count: int, alone: int = 0) -> list[str]:
+    """Each read in the folder, after the first `alone` ones, waits until `count` are under way; returns their names."""
+    gate, names, read = threading.Barrier(count, timeout=60), list[str](), Storage.read
+
+    def wait(storage: Storage, name: str) -> bytes:
+        if name.startswith(f"{folder}/"):
+            names.append(name)
+            if len(names) > alone:
+                gate.wait()
+        return read(storage, name)
+
+    monkeypatch.setattr(Storage, "read", wait)
+    return names
+
+
+def test_heat_maps_read_all_trials_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of a bucket takes long: one read after the other is minutes at the end of a sweep."""
+    records = write_drawn_sweep(tmp_path, captions(4), trials=5)
+    trials = complete(Sweep.open(tmp_path))
+    expected = heat(about(trials))
+    names = reads_together(monkeypatch, "shards", len(records))
+    assert heat(about(trials)) == expected
+    assert sorted(names) == sorted(record.shards[0] for record in records)
+
+
+def test_images_read_all_trials_but_the_first_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = write_drawn_sweep(tmp_path, captions(4), trials=5)
+    store_grids(tmp_path, Sweep.open(tmp_path))
+    trials = complete(Sweep.open(tmp_path))
+    expected = images.images(replace(about(trials), decode=False))
+    names = reads_together(monkeypatch, "shards", len(records) - 1, alone=1)
+    assert images.images(replace(about(trials), decode=False)) == expected
+    assert len(names) == len(records)
+
+
+def test_image_grids_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = write_drawn_sweep(tmp_path, captions(4), trials=5)
+    store_grids(tmp_path, Sweep.open(tmp_path))
+    names = reads_together(monkeypatch, "pictures", len(records))
+    assert list(embed_grids(complete(Sweep.open(tmp_path)))) == [record.digest for record in records]
+    assert len(names) == len(records)
+
+
+def test_records_and_timing_sessions_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = write_timed_sweep(tmp_path, trials=6)
+    for _ in range(2):
+        time_again(Sweep.open(tmp_path), (1, 8))
+    with monkeypatch.context() as patch:
+        reads_together(patch, "trials", 6)
+        assert [record.number for record in read_trials(sweep.storage)] == list(range(6))
+    with monkeypatch.context() as patch:
+        reads_together(patch, "timings", 3)
+        assert read_prices(sweep.storage).sessions == 3

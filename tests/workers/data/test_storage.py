@@ -21,7 +21,7 @@ from pyarrow import fs
 
 from tests.fakes.waiting import HANG_S
 from workers.data.files import hidden_name
-from workers.data.storage import Storage, StorageError
+from workers.data.storage import Storage, StorageError, in_parallel
 
 ROOT = Path(__file__).parents[3]
 
@@ -391,3 +391,27 @@ def test_errors_of_a_place_elsewhere_are_cleaned() -> None:
             act()
         assert "hunter" not in str(raised.value)
         assert "AKIAKEY" not in str(raised.value)
+
+
+def test_items_are_read_in_order_and_no_more_than_are_needed() -> None:
+    begun, gate = list[int](), threading.Event()
+
+    def read(item: int) -> int:
+        begun.append(item)
+        if item == 0:
+            assert gate.wait(60), "later ones do not begin while the first one waits"
+        if item == 1:
+            gate.set()
+        if item == 50:
+            raise ValueError(item)
+        return 10 * item
+
+    assert list(in_parallel(read, range(40))) == list(range(0, 400, 10))
+    begun.clear()
+    taken = in_parallel(read, range(1000))
+    assert [next(taken) for _ in range(3)] == [0, 10, 20]
+    taken.close()
+    assert len(begun) < 50
+    with pytest.raises(ValueError, match="50"):
+        list(in_parallel(read, range(1000)))
+    assert list(in_parallel(read, [])) == []
