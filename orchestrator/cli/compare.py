@@ -279,7 +279,7 @@ def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) ->
     from orchestrator.results.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
-    opened = [o.open_sweep(name) for name in names if name not in given_tables]
+    opened = o.PriceOptions().open([name for name in names if name not in given_tables])  # a replication has notes
     if not opened:
         raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
     replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]

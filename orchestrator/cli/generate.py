@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,9 +134,10 @@ def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
     Raises:
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
-    sweep = q.open_sweep(source)
+    (sweep,) = q.PriceOptions().open([source])  # the statistics have notes
     from orchestrator.results.choices import default_limit
     from orchestrator.results.front import front_of
+    from orchestrator.results.status import session_problems
 
     front = front_of([sweep])
     if not wanted.is_given():
@@ -144,7 +145,7 @@ def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
             problem = f"--from {source}: this sweep has no default quality bar"
             raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
         wanted = q.TrialOptions(best=[limit])
-    return wanted.select(front).to_setting()
+    return replace(wanted.select(front).to_setting(), notes=tuple(session_problems(sweep)))
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:

@@ -201,7 +201,7 @@ def generate_images(
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling),
         "samples": options.samples,
-        "warnings": [*notes, *_warnings(gallery, config.drafter.kind, entry.files)],
+        "warnings": [*setting.notes, *notes, *_warnings(gallery, config.drafter.kind, entry.files)],
         "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},
     }
     with ends_with(FAILED):

@@ -97,6 +97,7 @@ def sync(
 
     with ends_with(WRONG_USAGE):
         opened = open_sweep(sweep)
+    from orchestrator.results.status import session_problems
     from orchestrator.results.store import command
     from orchestrator.views.mlflow import sync
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
@@ -105,6 +106,7 @@ def sync(
     found, tracking_uri = done.location, public_uri(done.location.uri)
     links = found.links("" if is_server(found.uri) else LOCAL_SERVER)  # of a database: while `ui` serves it
     facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
+    facts["notes"] = session_problems(opened)
     shown = links if is_server(found.uri) else {"MLflow": command(opened.storage, "ui")}
     lines = [f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}"]
     show(facts, [*lines, *_link_lines(shown)], as_json=as_json)

@@ -77,7 +77,10 @@ def predict(
         predicted = _predict(sweep, settings, captions, chosen, corrections)
     with ends_with(FAILED):
         _write(predicted, folder)
-    show(_to_mapping(predicted, folder), _describe(predicted, folder), as_json=as_json)
+    from orchestrator.results.status import session_problems
+
+    facts = _to_mapping(predicted, folder) | {"notes": [] if corrections is None else session_problems(corrections)}
+    show(facts, _describe(predicted, folder), as_json=as_json)
 
 
 def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:

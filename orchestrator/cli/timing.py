@@ -115,6 +115,7 @@ def _show_speeds(
     from orchestrator.cli.devices import side_by_side
     from orchestrator.results.front import front_of
     from orchestrator.results.prices import is_priced
+    from orchestrator.results.status import session_problems
     from orchestrator.results.store import MLFLOW_PLACE, REPORT, command
 
     own, machine = sweep.priced(), timer.machine
@@ -126,6 +127,7 @@ def _show_speeds(
     table, lines = side_by_side(fronts, {record.number for record in records})
     facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
     facts |= {"batch": machine.batch, "sessions": len(timer.written), "images": timer.images, "error": error, **table}
+    facts["notes"] = session_problems(own)
     lines = [
         f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
         + (" [1], beside those of the sweep itself [2]" if len(fronts) > 1 else ""),

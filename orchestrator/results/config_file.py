@@ -83,7 +83,7 @@ class Setting:
 
     origin: the trial, in words. models: as --models takes them. batch: at which the sweep timed it. speed: what was
     measured. comments: at the head of its file. weights: content hashes of the sweep's models. baseline: vanilla with
-    the sweep's sampling.
+    the sweep's sampling. notes: on the sweep.
     """
 
     mapping: Mapping[str, Any]
@@ -94,6 +94,7 @@ class Setting:
     comments: str = ""
     weights: Mapping[str, str] | None = None
     baseline: DecodingConfig | None = None
+    notes: tuple[str, ...] = ()
 
     def comments_for(self, digest: str) -> str:
         """The comments, if they are about the config with this digest."""

@@ -33,6 +33,7 @@ import numpy as np
 
 from orchestrator.results.joint import critical_t, degrees_of_freedom
 from orchestrator.results.query import QueryError
+from orchestrator.results.status import session_problems
 from orchestrator.results.sweep import Sweep
 from search_spaces.params import unknown_key
 from search_spaces.sweep import SweepConfig
@@ -212,7 +213,7 @@ def replicate(sweep: Sweep, table: str) -> Replication:
     published = rows_of(table)
     configs = {entry.label: entry.config for entry in SweepConfig.read(table).enqueue}
     rows = tuple(_table_row(sweep, row, configs[row.label]) for row in published)
-    return Replication(sweep.name, table, rows, tuple(_notes(sweep, rows)))
+    return Replication(sweep.name, table, rows, (*session_problems(sweep), *_notes(sweep, rows)))
 
 
 def verdict(measured: Estimate | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.generate import Source, _read_setting
+from orchestrator.cli.query_options import TrialOptions
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.priced_sweeps import TRIALS, time_on, write_untimed_sweep
 from workers.data.storage import Storage
@@ -109,3 +112,33 @@ def test_a_session_that_cannot_be_used_is_named(
     said = [line for line in (ran.out + ran.err).splitlines() if damaged in line]
     assert len(said) == 1
     assert "the speeds are those of the other timing sessions" in said[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pareto", "SWEEP"),
+        ("compare", "SWEEP", "--by", "lossless", "--infeasible"),
+        ("compare", "SWEEP", "papers/lantern-table2", "--published"),
+        ("sync", "SWEEP"),
+    ],
+    ids=" ".join,
+)
+def test_a_session_that_cannot_be_used_is_in_the_json(
+    words: tuple[str, ...], storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that reads standard output sees it too."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{storage.display_name}.db")
+    damaged = time_on(storage, "zen", (1,), day=9)
+    storage.write(damaged, storage.read(damaged)[:-9])
+    ran = specfrontier(*(storage.display_name if word == "SWEEP" else word for word in words), "--json")
+    assert ran.code == 0, ran.err
+    assert damaged in json.dumps(ran.json)
+
+
+def test_a_setting_brings_the_notes_on_its_sweep(storage: Storage) -> None:
+    """Those that `generate --from SWEEP` writes into statistics.json."""
+    damaged = time_on(storage, "zen", (1,), day=9)
+    storage.write(damaged, storage.read(damaged)[:-9])
+    (note,) = _read_setting(Source(sweep=storage.display_name), TrialOptions(trial=0)).notes
+    assert damaged in note
