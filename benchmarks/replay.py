@@ -92,7 +92,7 @@ def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], flo
         start = time.perf_counter()
         predicted = replayer.predict(config).mean_accepted_length
         middle = time.perf_counter()
-        statistics = [result.statistics for result in replayer.run(config, requests, images)]
+        statistics = [result.statistics for result in replayer.engine(config, images).run(requests)]
         measured = sum(int(s.emitted.sum()) for s in statistics) / sum(s.passes for s in statistics)
         rows.append(Row(config, predicted, measured, middle - start, time.perf_counter() - middle))
     return rows, recording_s
@@ -158,7 +158,7 @@ def print_memory() -> None:
     for policy in (Chain(5), Dynamic(5, 10, 58)):  # EAGLE-2's own size
         config = DecodingConfig(Eagle(), policy, EXACT, Sampling())
         recorder = StepRecorder(Sampling(), models.target.codebook, 0.2)
-        Replayer(models, requests).run(config, requests, 2, recorder)
+        list(Replayer(models, requests).engine(config, 2, recorder).run(requests))
         steps = recorder.steps()
         columns = {field.name: getattr(steps, field.name) for field in fields(steps)}
         sizes = {name: column.nbytes / len(steps) for name, column in columns.items() if column is not None}

@@ -34,6 +34,7 @@ from search_spaces.presets import preset
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig
 from workers.decoding.engine import Engine
+from workers.decoding.graphs import run_until_replayed
 from workers.decoding.state import Request
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
@@ -84,14 +85,18 @@ def decode(engine: Engine, models: Models, batch: int, tokens: int, seconds: flo
 def measure(
     setup: Setup, model: str, load: Callable[[], Models], config: DecodingConfig, batch: int, bandwidth: float
 ) -> Row:
-    """The numbers of a setting. The same steps run once before: they compile kernels and capture graphs."""
+    """The numbers of a setting. The same steps run before: they compile kernels and capture graphs."""
     models = needed(load(), config)
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     engine = engine_for(models, config, batch=batch)
     _, reached = decode(engine, models, batch, 4 if setup.is_tiny else TOKENS, SECONDS)
-    engine.timer.take()
-    steps, drawn = decode(engine, models, batch, max(1, reached), 2 * SECONDS)
+
+    def measured() -> tuple[list[Step], int]:
+        engine.timer.take()
+        return decode(engine, models, batch, max(1, reached), 2 * SECONDS)
+
+    steps, drawn = run_until_replayed(measured)
     seconds, phases = statistics.median(step.seconds for step in steps), engine.timer.take()
     floor = statistics.median(step.bytes for step in steps) / bandwidth
     found = footprint(shapes_of(setup, model), config, batch, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar
@@ -25,7 +24,8 @@ class Drafter(nn.Module, ABC):
     `Batch.guided_logits`).
 
     The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per pass
-    `root_logits` once, `expand` once per further level, and after verification `commit`.
+    `root_logits` once, `expand` once per further level, and after verification `commit`. Each engine has a shallow copy
+    of the loaded drafter: the weights are shared, and what it assigns from `prepare` on is of one batch.
 
     capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
     can repeat a pass. Not inherited: each class says it for itself.
@@ -35,7 +35,6 @@ class Drafter(nn.Module, ABC):
     max_levels: int | None = None  # None: any depth
     taps: tuple[int, ...] = ()  # layers of the target whose inputs, un-normed, it reads in place of the features
     capturable: ClassVar[bool] = False
-    prepared_for: weakref.ref[Batch] | None = None  # its last batch
 
     @classmethod
     def load(cls, path: Path, target: Target) -> Drafter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -62,10 +61,6 @@ class Drafting(ABC):
         rows of finished captions. Called before the first caption is admitted.
         """
 
-    def is_prepared(self, batch: Batch) -> bool:
-        """Whether `batch` was the last that this drafting, and every drafting with its drafter, was prepared for."""
-        return True
-
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
     ) -> None:
@@ -122,10 +117,6 @@ class TreeDrafting(Drafting):
 
     def prepare(self, batch: Batch) -> None:
         self.drafter.prepare(batch, self.max_levels, self.expanded)
-        self.drafter.prepared_for = weakref.ref(batch)
-
-    def is_prepared(self, batch: Batch) -> bool:
-        return self.drafter.prepared_for is not None and self.drafter.prepared_for() is batch
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

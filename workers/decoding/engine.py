@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
 from itertools import islice
 
@@ -74,6 +75,8 @@ class Engine:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
         self.target, self.seed, self.batch_size, self.device = target, seed, batch_size, target.device
+        self._loaded_drafter, drafter = drafter, copy(drafter)  # engines that take turns keep what their batches need
+        self._drafter = drafter
         self.observer = observer
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
@@ -132,8 +135,9 @@ class Engine:
     def _static_batch(self, captions: int) -> Batch:
         """The batch of the run before, in the least size that has a row for each of so many captions."""
         batch, self._batch = self._batch, None  # a run that fails does not give it back
-        if batch is None or batch.buffers.capacity != self.batch_size or not self.drafting.is_prepared(batch):
+        if batch is None or batch.buffers.capacity != self.batch_size:
             del batch  # its memory is free for the new one
+            self._free()
             batch = self.allocate(self.batch_size)
         batch.buffers.reset(graphs.padded_batch_size(self.batch_size, captions))
         batch.idle(torch.arange(batch.images, device=self.device))
@@ -148,14 +152,23 @@ class Engine:
         """Keep a batch whose run has ended, with its graphs, for the next run; only if it is static."""
         if batch.static:
             self._batch = batch
+        else:
+            self._free()
 
     def release(self) -> None:
         """Free the batch and the graphs of the run before. The memory of graphs is no other tensor's before the
         allocator's cache is emptied.
         """
         if self._batch is not None:
-            self._batch = None
+            self._free()
             torch.cuda.empty_cache()
+
+    def _free(self) -> None:
+        """Drop the last batch, and what the drafter has allocated for it."""
+        self._batch = None
+        if self._drafter is not None:
+            vars(self._drafter).clear()
+            vars(self._drafter).update(vars(self._loaded_drafter))
 
     def read(self, batch: Batch, report: Tensor) -> PassCounts:
         """What a pass did, from its `step`: the only device-to-host transfer of a pass.

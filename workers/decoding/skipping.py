@@ -14,7 +14,6 @@ Lossy: unverified tokens are what the drafter proposed.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -83,7 +82,6 @@ class SkippingDrafting(Drafting):
 
     def prepare(self, batch: Batch) -> None:
         self.drafter.prepare(batch, self.max_levels, self.inner.expanded)
-        self.drafter.prepared_for = weakref.ref(batch)
         dtype, width = batch.cache.storage.dtype, self.drafter.target.transformer.config.dim
         # rounds of each image, and the last features that a pass has computed
         self._rounds = torch.zeros_like(batch.emitted)
@@ -93,9 +91,6 @@ class SkippingDrafting(Drafting):
         self._may_skip = True  # no pass has told otherwise; the longest pass is the one to plan for
         self._streams = batch.streams
         batch.buffers.add(self, "_rounds", "_recent")
-
-    def is_prepared(self, batch: Batch) -> bool:
-        return self.inner.is_prepared(batch)
 
     def admit(
         self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor

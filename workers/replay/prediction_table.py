@@ -18,6 +18,7 @@ from workers.metrics.estimate import Estimate
 from workers.replay.costs import ImageCost
 from workers.replay.prediction import QUANTITIES, Prediction
 from workers.replay.replayer import MAX_STEPS, Replayer, recording_key
+from workers.runtime.timing import time_images
 
 
 class PredictedSetting(NamedTuple):
@@ -113,7 +114,8 @@ def read_predictions(table: pa.Table, captions: int) -> list[PredictedSetting]:
 
 
 def _time(replayer: Replayer, config: DecodingConfig, batch: int) -> ImageCost:
-    """The cost of a setting on two batches of images, after one image that warms it up."""
-    requests = replayer.requests
-    replayer.run(config, requests[:1], 1)
-    return ImageCost.of(result.statistics for result in replayer.run(config, requests[: 2 * batch], batch))
+    """The cost of a setting on two batches of images, after one image that is not timed."""
+    engine, requests = replayer.engine(config, batch), replayer.requests
+    list(engine.run(requests[:1]))
+    _, _, results = time_images(lambda requests: list(engine.run(requests)), requests[: 2 * batch], engine.device)
+    return ImageCost.of(result.statistics for result in results)

@@ -18,7 +18,6 @@ from workers.decoding.build import build_tables
 from workers.decoding.engine import Engine, Observer
 from workers.decoding.rng import image_keys
 from workers.decoding.state import Request
-from workers.decoding.statistics import Result
 from workers.loading.models import Models
 from workers.metrics.estimate import BLOCKS
 from workers.replay.prediction import Prediction, Recording
@@ -123,20 +122,17 @@ class Replayer:
             return replace(recording.predict(*simulated), approximate=True)
         return recording.predict(outcomes_of(config.policy))
 
-    def run(
-        self, config: DecodingConfig, requests: Sequence[Request], batch: int, observer: Observer | None = None
-    ) -> list[Result]:
-        """Decode images with a setting."""
+    def engine(self, config: DecodingConfig, batch: int, observer: Observer | None = None) -> Engine:
+        """An engine that decodes images with a setting."""
         drafter = self.models.drafters.get(config.drafter.kind)
-        engine = Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
-        return list(engine.run(requests))
+        return Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
 
     def _record(self, config: DecodingConfig) -> Recording:
         assert config.sampling is not None
         # a pass emits at least one token, and two or three in the mean
         most = len(self.requests) * self.models.target.grid.tokens
         recorder = StepRecorder(config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most))
-        self.run(config, self.requests, self.batch, recorder)
+        list(self.engine(config, self.batch, recorder).run(self.requests))
         steps = recorder.steps()
         captions = [request.caption_id for request in self.requests]
         keys = image_keys(self.seed, captions, [request.sample for request in self.requests], steps.image.device)

@@ -48,7 +48,7 @@ def time_session(
 ) -> tuple[list[dict[str, Any]], Device, str]:
     """Time requests with all configs of a session in turn; returns the rows, what timed them, and when it started.
 
-    advance: called after each batch that a config has generated.
+    advance: called after each batch of a config, measured or not.
 
     Raises:
         ConfigError: the model does not support a config.
@@ -58,9 +58,7 @@ def time_session(
     target = engines.models.target
 
     def generate(config: DecodingConfig, requests: Sequence[Request]) -> list[Result]:
-        results = engines.generate_once(config, requests, len(requests), session.configs)
-        advance()
-        return results
+        return engines.generate_once(config, requests, len(requests), session.configs)
 
     def time_batches(batch: int) -> list[dict[str, Any]]:
         return time_in_turn(
@@ -71,6 +69,7 @@ def time_session(
             seed=session.number,
             is_enough=lambda found: relative_noise(found) <= session.precision,
             encode=lambda requests: target.encode([request.caption for request in requests], guided=False),
+            advance=advance,
         )
 
     while True:

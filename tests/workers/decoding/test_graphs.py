@@ -104,7 +104,7 @@ def test_a_round_that_cannot_be_captured_runs_eagerly(
     assert not are_supported(torch.device("cuda"))
 
 
-def test_a_batch_is_allocated_again_when_its_drafter_served_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_with_one_drafter_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     tape.without_shortcuts(monkeypatch)
     target = toy_target()
     config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
@@ -174,13 +174,14 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
     config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
     drafter = toy_drafter("eagle", target)
     assert drafter is not None
-    engines = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False)
-    for each in (vanilla, config):
+    chain = replace(config, policy=Chain(4))  # with the same drafter
+    engines, settings = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False), (vanilla, config, chain)
+    for each in settings:
         engines.get(each).new_capture = lambda: capture
     for turn in range(3):
         before = captures
-        for each in (vanilla, config):
-            engines.generate_once(each, [Request(0, "abc")], 1, alternating=(vanilla, config))
+        for each in settings:
+            engines.generate_once(each, [Request(0, "abc")], 1, alternating=settings)
         assert (captures == before) == (turn > 0)
     engines.generate_once(vanilla, [Request(0, "abc")], 1)
     assert engines.get(config)._batch is None

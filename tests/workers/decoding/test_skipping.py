@@ -170,7 +170,7 @@ def test_the_drafter_reads_the_last_features_that_a_pass_has_computed(
 
     monkeypatch.setattr(drafting, "admit", watch_admit)
     monkeypatch.setattr(drafting, "commit", watch_commit)
-    monkeypatch.setattr(drafting.drafter, "look_ahead", watch_look_ahead)
+    drafting.drafter.look_ahead = watch_look_ahead  # type: ignore[method-assign, assignment]
     list(engine.run(requests(2)))
     assert len(counts) > 2
     assert max(counts) == (2 if tree == "static" else 9)
@@ -207,7 +207,7 @@ def test_a_path_of_a_tree_that_is_not_finite_is_an_error(monkeypatch: pytest.Mon
         look_ahead(batch, tokens, features, skipped)
 
     monkeypatch.setattr(drafting.inner, "draft", watch_draft)
-    monkeypatch.setattr(drafting.drafter, "look_ahead", spoil)
+    drafting.drafter.look_ahead = spoil  # type: ignore[method-assign, assignment]
     with pytest.raises(DecodingError):
         list(engine.run(requests(1)))
 

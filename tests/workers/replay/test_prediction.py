@@ -80,7 +80,7 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
 def test_accepted_lengths_of_windows_are_those_of_a_run(windows: Replayer, length: int, acceptance: object) -> None:
     """The two recorded rules at recorded lengths, and a rule and a length between them. Within 5 %, as above."""
     setting = config(length, acceptance, "jacobi")
-    results = [result.statistics for result in windows.run(setting, REQUESTS, IMAGES)]
+    results = [result.statistics for result in windows.engine(setting, IMAGES).run(REQUESTS)]
     measured = sum(int(s.emitted.sum()) for s in results) / sum(s.passes for s in results)
     assert windows.predict(setting).mean_accepted_length.value == pytest.approx(measured, rel=0.05)
 

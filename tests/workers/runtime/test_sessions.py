@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from search_spaces.acceptance import EXACT
+from search_spaces.drafters import Eagle
 from search_spaces.presets import preset
+from search_spaces.trees import Chain, Dynamic
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes import tape
 from tests.fakes.tiny_models import tiny_scenes
+from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.data.captions import Caption
-from workers.data.shards import TimingSession
+from workers.data.shards import PredictTask, TimingSession
+from workers.decoding import graphs
+from workers.decoding.engine import Engine
 from workers.decoding.graphs import RoundGraphs
 from workers.decoding.state import Request
+from workers.decoding.timer import PhaseTimer
+from workers.loading.models import Models
 from workers.loading.models_yaml import folder_entry, load_entry
+from workers.replay.prediction_table import predict_settings
 from workers.runtime import sessions
 from workers.runtime.engines import CancellableEngine, Engines
 from workers.runtime.sessions import time_session
@@ -64,6 +77,73 @@ def test_a_session_builds_an_engine_once(engines: Engines, monkeypatch: pytest.M
     configs = (VANILLA, *CHAINS)
     time_session(fresh, REQUESTS[:2], TimingSession(configs, 0, 2, (1,), 2))
     assert sorted(built, key=configs.index) == list(configs)
+
+
+class GraphClock:
+    """CPU time in which a pass that runs eagerly or is captured takes a second, and all else next to nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.runner = graphs.eager_runner
+        monkeypatch.setattr(graphs, "eager_runner", self.eager)
+        monkeypatch.setattr(time, "thread_time", self.read)
+        tape.without_shortcuts(monkeypatch)
+
+    def read(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def eager(self, timer: PhaseTimer) -> graphs.RunPhase:
+        self.now += 1.0
+        return self.runner(timer)
+
+    def capture(self, function: Callable[[], Any]) -> tuple[tape.Tape, Any]:
+        self.now += 1.0
+        return tape.capture(function)
+
+    def engines(self) -> Engines:
+        """Engines of a toy whose passes are captured."""
+        target = toy_target(config=replace(BASE, rows=6))
+        drafter = toy_drafter("eagle", target)
+        assert drafter is not None
+        engines = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False)
+        make = engines.get
+
+        def get(config: DecodingConfig, kept: int = 0) -> CancellableEngine:
+            engine = make(config, kept)
+            engine.new_capture = lambda: self.capture
+            return engine
+
+        engines.get = get  # type: ignore[method-assign]
+        return engines
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_timed_batches_only_replay_graphs(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows leave a batch of drafts one by one, so each batch meets keys of its own; vanilla's rows end together."""
+    monkeypatch.setattr(RoundGraphs, "failure", None)
+    clock = GraphClock(monkeypatch)
+    configs = (VANILLA, CHAINS[3], DecodingConfig(Eagle(), Dynamic(3, 3, 8), EXACT, VANILLA.sampling))
+    requests = [Request(number, "a large red ring") for number in range(3 * batch)]
+    rows, *_ = time_session(clock.engines(), requests, TimingSession(configs, 0, 3 * batch, (batch,), 1))
+    assert len(rows) == 3 * 3
+    assert max(row["seconds"] for row in rows) < 0.1
+
+
+def test_costs_for_predictions_are_those_of_replayed_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RoundGraphs, "failure", None)
+    clock = GraphClock(monkeypatch)
+    config, build = DecodingConfig(Eagle(), Chain(4), EXACT, VANILLA.sampling), Engine.__init__
+
+    def captured(engine: Engine, *arguments: Any, **options: Any) -> None:
+        build(engine, *arguments, **options)
+        engine.new_capture = lambda: clock.capture
+
+    monkeypatch.setattr(Engine, "__init__", captured)
+    captions = [Caption(number, "a large red ring") for number in range(8)]
+    task = PredictTask((config,), ("{}",), 8, 4, (config,), 4)
+    row = predict_settings(clock.engines().models, captions, task).to_pylist()[0]
+    assert row["cost_per_pass"] < 1e-3
 
 
 def test_a_session_in_which_graphs_are_given_up_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
