@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _ANY_WIDTH = 100_000  # columns of a table that no terminal shows
 _GAP = 2  # spaces between columns
+_MAX_GROUPS, _MAX_NAMES = 8, 12  # of trials within error of each other, and in one of these groups
 
 
 class Shown(str):
@@ -211,11 +213,36 @@ def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
         cells.append([row.name, row.setting, *values, share])
     labels = [row.record.label for row in rows]
     within = [", ".join(row.within_error_of or []) for row in rows]
-    place = {row.name: index for index, row in enumerate(rows)}
-    pairs = ((row.name, other) for row in rows for other in row.within_error_of or [] if place[row.name] < place[other])
-    note = "within error of each other: " + ", ".join(f"{first} and {second}" for first, second in pairs)
     right = range(2, 3 + len(front.metrics))
-    return trial_table(head, cells, labels, right, ("within error of", within, note))
+    return trial_table(head, cells, labels, right, ("within error of", within, _describe_within_error(rows)))
+
+
+def _describe_within_error(rows: Sequence[Trial]) -> str:
+    """Groups of trials of which any two are within error of each other, in the order of the rows, until every such pair
+    is in one; after `_MAX_GROUPS` of them, how many pairs are left.
+    """
+    place = {row.name: index for index, row in enumerate(rows)}
+    near = [{place[other] for other in row.within_error_of or []} for row in rows]
+    left = {(first, second) for first, others in enumerate(near) for second in others if first < second}
+    groups = []
+    while left and len(groups) < _MAX_GROUPS:
+        group = list(min(left))
+        for index, others in enumerate(near):
+            if others.issuperset(group):
+                group.append(index)
+        group.sort()
+        left.difference_update(combinations(group, 2))
+        groups.append(_enumerate([rows[index].name for index in group]))
+    rest = [f"and {counted(len(left), 'pair')} more"] if left else []
+    return "within error of each other: " + "; ".join([*groups, *rest])
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    """At least two names, the first `_MAX_NAMES` of them: `0, 1 and 2`, or `0, 1, 2 and 45 more`."""
+    more = len(names) - _MAX_NAMES
+    last = f"{more} more" if more > 0 else names[-1]
+    shown = names[:_MAX_NAMES] if more > 0 else names[:-1]
+    return f"{', '.join(shown)} and {last}"
 
 
 def trial_table(
