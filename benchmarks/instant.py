@@ -92,6 +92,6 @@ def make_driver(
     """The driver of a sweep without a model. sampling: of its baseline."""
     baseline, names = DecodingConfig(sampling=sampling), tuple(objective.name for objective in objectives)
     build = Build(storage, workers, emit)
-    trials = Trials(Plan(sweep, experiment, baseline, sweep.captions.count, names), build, objectives, emit)
+    trials = Trials(Plan(sweep, experiment, baseline, sweep.captions.count, names), build, objectives, emit, earlier=0)
     search = Search(sweep, [objective.direction for objective in objectives])
     return Driver(storage, trials, search, check=check, update=update)

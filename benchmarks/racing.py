@@ -1,6 +1,6 @@
 """How often racing stops the wrong candidate, and what it saves: simulated sweeps whose truth is known.
 
-    python -m benchmarks.racing [--sweeps 1000] [--scenarios spread]
+    python -m benchmarks.racing [--sweeps 1000] [--scenarios spread] [--earlier 0 400]
 
 Every simulated sweep has 48 trials with 192 captions each, rungs of 24, 48 and 96 captions, and 4 trials in flight. An
 image has a cost (a mean, as the speed is) and 8 features; the second objective is the squared distance of the features'
@@ -19,6 +19,9 @@ degrees of freedom. Scenarios:
             does over requests in the order of their times: the assumption of a race is broken
  shuffled   the same, with the captions in random order
 
+`--earlier`: as many trials of an earlier sweep come first, on the same captions. Those on its front by measured values,
+which are the lucky ones, are enqueued in the new sweep and rivals of its trials, as `launch --from` does.
+
 A stop is wrong if no trial is better in both objectives. `rate` is the share of sweeps with any wrong stop, with its
 95 % interval (Clopper and Pearson), and must be at most `error_rate` in all scenarios but `in order`. `gap` is the true
 distance to the strongest trial that had finished before, in its closer objective, in standard errors of the paired
@@ -30,12 +33,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
+from orchestrator.results.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 
 Floats = NDArray[np.float64]
@@ -57,12 +61,13 @@ class Simulation:
     """truth: [trials, 2]. images: [captions, trials, 1 + features], an image's cost and features.
 
     frechet: the second objective is the Frechet distance to a normal distribution with the mean 0 and _REFERENCE_SPREAD
-    in all features.
+    in all features. earlier: the number of trials of an earlier sweep, which come first.
     """
 
     truth: Floats
     images: Floats
     frechet: bool = False
+    earlier: int = 0
 
     @property
     def better(self) -> NDArray[np.bool_]:
@@ -90,6 +95,12 @@ class Simulation:
         values = np.stack([means[:, 0], distances])
         return values[:, 0], values[:, 1:]
 
+    @property
+    def earlier_front(self) -> list[int]:
+        """The trials of the earlier sweep that are on its front, by their values on all captions."""
+        values = np.array([self.replicates(trial, CAPTIONS)[0] for trial in range(self.earlier)])
+        return np.flatnonzero(nondominated(values, ("minimize", "minimize"))).tolist()
+
     def gaps(self) -> Floats:
         """[trials] the gap to the strongest rival (see above), 0 where none is better."""
         found = np.zeros(len(self.truth))
@@ -115,8 +126,9 @@ class Outcome:
 
     @property
     def saved(self) -> float:
-        """Share of the images."""
-        return float(1 - np.where(self.stopped > 0, self.stopped, CAPTIONS).mean() / CAPTIONS)
+        """Share of the images of the new sweep's own trials."""
+        stopped = self.stopped[self.simulation.earlier :]
+        return float(1 - np.where(stopped > 0, stopped, CAPTIONS).mean() / CAPTIONS)
 
 
 def _with_left_out(sums: Floats) -> Floats:
@@ -125,8 +137,8 @@ def _with_left_out(sums: Floats) -> Floats:
     return np.concatenate([total, total - sums])
 
 
-def simulate(scenario: str, seed: int) -> Simulation:
-    """One sweep's images, from one of SCENARIOS.
+def simulate(scenario: str, seed: int, earlier: int = 0) -> Simulation:
+    """The images of one sweep and of an earlier one with so many trials, from one of SCENARIOS.
 
     Raises:
         ValueError: no such scenario.
@@ -134,29 +146,32 @@ def simulate(scenario: str, seed: int) -> Simulation:
     if scenario not in SCENARIOS:
         raise ValueError(f"use one of {', '.join(SCENARIOS)}, got {scenario!r}")
     rng = np.random.default_rng([SCENARIOS.index(scenario), seed])
-    truth = _truth(scenario, rng)
+    trials = earlier + TRIALS
+    truth = _truth(scenario, rng, trials)
     if scenario == SPREAD:
-        return _simulate_spread(truth, rng)
-    shape = (CAPTIONS, TRIALS, 1 + _DIM)
+        return _simulate_spread(truth, rng, earlier)
+    shape = (CAPTIONS, trials, 1 + _DIM)
     own = np.exp(rng.standard_normal(shape)) - np.exp(0.5) if scenario == "skewed" else rng.standard_t(5, shape)
     own /= np.sqrt(np.e * (np.e - 1)) if scenario == "skewed" else np.sqrt(5 / 3)
     if scenario in (IN_ORDER, SHUFFLED):
         own = _drifting(own)
         own = rng.permutation(own) if scenario == SHUFFLED else own
-    noise = _SPREAD * rng.uniform(0.7, 1.4, (TRIALS, 1)) * _shared(own, _GROUPS, _SHARED, rng)  # covariances, so biases
+    noise = _SPREAD * rng.uniform(0.7, 1.4, (trials, 1)) * _shared(own, _GROUPS, _SHARED, rng)  # covariances, so biases
     noise += _CAPTIONS_SPREAD * rng.standard_normal((CAPTIONS, 1, 1 + _DIM))
     if scenario == "searched":
         _follow_the_best(noise, truth)
-    return Simulation(truth, noise + _means(truth, truth[:, 1], _DIM))
+    return Simulation(truth, noise + _means(truth, truth[:, 1], _DIM), earlier=earlier)
 
 
-def _simulate_spread(truth: Floats, rng: np.random.Generator) -> Simulation:
+def _simulate_spread(truth: Floats, rng: np.random.Generator, earlier: int) -> Simulation:
     """Two kinds of trials, with features of half and of twice the spread: what is missing to `truth` is their mean."""
-    scales = rng.choice([0.5, 2.0], (TRIALS, 1))
-    own = rng.standard_t(5, (CAPTIONS, TRIALS, 1 + _FRECHET_DIM)) / np.sqrt(5 / 3)
+    scales = rng.choice([0.5, 2.0], (len(truth), 1))
+    own = rng.standard_t(5, (CAPTIONS, len(truth), 1 + _FRECHET_DIM)) / np.sqrt(5 / 3)
     noise = _SPREAD * scales * _shared(own, 1, 0.9, rng)
     by_spread = _FRECHET_DIM * (_SPREAD * scales[:, 0] - _REFERENCE_SPREAD) ** 2
-    return Simulation(truth, noise + _means(truth, truth[:, 1] - by_spread, _FRECHET_DIM), frechet=True)
+    return Simulation(
+        truth, noise + _means(truth, truth[:, 1] - by_spread, _FRECHET_DIM), frechet=True, earlier=earlier
+    )
 
 
 def _drifting(own: Floats) -> Floats:
@@ -181,16 +196,16 @@ def _means(truth: Floats, squared: Floats, dim: int) -> Floats:
     return np.concatenate([truth[:, :1], np.tile(np.sqrt(squared / dim)[:, None], dim)], axis=1)
 
 
-def _truth(scenario: str, rng: np.random.Generator) -> Floats:
+def _truth(scenario: str, rng: np.random.Generator, trials: int) -> Floats:
     if scenario == "ties":
-        return np.ones((TRIALS, 2))
+        return np.ones((trials, 2))
     if scenario != "front":
-        tied = np.full(TRIALS, _FRECHET if scenario == SPREAD else 1.0)
-        return np.stack([np.arange(1.0, TRIALS + 1), tied], axis=1)
-    x = rng.random(TRIALS)
-    behind = np.where(rng.random(TRIALS) < 0.7, rng.exponential(0.15, TRIALS), 0.0)
+        tied = np.full(trials, _FRECHET if scenario == SPREAD else 1.0)
+        return np.stack([np.arange(1.0, trials + 1), tied], axis=1)
+    x = rng.random(trials)
+    behind = np.where(rng.random(trials) < 0.7, rng.exponential(0.15, trials), 0.0)
     truth = np.stack([1 + x, 2 - np.sqrt(x)], axis=1) + behind[:, None]
-    twins = rng.permutation(TRIALS)[: TRIALS // 6 * 2].reshape(2, -1)
+    twins = rng.permutation(trials)[: trials // 6 * 2].reshape(2, -1)
     truth[twins[0]] = truth[twins[1]]
     return truth
 
@@ -198,7 +213,7 @@ def _truth(scenario: str, rng: np.random.Generator) -> Floats:
 def _follow_the_best(noise: Floats, truth: Floats) -> None:
     """Give every trial half of the noise of the best earlier one in the tied objective, in place."""
     direction = np.sqrt(truth[0, 1] / _DIM)
-    for trial in range(PARALLEL, TRIALS):
+    for trial in range(PARALLEL, len(truth)):
         means = noise[:, : trial - PARALLEL + 1, 1:].mean(axis=0) + direction
         best = int((means**2).sum(axis=1).argmin())
         noise[:, trial] = np.sqrt(0.5) * (noise[:, trial] + noise[:, best])
@@ -206,22 +221,27 @@ def _follow_the_best(noise: Floats, truth: Floats) -> None:
 
 def run_race(simulation: Simulation, race: Race) -> Outcome:
     """The sweep as the driver runs it: a trial's rivals are those that finished before it was proposed."""
-    stopped = np.zeros(TRIALS, dtype=np.int64)
+    earlier = simulation.earlier
+    front = simulation.earlier_front
+    order = [*front, *range(earlier, len(simulation.truth))]
+    stopped = np.zeros(len(simulation.truth), dtype=np.int64)
     for captions in RUNGS:
-        measured = [simulation.scores(trial, captions) for trial in range(TRIALS)]
-        for trial in np.flatnonzero(stopped == 0):
-            eligible = max(0, int(trial) - PARALLEL + 1)
+        measured = {trial: simulation.scores(trial, captions) for trial in order}
+        for place, trial in enumerate(order[len(front) :], start=len(front)):
+            if stopped[trial]:
+                continue
+            own = max(0, place - PARALLEL + 1)
             # a rival that stops at this rung was measured on it
-            rivals = {other: measured[other] for other in range(eligible) if stopped[other] in (0, captions)}
-            if race.decide(int(trial), measured[trial], rivals, eligible):
+            rivals = {other: measured[other] for other in order[:own] if stopped[other] in (0, captions)}
+            if race.decide(place - len(front), measured[trial], rivals, own + earlier):
                 stopped[trial] = captions
     return Outcome(simulation, stopped)
 
 
-def run_sweeps(scenario: str, sweeps: int) -> Iterator[Outcome]:
+def run_sweeps(scenario: str, sweeps: int, earlier: int = 0) -> Iterator[Outcome]:
     race = Race(("minimize", "minimize"), ERROR_RATE, len(RUNGS))
     for seed in range(sweeps):
-        yield run_race(simulate(scenario, seed), race)
+        yield run_race(simulate(scenario, seed, earlier), race)
 
 
 def interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
@@ -247,20 +267,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweeps", type=int, default=1000, help="simulated sweeps of each scenario")
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=SCENARIOS)
+    parser.add_argument("--earlier", type=int, nargs="+", default=[0], help="trials of an earlier sweep")
     given = parser.parse_args()
     sweeps = given.sweeps
-    print(f"error_rate {ERROR_RATE}\n{'scenario':<11} {'wrong':>6} {'rate':>7}  {'95 % interval':>15} {'saved':>6}")
-    front: list[Outcome] = []
-    for scenario in given.scenarios:
-        outcomes = list(run_sweeps(scenario, sweeps))
-        wrong = sum(outcome.is_wrong for outcome in outcomes)
+    columns = f"{'wrong':>6} {'rate':>7}  {'95 % interval':>15} {'saved':>6}"
+    print(f"error_rate {ERROR_RATE}\n{'scenario':<11} {'earlier':>7} {columns}")
+    for scenario, earlier in product(given.scenarios, given.earlier):
+        wrong, saved, front = 0, 0.0, list[Outcome]()
+        for outcome in run_sweeps(scenario, sweeps, earlier):
+            wrong += outcome.is_wrong
+            saved += outcome.saved / sweeps
+            if scenario == "front" and not earlier:
+                front.append(outcome)
         low, high = interval(wrong, sweeps)
-        saved = float(np.mean([outcome.saved for outcome in outcomes]))
-        print(f"{scenario:<11} {wrong:6} {wrong / sweeps:7.2%}  {low:6.2%} - {high:5.2%} {saved:6.0%}", flush=True)
-        if scenario == "front":
-            front = outcomes
-    if front:
-        _print_power(front)
+        rate = f"{wrong:6} {wrong / sweeps:7.2%}  {low:6.2%} - {high:5.2%}"
+        print(f"{scenario:<11} {earlier:7} {rate} {saved:6.0%}", flush=True)
+        if front:
+            _print_power(front)
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def _describe_within_error(rows: Sequence[Trial]) -> str:
     place = {row.name: index for index, row in enumerate(rows)}
     near = [{place[other] for other in row.within_error_of or []} for row in rows]
     left = {(first, second) for first, others in enumerate(near) for second in others if first < second}
-    groups = []
+    groups = list[str]()
     while left and len(groups) < _MAX_GROUPS:
         group = list(min(left))
         for index, others in enumerate(near):

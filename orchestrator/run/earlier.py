@@ -57,15 +57,17 @@ class Source:
     """One earlier sweep, as it was when the new one started.
 
     store: its folder or URI. facts: of its identity (`_FACTS`). hardware: of the device of its speeds; "" if it has
-    none. shards: the files of its images by their config's digest. images: their numbers. records: its trials that the
-    new sweep does not run, with the metrics that are expected on all images, and the new sweep's constraints (see
-    `_as_new`); once the sweep has started, those that its search was told (see `Earlier.decide`).
+    none. trials: the number of its trials, and of those of the sweeps that it took over itself, because its front was
+    chosen from all of them. shards: the files of its images by their config's digest. images: their numbers. records:
+    its trials that the new sweep does not run, with the metrics that are expected on all images, and the new sweep's
+    constraints (see `_as_new`); once the sweep has started, those that its search was told (see `Earlier.decide`).
     """
 
     store: str
     name: str
     facts: Mapping[str, Any]
     hardware: str
+    trials: int
     shards: Mapping[str, tuple[str, ...]]
     images: Mapping[str, int]
     records: tuple[TrialRecord, ...]
@@ -85,6 +87,7 @@ class Source:
             sweep.name,
             {name: plain[name] for name in _FACTS},
             sweep.machine.device.hardware if sweep.machine else "",
+            len(sweep.records) + _trials_before(sweep),
             {digest: tuple(names) for digest, names in shards.items()},
             images,
             tuple(records),
@@ -170,15 +173,16 @@ class Source:
         shards = {digest: list(names) for digest, names in self.shards.items()}
         return {
             "store": Storage(self.store).display_name, "name": self.name, "facts": dict(self.facts),
-            "hardware": self.hardware, "shards": shards, "images": dict(self.images), "records": records,
+            "hardware": self.hardware, "trials": self.trials, "shards": shards, "images": dict(self.images),
+            "records": records,
         }  # fmt: skip
 
     @classmethod
     def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
         records = tuple(TrialRecord.from_json(record.encode()) for record in plain["records"])
         shards = {digest: tuple(names) for digest, names in plain["shards"].items()}
-        images = plain["images"] if isinstance(plain["images"], dict) else {}  # an earlier version kept their sum
-        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], shards, images, records)
+        trials, images = int(plain["trials"]), dict(plain["images"])
+        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], trials, shards, images, records)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +198,7 @@ class Earlier:
 
         Raises:
             NoSweepError, ValueError: see `Sweep.open`.
-            EarlierSweepError: one is given twice, or has another seed.
+            EarlierSweepError: one is given twice, has another seed, or its own file of earlier sweeps is damaged.
         """
         sweeps: dict[str, tuple[Sweep, Sweep]] = {}  # as they are, and by the new sweep's goals
         running: set[DecodingConfig] = set()
@@ -246,6 +250,13 @@ class Earlier:
     def told(self) -> list[TrialRecord]:
         """The trials to tell the search, once it is decided which (see `decide`)."""
         return [record for source in self.sources for record in source.records]
+
+    @property
+    def trials(self) -> int:
+        """The number of trials that the settings of `front` were chosen from. One that several sweeps share counts for
+        each.
+        """
+        return sum(source.trials for source in self.sources)
 
     def copies(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """The shards of the first trials, those of `enqueue`, that can be copied: number of the trial, index of the
@@ -362,3 +373,14 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
             record = at_full_size(record, vanilla)
         found.append(replace(record, history=(), passes={}, shards=()))
     return found
+
+
+def _trials_before(sweep: Sweep) -> int:
+    """The number of trials of the sweeps that a sweep took over, and of those that they did."""
+    if not sweep.storage.exists(EARLIER):
+        return 0
+    try:
+        return sum(int(source["trials"]) for source in load_checked(sweep.storage.read(EARLIER))["sources"])
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{sweep.storage.locate(EARLIER)} is damaged ({error}); restore it, or leave this sweep out"
+        raise EarlierSweepError(f"--from {sweep.name}: {problem}") from error

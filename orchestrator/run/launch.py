@@ -141,7 +141,7 @@ def _launch(
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
             plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
-            trials = Trials(plan, build, identity.objectives, emit)
+            trials = Trials(plan, build, identity.objectives, emit, earlier.trials)
             search = Search(
                 sweep, [objective.direction for objective in identity.objectives], predicted_pool, earlier_trials
             )

@@ -18,7 +18,8 @@ in all objectives:
  - The whole search: the share of the error rate for candidate i at each of `rungs` looks is fixed in advance,
    error_rate * h / ((h + i) * (h + i + 1)) / rungs, and divided by the number of rivals. The shares of all candidates
    sum to error_rate, however many there are. So (Bonferroni) the probability that the search stops any candidate that
-   no rival beats is at most error_rate.
+   no rival beats is at most error_rate. Rivals that were chosen by their results on the same items, such as the front
+   of an earlier search, are lucky there: all that they were chosen from count as rivals.
 
 Without an error rate a candidate stops if a rival dominates it by the measured values. This is not a test: noise may
 decide. It suits a search that tries hundreds of candidates whose objectives differ by less than their errors on few
@@ -153,7 +154,8 @@ class Race:
         """Whether the candidate stops at a rung. None: it goes on.
 
         rivals: those that were measured on the rung's items. eligible: how many could have been, those included that
-        stopped before the rung; at least `len(rivals)`. It must not depend on results.
+        stopped before the rung, and those that rivals were chosen from by their results on these items; at least
+        `len(rivals)`. It must not depend on results.
 
         Raises:
             ValueError: fewer than two blocks, scores of other shapes, or too few `eligible`.
@@ -222,12 +224,14 @@ class EarlyStopping:
 
     finished: the records of finished trials in the order of their numbers, as the search knows them: revived ones as
     they were when they stopped. A decision depends on those alone that had finished before the trial was proposed, so
-    it is the same for any number of workers.
+    it is the same for any number of workers. earlier: the number of trials of earlier sweeps, whose fronts are rivals
+    (see `Source.trials`).
     """
 
     sweep: SweepConfig
     objectives: Sequence[Metric]
     finished: list[TrialRecord] = field(default_factory=list)
+    earlier: int = 0
 
     def decide(self, number: int, images: int, metrics: Metrics, shape: str, device: str) -> EarlyStop | None:
         """Whether trial `number`, measured on `images` images, stops. device: of its speeds (see `TrialRecord.device`).
@@ -240,13 +244,13 @@ class EarlyStopping:
         if racing is None or number < first or scores is None:
             return None
         race = Race([metric.direction for metric in self.objectives], racing.error_rate, len(racing.rungs))
-        eligible = max(0, number - self.sweep.search.parallel + 1)
+        own = max(0, number - self.sweep.search.parallel + 1)
         rivals = {}
-        for record in self.finished[:eligible]:
+        for record in self.finished[:own]:
             rival = self._rival(record, images, device)
             if rival is not None and rival.blocks.shape == scores.blocks.shape:
                 rivals[record.number] = rival
-        stop = race.decide(number - first, scores, rivals, eligible)
+        stop = race.decide(number - first, scores, rivals, own + self.earlier)
         return None if stop is None else EarlyStop(stop.rival, images, stop.chance)
 
     def reason(self, stop: EarlyStop) -> str:

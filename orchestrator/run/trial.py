@@ -152,11 +152,12 @@ def names(tasks: Iterable[Task]) -> tuple[str, ...]:
 
 
 class Trials:
-    """Runs the trials of a sweep. objectives: their order is that of the sweep's."""
+    """Runs the trials of a sweep. objectives: their order is that of the sweep's. earlier: see `EarlyStopping`."""
 
-    def __init__(self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink) -> None:
+    def __init__(self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink, earlier: int) -> None:
         self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
-        self.racing, self.sessions = EarlyStopping(sweep, objectives), Sessions(sweep, plan.baseline, plan.session)
+        self.racing = EarlyStopping(sweep, objectives, earlier=earlier)
+        self.sessions = Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
         names = [*(objective.name for objective in objectives), *(limit.metric for limit in sweep.constraints)]
         self._required = dict.fromkeys(names)  # without these metrics a trial has failed

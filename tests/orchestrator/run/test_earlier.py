@@ -173,11 +173,26 @@ def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
         assert event["shards"] == (4 if more else 2), "and a session of timing"
 
 
-def test_a_file_of_an_earlier_version_has_no_numbers_of_images(earlier: Sweep) -> None:
-    config = SweepConfig.from_mapping(SPACE)
-    plain = Earlier.read([earlier.storage.uri], config).sources[0].to_mapping()
-    source = Source.from_mapping({**plain, "images": sum(plain["images"].values())})
-    assert Earlier((source,)).copies(config, facts(earlier)["captions"]) == []
+def test_all_trials_that_a_front_was_chosen_from_are_counted(earlier: Sweep, tmp_path: Path) -> None:
+    """Those of a sweep that the earlier one took over too, and so on."""
+    config, count = SweepConfig.from_mapping(SPACE), len(earlier.records)
+    taken = Earlier.read([earlier.storage.uri], config)
+    assert taken.trials == count > len(taken.front)
+    write_sweep(tmp_path / "second", name="second", seed=1, samples=1)
+    second = Sweep.open(tmp_path / "second")
+    second.storage.write(EARLIER, taken.to_json())
+    third = Earlier.read([second.storage.uri], config)
+    assert third.trials == len(second.records) + count
+    storage = Storage(tmp_path / "third")
+    storage.write(EARLIER, third.to_json())
+    stored = Earlier.stored(storage)
+    assert stored is not None
+    assert stored.trials == third.trials, "a resumed sweep counts the same ones"
+    both = Earlier.read([second.storage.uri, earlier.storage.uri], config)
+    assert both.trials == third.trials + count
+    second.storage.write(EARLIER, taken.to_json()[:-20])
+    with pytest.raises(EarlierSweepError, match=rf"--from second: .*{EARLIER}.*leave this sweep out"):
+        Earlier.read([second.storage.uri], config)
 
 
 def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:

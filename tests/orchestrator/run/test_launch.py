@@ -10,12 +10,15 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.simulated import file_launches
 from orchestrator.results.store import SWEEP, read_identity
 from orchestrator.run import launch as launch_module
+from orchestrator.run.earlier import Earlier
 from orchestrator.run.launch import IdentityError, keep_identity, launch
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Node, Slots
 from orchestrator.run.tasks import ClusterLost, Event, PoolError
+from orchestrator.run.trial import Trials
 from orchestrator.views.follower import Views
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
@@ -159,3 +162,31 @@ def test_a_cluster_without_nodes_asks_for_the_kind_of_node(storage: Storage, mon
     options = LaunchOptions(address="head:6379", workers=4)
     with pytest.raises(PoolError, match="--gpus-per-worker"):
         launch(SweepConfig.read("quickstart"), storage, options, Views(storage, []), lambda event: None, cores=1)
+
+
+def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
+    """Those of the first sweep, of which the second one's rivals are the front, at its start and when it is resumed."""
+    counts: list[int] = []
+
+    class Counting(Trials):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            counts.append(self.racing.earlier)
+
+    def run(name: str, taken: Earlier | None) -> str:
+        changes = {"budget.trials": 4, "captions.count": 48, "reference.count": 96, "racing.rungs": [24]}
+        changes["search"] = {"sampler": "random"}
+        sweep = replace(SweepConfig.read("quickstart", changes), name=name)
+        storage, options = Storage(tmp_path / name), LaunchOptions(taken=taken)
+        Path(tmp_path / name).mkdir(exist_ok=True)
+        with file_launches([]), mock.patch.object(launch_module, "Trials", Counting):
+            launch(
+                (taken or Earlier()).extend(sweep), storage, options, Views(storage, []), lambda event: None, cores=1
+            )
+        return storage.uri
+
+    first = run("first", None)
+    taken = Earlier.read([first], SweepConfig.read("quickstart"))
+    second = Storage(run("second", taken))
+    run("second", Earlier.stored(second))
+    assert counts == [0, 4, 4]

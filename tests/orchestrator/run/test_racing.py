@@ -14,7 +14,8 @@ from scipy import stats
 
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.trials import EarlyStop, State, TrialRecord, may_compare_speeds
-from orchestrator.run.racing import Race, Scores, Stop, at_full_size, front_probabilities
+from orchestrator.run.racing import EarlyStopping, Race, Scores, Stop, at_full_size, front_probabilities
+from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate
 
@@ -239,3 +240,34 @@ def test_the_probability_to_be_on_the_front_counts_the_samples_of_brute_force(ax
         own, other = samples[:, row : row + 1], samples[:, rivals]
         beaten = np.all(other <= own, axis=2) & np.any(other < own, axis=2)
         assert found[record.number] == float(1 - beaten.any(axis=1).mean())
+
+
+def test_trials_of_earlier_sweeps_count_as_rivals() -> None:
+    """The chance that a stop is wrong grows with what the rivals were chosen from, and a trial near its share of the
+    error rate goes on.
+    """
+    rng = np.random.default_rng(0)
+    shared = rng.standard_normal((G, 2))
+    values = {"speedup": 2.0 - shared[:, 0], "fid": 4.0 + shared[:, 1]}
+
+    def blocks(behind: float) -> dict[str, Estimate]:
+        found = {}
+        for name, sign in (("speedup", -1.0), ("fid", 1.0)):
+            rows = values[name] + sign * behind + 0.1 * rng.standard_normal(G)
+            left_out = (rows.sum() - rows) / (G - 1)
+            found[name] = Estimate(float(rows.mean()), 0.1, 24, tuple(left_out.tolist()))
+        return found
+
+    best = blocks(0.0)
+    rival = TrialRecord(0, "", "complete", None, metrics=best, images=96, history=((24, best),))
+    changes = {"racing": {"rungs": [24, 48]}, "search.parallel": 1, "objectives": ["speedup", "fid"]}
+    sweep = SweepConfig.read("quickstart", {**changes, "enqueue": ["vanilla"]})
+    behind = blocks(0.3)
+    chances = {}
+    for earlier in (0, 9, 10**9):
+        racing = EarlyStopping(sweep, AXES, [rival], earlier)
+        stop = racing.decide(1, 24, behind, "", "")
+        chances[earlier] = None if stop is None else stop.chance
+    assert chances[0] is not None
+    assert chances[9] == pytest.approx(10 * chances[0])
+    assert chances[10**9] is None

@@ -49,7 +49,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def make_trials(plan: Plan, folder: Path, events: list[Event] | None = None) -> Trials:
     emit = ([] if events is None else events).append
-    return Trials(plan, Build(Storage(folder), InstantWorkers(), emit), OBJECTIVES, emit)
+    return Trials(plan, Build(Storage(folder), InstantWorkers(), emit), OBJECTIVES, emit, earlier=0)
 
 
 def proposal(config: DecodingConfig | None = CHAIN, number: int = 4) -> Proposal:
