@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from orchestrator.results.front_trial import Trial
     from orchestrator.results.sweep import Sweep
 
-_PLACE = "folder or URI of a sweep, or its name under ./sweeps"
+PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
 Sweeps = Annotated[
     list[str],
-    typer.Argument(metavar="SWEEP...", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep),
+    typer.Argument(metavar="SWEEP...", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep),
 ]
 OneSweep = Annotated[
-    str, typer.Argument(metavar="SWEEP", help=f"A {_PLACE}.", show_default=False, autocompletion=complete_sweep)
+    str, typer.Argument(metavar="SWEEP", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep)
 ]
 Space = Annotated[
     str,

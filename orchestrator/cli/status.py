@@ -1,4 +1,7 @@
-"""`specfrontier status`: a sweep's progress, read from its files. The sweep may run elsewhere or have ended."""
+"""`specfrontier status`: the progress of a sweep, or of all sweeps under ./sweeps, read from their files.
+
+A sweep may run elsewhere or have ended.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,23 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import choice_lines, for_output, front_table, output_text
-from orchestrator.errors import INTERRUPTED, CommandError
-from orchestrator.options import AsJson, finite
+from orchestrator.cli.text import choice_lines, for_output, front_table, output_text, show, shown_table
+from orchestrator.errors import INTERRUPTED, WRONG_USAGE, CommandError, explain
+from orchestrator.options import AsJson, complete_sweep, finite
 
 if TYPE_CHECKING:
     from orchestrator.results.status import SweepStatus
 
 EPILOG = """\b
 Examples:
+  specfrontier status
   specfrontier status quickstart
   specfrontier status quickstart --watch
   specfrontier status s3://lab/sweeps/joint --json
@@ -34,7 +39,7 @@ class WatchCommand(TyperCommand):
     """The command whose --watch may stand without its number, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = zip(args, [*args[1:], ""], strict=True)
+        words = zip(args, [*args, ""][1:], strict=True)
         given = [
             f"--watch={_INTERVAL_S}" if word == "--watch" and not _is_number(after) else word for word, after in words
         ]
@@ -50,7 +55,15 @@ def _is_number(word: str) -> bool:
 
 @o.query_errors()
 def status(
-    sweep: o.OneSweep,
+    sweep: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SWEEP]",
+            help=f"A {o.PLACE}. Default: list the sweeps under ./sweeps.",
+            show_default=False,
+            autocompletion=complete_sweep,
+        ),
+    ] = None,
     watch: Annotated[
         float | None,
         typer.Option(
@@ -65,10 +78,15 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
-    the front so far, the latest events.
+    the front so far, the latest events. Without a sweep: one line for each sweep under ./sweeps.
 
     --watch updates it in place; in a pipe, each update is another block or, with --json, another document.
     """
+    if sweep is None:
+        if watch is not None:
+            raise CommandError("--watch shows one sweep; add its name", WRONG_USAGE)
+        show(*_list_sweeps(), as_json=as_json)
+        return
     from orchestrator.results.launches import RUNNING
 
     def read() -> tuple[str, bool]:
@@ -79,6 +97,31 @@ def status(
         typer.echo(read()[0])
     else:
         _watch(read, watch)
+
+
+def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
+    """The sweeps under ./sweeps as data and as lines of text."""
+    from orchestrator.results.launches import find_launch, is_preparing
+    from orchestrator.results.store import IDENTITY, SWEEPS, TRIALS, planned_trials
+    from workers.data.storage import Storage
+
+    facts, rows = list[dict[str, Any]](), list[list[str]]()
+    for folder in sorted(Path(SWEEPS).glob("*/")):
+        storage = Storage(folder)
+        try:
+            if not (storage.exists(IDENTITY) or storage.names(TRIALS) or is_preparing(storage)):
+                continue
+            launch, finished = find_launch(storage), len(storage.names(TRIALS))
+            planned = planned_trials(storage)
+        except (ValueError, OSError) as error:
+            facts.append({"name": folder.name, "place": storage.display_name, "problem": explain(error)})
+            rows.append([folder.name, "", explain(error)])
+            continue
+        entry: dict[str, Any] = {"name": folder.name, "place": storage.display_name, "launch": asdict(launch)}
+        facts.append({**entry, "finished": finished, "planned": planned})
+        rows.append([folder.name, f"{finished}{'' if planned is None else f' of {planned}'}", launch.text])
+    empty = f"no sweep under ./{SWEEPS}; `specfrontier launch SPACE` starts one"
+    return {"sweeps": facts}, [shown_table(("sweep", "trials", "launch"), rows) if rows else empty]
 
 
 def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:

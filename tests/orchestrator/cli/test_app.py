@@ -12,13 +12,35 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.app import app
+from orchestrator.cli.models import models
 from search_spaces.presets import ALIASES, CATALOGUE
 from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
 
 HELP_MODULES = 400  # of Python's own, typer and click about 300
 HEAVY = ("torch", "ray", "optuna", "mlflow", "pyarrow", "matplotlib", "transformers", "pandas", "numpy", "rich", "PIL")
 COMMANDS = [command.name or str(getattr(command.callback, "__name__", "")) for command in app.registered_commands]
+# Exit code of each command without arguments, and what it prints
+BARE = {
+    "": (2, "Usage: "),
+    "launch": (2, "`specfrontier launch --list`"),
+    "predict": (2, "`specfrontier launch --list`"),
+    "status": (0, "no sweep under ./sweeps"),
+    "pareto": (2, "'SWEEP...'"),
+    "compare": (2, "'SWEEP...'"),
+    "report": (2, "'SWEEP'"),
+    "time": (2, "'SWEEP'"),
+    "reference": (2, "'DIR'"),
+    "ui": (2, "'SWEEP'"),
+    "sync": (2, "'SWEEP'"),
+    "generate": (2, "no captions: give them as arguments, or with --captions FILE"),
+    "export": (2, "'SWEEP'"),
+    "train": (2, "'DRAFTER'"),
+    "models": (2, "Usage: "),
+    "models init": (2, "'FAMILY'"),
+    "models pull": (2, "'MODELS'"),
+}
 # Runs command lines from its argument (JSON) one after the other; prints exit codes and heavy modules imported so far.
 LIGHT = f"""
 import contextlib, io, json, sys
@@ -103,6 +125,41 @@ def test_presets_are_listed_with_source() -> None:
 )
 def test_wrong_usage_ends_with_two(arguments: tuple[str, ...]) -> None:
     assert error_of(*arguments, code=2)
+
+
+@pytest.mark.parametrize("command", BARE)
+def test_a_command_without_arguments_says_what_it_needs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result, (code, words) = specfrontier(*command.split()), BARE[command]
+    assert result.code == code
+    assert words in result.out + result.err
+    assert "Traceback" not in result.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_command_is_tested_without_arguments() -> None:
+    """`doctor` examines the machine, which tests/orchestrator/doctor does."""
+    below = [entry.callback.__name__ for entry in models.registered_commands if entry.callback is not None]
+    assert {*BARE, "doctor"} == {"", *COMMANDS, "models", *(f"models {name}" for name in below)}
+
+
+def test_sweeps_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_sweep(tmp_path / "sweeps" / "first", trials=4, budget=10)
+    write_sweep(tmp_path / "sweeps" / "second", trials=3)
+    (tmp_path / "sweeps" / "second" / "sweep.yaml").write_text("a: [")
+    (tmp_path / "sweeps" / "other").mkdir()
+    lines = specfrontier("status").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["sweep", "first", "second"]
+    assert "4 of 10" in lines[1]
+    assert "sweep.yaml" in lines[2]
+    first, second = specfrontier("status", "--json").json["sweeps"]
+    assert (first["name"], first["finished"], first["planned"]) == ("first", 4, 10)
+    assert first["launch"]["state"] == "not running"
+    assert "sweep.yaml" in second["problem"]
+    assert "--watch" in error_of("status", "--watch", code=2)
 
 
 def test_errors_of_usage_say_what_to_write() -> None:
