@@ -17,6 +17,8 @@ import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
+from orchestrator.results.databases import expand_home
+from search_spaces.paths import is_remote, local_path
 from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
@@ -162,19 +164,45 @@ def finite(value: float | None) -> float | None:
     return value
 
 
-def given_path(option: typer.CallbackParam, path: str | None) -> str | None:
-    """The path or URI of an option.
+def input_path(option: typer.CallbackParam, path: str | None) -> str | None:
+    """The path on this machine that an option or argument names, for `open` and for commands that are printed.
 
     Raises:
-        CommandError: it is empty, as from an unset variable of a shell; "" would be the working directory, or /. Or a
-            Ray job would lose it.
+        CommandError: it is empty, as from an unset variable of a shell: "" would be the working directory, or /. Or
+            `local_path` refuses it.
     """
+    name = option.opts[0] if option.opts[0].startswith("-") else str(option.metavar)
     if path is not None and not path.strip():
-        raise CommandError(f"{option.opts[0]} is empty; give a path", WRONG_USAGE)
-    if path is not None:
+        raise CommandError(f"{name} is empty; give a path", WRONG_USAGE)
+    try:
+        return path if path is None else str(local_path(path))
+    except ValueError as error:
+        raise CommandError(f"{name}: {error}", WRONG_USAGE) from error
+
+
+def input_place(option: typer.CallbackParam, place: str | None) -> str | None:
+    """The path or URI of what an option names to be read. Raises as `input_path`."""
+    return place if place is not None and is_remote(place) else input_path(option, place)
+
+
+def output_path(option: typer.CallbackParam, path: str | None) -> str | None:
+    """The path on this machine of what an option names to be written. Raises as `input_path`; or a Ray job would lose
+    it.
+    """
+    place = input_path(option, path)
+    if place is not None:
         with ends_with(WRONG_USAGE):
-            check_lasting(option.opts[0], path)
-    return path
+            check_lasting(option.opts[0], place)
+    return place
+
+
+def output_place(option: typer.CallbackParam, place: str | None) -> str | None:
+    """The path, or the URI of storage or a database, of what an option names to be written; see `output_path`."""
+    if place is None or not is_remote(place):
+        return output_path(option, place)
+    with ends_with(WRONG_USAGE):
+        check_lasting(option.opts[0], place)
+        return expand_home(place)
 
 
 def _use_threads(count: int | None) -> int | None:
@@ -199,7 +227,7 @@ TrackingUri = Annotated[
     str | None,
     typer.Option(
         metavar="URI",
-        callback=given_path,
+        callback=output_place,
         help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else SQLite in the output folder.",
     ),
 ]
@@ -215,19 +243,22 @@ Assignments = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def output_file(endings: Sequence[str]) -> Callable[[typer.CallbackParam, str | None], str | None]:
+def output_file(
+    endings: Sequence[str], read: Callable[[typer.CallbackParam, str | None], str | None] = output_place
+) -> Callable[[typer.CallbackParam, str | None], str | None]:
     """A callback for options that name a file to write (see `check_output`), so that no work is done for nothing.
 
-    endings: the known ones, which decide the format.
+    endings: the known ones, which decide the format. read: `output_path` if it must be on this machine.
     """
 
     def check(option: typer.CallbackParam, path: str | None) -> str | None:
-        if given_path(option, path) is not None:
+        place = read(option, path)
+        if place is not None:
             try:
-                check_output(str(path), endings, option.opts[0])
+                check_output(place, endings, option.opts[0])
             except (ValueError, OSError) as error:
                 raise CommandError(f"{option.opts[0]} {explain(error)}", WRONG_USAGE) from error
-        return path
+        return place
 
     return check
 

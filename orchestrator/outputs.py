@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.results.databases import local_file
 from orchestrator.results.text import without_credentials
+from search_spaces.paths import is_remote, local_path
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -89,6 +90,14 @@ def check_output(file: str, endings: Sequence[str], option: str) -> None:
         raise ValueError(f"{file}: is a folder; choose another {option}")
     if path is not None:
         check_writable(path.parent, option)
+
+
+def read_input(file: str) -> bytes:
+    """The bytes of a file, given by its path or URI. Raises OSError or ValueError if it cannot be read."""
+    if not is_remote(file):
+        return local_path(file).read_bytes()
+    storage, name = Storage.holding(file)
+    return storage.read(name)
 
 
 def write_output(file: str, data: bytes) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from recipes import COMPONENTS, SCENES_ONLY
+from search_spaces.paths import local_path
 
 ALL = "all"
 
@@ -28,12 +29,21 @@ def ordered_components(components: Sequence[str], *, with_data: bool) -> list[st
     return [component for component in COMPONENTS if component in chosen]
 
 
+def _path(text: str) -> Path:
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m recipes", description="Train components of a model.")
     parser.add_argument("components", nargs="+", choices=(*COMPONENTS, ALL), metavar="COMPONENT",
                         help=f"{', '.join(COMPONENTS)}; or {ALL}")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder for weights and checkpoints")
-    parser.add_argument("--data", type=Path, help="your captioned or class-labelled images; default: procedural scenes")
+    parser.add_argument("--out", type=_path, default=Path("runs/train"), help="folder for weights and checkpoints")
+    parser.add_argument(
+        "--data", type=_path, help="your captioned or class-labelled images; default: procedural scenes"
+    )
     parser.add_argument("--steps", type=int, help="default: the recipe's")
     parser.add_argument("--recipe-of", choices=COMPONENTS, metavar="COMPONENT",
                         help="train by this component's recipe, to compare drafters at equal cost")  # fmt: skip

@@ -22,6 +22,7 @@ from search_spaces.constraints import AT_BATCH, Constraint, at_batch
 from search_spaces.documents import Document, differences, read_document, write_document
 from search_spaces.params import ConfigError, Params, at, expect_list, expect_mapping
 from search_spaces.params import Path as ConfigPath
+from search_spaces.paths import local_path
 from search_spaces.samplers import GRID
 from search_spaces.space import Space
 from search_spaces.sweep_sections import (
@@ -271,7 +272,10 @@ def find_space(path_or_name: str | Path) -> Path:
     name = str(path_or_name)
     if name in ready_spaces():
         return _READY / f"{name}.yaml"
-    path = Path(path_or_name).expanduser()
+    try:
+        path = local_path(path_or_name)
+    except ValueError as error:
+        raise ConfigError((), str(error)) from error
     if path.is_file():
         return path
     if path.is_dir():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.results.front_trial import Trial
 from orchestrator.results.names import describe
 from search_spaces.documents import read_document
+from search_spaces.paths import local_path
 from search_spaces.presets import preset
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig, Sampling
@@ -120,7 +121,7 @@ def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sa
         return setting if setting.sampling is not None else setting.with_sampling(sampling)
     if isinstance(setting, Mapping):
         return DecodingConfig.from_mapping(setting, sampling)
-    if not (path := Path(setting)).is_file():
+    if not (path := local_path(setting)).is_file():
         raise FileNotFoundError(f"{path}: no such file; `Trial.save` and `specfrontier pareto --config` write one")
     document = read_document(path.read_bytes(), str(path))
     with document.locate_errors():

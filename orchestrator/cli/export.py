@@ -27,7 +27,7 @@ def export(
     query: q.Query,
     prices: q.PriceOptions,
     wanted: q.TrialOptions,
-    out: str = o.option("Folder to write; created if missing.", "DIR", default="export", callback=o.given_path),
+    out: str = o.option("Folder to write; created if missing.", "DIR", default="export", callback=o.output_path),
 ) -> None:
     """Write a setting to a folder: setting.yaml, draw.py (which draws images with it), the versions that it ran with, a
     README with what was measured and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express
@@ -37,8 +37,6 @@ def export(
 
     if not wanted.is_given():
         raise CommandError("add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE)
-    if "://" in out:
-        raise CommandError("--out: give a folder of this machine", WRONG_USAGE)
     trial = wanted.select(query.front(prices.open([sweep])))
     if not trial.metrics:
         raise CommandError(f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}", FAILED)

@@ -14,7 +14,7 @@ from orchestrator import options as o
 from orchestrator.cli import query_options as q
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_preset, complete_sweep
-from orchestrator.outputs import output_folder
+from orchestrator.outputs import output_folder, read_input
 
 if TYPE_CHECKING:
     from orchestrator.results.config_file import Setting
@@ -40,12 +40,15 @@ class Source:
         "File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
         "FILE",
         "--captions",
+        callback=o.input_path,
     )
     preset: str | None = o.option(
         "A published method with its paper's parameters; see --list-presets.", "NAME", autocompletion=complete_preset
     )
     list_presets: bool = o.flag("List the presets and exit.")
-    config: str | None = o.option("A config file, such as the config.yaml of an earlier run.", "YAML")
+    config: str | None = o.option(
+        "A config file, such as the config.yaml of an earlier run: a path or URI.", "YAML", callback=o.input_place
+    )
     sweep: str | None = o.option(
         "Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: --trial, "
         "--best, --lossless or --knee say which; by default the best one within the default quality bar.",
@@ -53,6 +56,7 @@ class Source:
         "--from",
         autocompletion=complete_sweep,
     )
+    infeasible: bool = o.flag("Of --from: also trials that violate the sweep's constraints.")
 
 
 @o.grouped
@@ -108,17 +112,16 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
             f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set", WRONG_USAGE
         )
     if source.sweep is not None:
-        return _read_trial(source.sweep, wanted)
-    if is_chosen:
-        raise CommandError(
-            "--trial, --best, --lossless and --knee choose a sweep's trial; add --from SWEEP", WRONG_USAGE
-        )
+        return _read_trial(source.sweep, wanted, infeasible=source.infeasible)
+    if is_chosen or source.infeasible:
+        options = "--trial, --best, --lossless, --knee and --infeasible"
+        raise CommandError(f"{options} choose a sweep's trial; add --from SWEEP", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
         if source.preset is not None:
             return Setting(find_preset(source.preset).to_mapping())
         if (file := source.config) is None:
             return Setting({})
-        data = Path(file).read_bytes()
+        data = read_input(file)
         document = read_document(data, file)
         text = data.decode("utf-8-sig")
         with document.locate_errors(), naming_plugins(text):
@@ -128,7 +131,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
 
 
 @q.query_errors()
-def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
+def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> Setting:
     """The setting of a sweep's trial; by default of the best one within the default quality bar.
 
     Raises:
@@ -139,8 +142,8 @@ def _read_trial(source: str, wanted: q.TrialOptions) -> Setting:
     from orchestrator.results.front import front_of
     from orchestrator.results.status import session_problems
 
-    front = front_of([sweep])
-    if not wanted.is_given():
+    front = front_of([sweep], feasible=not infeasible)
+    if not wanted.is_given() and not front.infeasible_note:
         if (limit := default_limit(front)) is None:
             problem = f"--from {source}: this sweep has no default quality bar"
             raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)

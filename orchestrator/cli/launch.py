@@ -116,10 +116,11 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
         ValueError: the URI is malformed.
     """
     from orchestrator.results.store import plugins_of
+    from search_spaces.paths import is_remote
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
-    root, sign, query = out.partition("?")  # of a URI
+    root, sign, query = out.partition("?") if is_remote(out) else (out, "", "")
     storage = Storage(f"{root.rstrip('/')}/{SweepConfig.read_name(space, changes)}{sign}{query}")
     with plugins_of(storage):  # if it holds a sweep to resume
         return SweepConfig.read(space, changes), storage
@@ -375,6 +376,8 @@ def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plat
     sweep = Sweep.open(storage.uri)
     found = for_output(front_of([sweep]), long=False)
     notes = sweep_notes(sweep)
+    if found.infeasible_note:
+        notes.append(f"{found.infeasible_note}; `{command(storage, 'pareto', '--infeasible')}` shows them")
     if outcome.untimed:
         again = command(storage, "time")
         notes.append(f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this machine")

@@ -11,7 +11,7 @@ import typer
 from orchestrator.cli.query_options import OneSweep, open_sweep
 from orchestrator.cli.text import safe_text, show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
-from orchestrator.options import AsJson, grouped, option
+from orchestrator.options import AsJson, grouped, option, output_place
 from orchestrator.results.text import counted
 
 UI_EPILOG = """\b
@@ -39,6 +39,7 @@ def ui(
     Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
     instead.
     """
+    from orchestrator.results.store import command
     from orchestrator.views.mlflow import find_location, last_place, share_views, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
 
@@ -53,7 +54,8 @@ def ui(
             typer.echo(f"MLflow may lack the views of its trials: {error}", err=True)
         typer.echo(safe_text(_link_lines(found.links())))
         if (missing := len(opened.records) - len(found.runs)) > 0:
-            typer.echo(f"{counted(missing, 'trial')} not logged yet: specfrontier sync {sweep}", err=True)
+            again = command(opened.storage, "sync")
+            typer.echo(f"{counted(missing, 'trial')} not logged yet: {again}", err=True)
         return
     try:
         found = sync(opened.storage, uri, experiment or None, partial(typer.echo, err=True)).location
@@ -83,7 +85,9 @@ def _link_lines(links: Mapping[str, str]) -> list[str]:
 def sync(
     sweep: OneSweep,
     uri: str | None = option(
-        "MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.", "URI"
+        "MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
+        "URI",
+        callback=output_place,
     ),
     experiment: str | None = option(
         "MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>.", "NAME"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator import options as o
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.outputs import CONFIGS
 from orchestrator.results.text import clean, counted
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ models = typer.Typer(
 @o.grouped
 def init(
     family: Annotated[str, typer.Argument(metavar="FAMILY", help="llamagen, anole, lumina, janus or emu3.")],
-    out: str = o.option("File to write.", "FILE", default="models.yaml", callback=o.output_file((".yaml", ".yml"))),
+    out: str = o.option(
+        "File to write.", "FILE", default="models.yaml", callback=o.output_file(CONFIGS, o.output_path)
+    ),
 ) -> None:
     """Write a commented models.yaml with an entry for each published checkpoint of a family, with its files' places on
     the Hugging Face Hub. Nothing is downloaded, and no file is overwritten.
@@ -55,8 +59,8 @@ def init(
         if path.exists():
             raise ValueError(f"{out}: exists; give another --out")
         path.write_text("\n".join(_lines(kind)), "utf-8")
-    entries = ", ".join(kind.on_hub)
-    typer.echo(f"{out}: {entries}\nfetch the files of one: specfrontier models pull {out}#{next(iter(kind.on_hub))}")
+    entries, first = ", ".join(kind.on_hub), next(iter(kind.on_hub))
+    typer.echo(f"{out}: {entries}\nfetch the files of one: specfrontier models pull {quote(out)}#{first}")
 
 
 def _lines(family: type[Family]) -> Iterator[str]:

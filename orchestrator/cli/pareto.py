@@ -145,8 +145,10 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
         for sweep in sweeps
         for text in (*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep))
     ]
+    infeasible = f"{front.infeasible_note}; add --infeasible to include them" if front.infeasible_note else ""
     return [
         *own,
+        *filter(None, [infeasible]),
         *_unmeasured(front),
         *limit_notes(front.metrics, best),
     ]

@@ -37,7 +37,7 @@ def predict(
     space: Space,
     settings: int = o.option("Settings sampled from the space.", "N", default=2000, min=1),
     captions: int = o.option("Images recorded for each drafter and kind of tree.", "N", default=24, min=2),
-    out: str = o.option("Output folder; created if missing.", "DIR", default="predicted", callback=o.given_path),
+    out: str = o.option("Output folder; created if missing.", "DIR", default="predicted", callback=o.output_path),
     measured: str | None = o.option(
         "A sweep of the same models; its trials correct the predictions.", "SWEEP", "--from"
     ),

@@ -166,7 +166,7 @@ class GenerationOptions:
         max=o.MAX_SEED,
     )
     samples: int = option("Images per caption.", "N", default=1, min=1, max=65536)
-    out: str = option("Output folder; created if missing.", "DIR", default="generated", callback=o.given_path)
+    out: str = option("Output folder; created if missing.", "DIR", default="generated", callback=o.output_path)
     models: o.Models = None
     device: o.Device = None
     threads: o.Threads = None

@@ -22,7 +22,12 @@ Examples:
 
 
 Folder = Annotated[
-    str, typer.Argument(metavar="DIR", help="Folder with images, read with its subfolders and links; or: scenes.")
+    str,
+    typer.Argument(
+        metavar="DIR",
+        help="Folder with images, read with its subfolders and links; or: scenes.",
+        callback=o.input_path,
+    ),
 ]
 
 
@@ -37,11 +42,15 @@ class Extraction:
     seed: int = o.option("Selects the images or scenes.", "N", default=0, min=0, max=o.MAX_SEED)
     models: str = o.option("builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin")
     inception: str | None = o.option(
-        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid does it.", "FILE"
+        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid does it.",
+        "FILE",
+        callback=o.input_path,
     )
-    inception_tf: str | None = o.option("The same network, resized as TensorFlow 1 did it.", "FILE")
-    vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE")
-    dinov2: str | None = o.option("Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER")
+    inception_tf: str | None = o.option(
+        "The same network, resized as TensorFlow 1 did it.", "FILE", callback=o.input_path
+    )
+    vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE", callback=o.input_path)
+    dinov2: str | None = o.option("Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER", callback=o.input_path)
     device: o.Device = None
     threads: o.Threads = None
 

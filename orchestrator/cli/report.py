@@ -52,10 +52,11 @@ def report(
         raise CommandError("--port is of --serve", WRONG_USAGE)
     from orchestrator.report.page import report_page, write_report
     from orchestrator.results.query import QueryError
+    from orchestrator.results.store import NoSweepError
     from workers.data.storage import Storage
 
     note = partial(typer.echo, err=True)
-    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError):
+    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError):
         storage = o.open_sweep(sweep, prices).storage
         if serve:
             _serve(storage, prices, port or 0, open_it=open_it)

@@ -46,11 +46,14 @@ class Recipe:
     """The options that say what is trained, and how."""
 
     captions: str = o.option(
-        "Captions of the images that the target generates for training; or: scenes.", "FILE", default=...
+        "Captions of the images that the target generates for training; or: scenes.",
+        "FILE",
+        default=...,
+        callback=o.input_path,
     )
     models: o.Models = None
     out: str = o.option(
-        "Folder for weights, checkpoints and images.", "DIR", default="runs/train", callback=o.given_path
+        "Folder for weights, checkpoints and images.", "DIR", default="runs/train", callback=o.output_path
     )
     count: int | None = o.option("Number of captions. Default: all of them.", "N", min=2)
     steps: int | None = o.option("Default: 20 passes over the images.", "N", min=1)

@@ -11,12 +11,20 @@ import torch
 
 from orchestrator.doctor.machine import memory
 from search_spaces.params import ConfigError
+from search_spaces.paths import local_path
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
 from workers.loading import hub
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
-from workers.loading.models_yaml import Entry, find_entry, load_on_meta, metric_bytes, read_models_yaml
+from workers.loading.models_yaml import (
+    Entry,
+    find_entry,
+    load_on_meta,
+    metric_bytes,
+    read_models_yaml,
+    split_entry,
+)
 from workers.metrics.extractors import check_weights
 from workers.models.checkpoint_files import WeightsError, collect_notes, content_hash, read_part
 from workers.runtime.device import AUTO, pick_device
@@ -31,7 +39,7 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
     Raises:
         ConfigError, OSError: the file is missing, or no entry of it is valid.
     """
-    is_file = Path(source).expanduser().is_file()
+    is_file = split_entry(source)[1] is None and local_path(source).is_file()
     listed = read_models_yaml(source) if is_file else {source: find_entry(source)}
     invalid = [entry for entry in listed.values() if isinstance(entry, ConfigError)]
     if len(invalid) == len(listed):

@@ -67,6 +67,7 @@ def select(
     metric = front.metrics[0]
     if number is not None:
         return replace(front.trial(number), choice="chosen by number")
+    _check_feasible(front)
     if knee:
         if (found := front.knee()) is None:
             raise NoChoiceError(NO_KNEE)
@@ -89,10 +90,17 @@ def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) 
         NoChoiceError: there is none.
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
+    _check_feasible(front)
     if (best := front.best(limits, lossless=lossless)) is not None:
         return best
     wanted = [*(["lossless"] if lossless else []), *(f"within {limit}" for limit in limits)]
     raise NoChoiceError(f"none of {counted(len(front.candidates), 'trial')} is {' and '.join(wanted) or 'measured'}")
+
+
+def _check_feasible(front: Front) -> None:
+    """Raise NoChoiceError if the sweeps' constraints leave no trial."""
+    if front.infeasible_note:
+        raise NoChoiceError(f"{front.infeasible_note}; --infeasible includes them, and --trial N takes any of them")
 
 
 def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.locks import waiting_lock
+from search_spaces.paths import local_path
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -30,6 +31,21 @@ _OPTIONS: Mapping[str, dict[str, Any]] = {
 }
 
 
+def expand_home(url: str) -> str:
+    """The URL of a SQLite file, such as sqlite:///~/mlflow.db, with the path of the home folder: SQLAlchemy and MLflow
+    would make a folder `~`. Others are returned as they are.
+
+    Raises:
+        ValueError: it is the home of nobody.
+    """
+    scheme, sign, path = url.partition(":///")
+    if not (sign and path.startswith("~") and _backend(f"{scheme}://") == _SQLITE):
+        return url
+    user, slash, rest = path.partition("/")
+    home = str(local_path(user)).replace("%", "%25").replace("?", "%3F")
+    return f"{scheme}{sign}{home}{slash}{rest}"
+
+
 def engine_options(url: str) -> dict[str, Any] | None:
     """SQLAlchemy's options for a database; None for those without any."""
     return _OPTIONS.get(_backend(url))
@@ -38,7 +54,7 @@ def engine_options(url: str) -> dict[str, Any] | None:
 def local_file(url: str) -> Path | None:
     """The file of a path or of a SQLite URL; None for other databases, and for one in memory."""
     if "://" not in url:
-        return Path(url).expanduser()
+        return local_path(url)
     if _backend(url) != _SQLITE:
         return None
     from sqlalchemy import make_url

@@ -24,6 +24,8 @@ from workers.metrics.definition import Metric
 if TYPE_CHECKING:
     import pyarrow
 
+_INFEASIBLE = "outside the constraints"
+
 
 @dataclass(frozen=True, eq=False)
 class Front:
@@ -75,6 +77,13 @@ class Front:
             )
             for index in order
         ]
+
+    @property
+    def infeasible_note(self) -> str:
+        """A sentence if the sweeps' constraints leave no trial for the front; else ""."""
+        count = 0 if self.rows else self.left_out.get(_INFEASIBLE, 0)
+        verb = "is" if count == 1 else "are"
+        return f"no trial is within the sweep's constraints, {count} {verb} outside" if count else ""
 
     @cached_property
     def members(self) -> list[Trial]:
@@ -225,7 +234,7 @@ def front_of(
         "failed": [record.state != FAILED for _, record in owned],
         "stopped early": [record.state != STOPPED for _, record in owned],
         "repeated": [record.duplicate_of is None for _, record in owned],
-        "outside the constraints": [record.feasible or not feasible for _, record in owned],
+        _INFEASIBLE: [record.feasible or not feasible for _, record in owned],
         "outside --subject-to": [all(limit(record) for limit in limits[name]) for name, record in owned],
         "not measured": [all(metric.name in record.metrics for metric in metrics) for _, record in owned],
     }

@@ -21,6 +21,7 @@ from orchestrator.results.trials import TrialRecord
 from search_spaces.constraints import Constraint
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
+from search_spaces.paths import local_path
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
@@ -250,7 +251,7 @@ class Trial:
         Raises:
             ValueError: the path does not end in .yaml or .yml.
         """
-        if (path := Path(path)).suffix.lower() not in {".yaml", ".yml"}:
+        if (path := local_path(path)).suffix.lower() not in {".yaml", ".yml"}:
             raise ValueError(f"{path}: give a file name that ends in .yaml or .yml")
         path.write_text(self.config_text, "utf-8")
         return path

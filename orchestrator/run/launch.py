@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from orchestrator.outputs import from_anywhere
@@ -48,6 +47,7 @@ from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
+from search_spaces.paths import is_remote, local_path
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import CLIP_FOLDER, NO_REFERENCE
@@ -190,9 +190,9 @@ def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
 
 def _absolute(source: str) -> str:
     """An existing path made absolute for the workers. Keywords and URIs stay as they are."""
-    if source in _KEYWORDS:
+    if source in _KEYWORDS or is_remote(source):
         return source
-    path = Path(source).expanduser()
+    path = local_path(source)
     return str(path.resolve()) if path.exists() else source
 
 

@@ -21,7 +21,7 @@ class LaunchOptions:
     """
 
     out: str = o.option(
-        "Parent folder; each sweep gets a folder with its name.", "DIR|URI", default="sweeps", callback=o.given_path
+        "Parent folder; each sweep gets a folder with its name.", "DIR|URI", default="sweeps", callback=o.output_place
     )
     name: str | None = o.option("Name of the sweep. Default: the space's.", "NAME", key="name")
     resume: bool = o.flag("Resume the sweep, or start it.")
@@ -52,7 +52,7 @@ class LaunchOptions:
     gpus_per_worker: float | None = o.option("Default: 1 if there are GPUs at the start, else 0.", "N", min=0.0)
     threads: o.Threads = None
     study: str | None = o.option(
-        "Optuna storage. Default: a journal in the sweep's folder.", "URL|FILE", callback=o.given_path
+        "Optuna storage. Default: a journal in the sweep's folder.", "URL|FILE", callback=o.output_place
     )
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True

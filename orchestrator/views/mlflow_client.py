@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
-from orchestrator.results.databases import MLFLOW, has_tables, local_file, sole_creator
+from orchestrator.results.databases import MLFLOW, expand_home, has_tables, local_file, sole_creator
 from orchestrator.results.store import SWEEP
 from orchestrator.results.text import without_credentials
 from orchestrator.views.follower import Ending
@@ -71,7 +71,8 @@ class TrackingError(ValueError):
 
 def resolve_uri(storage: Storage, uri: str | None) -> str:
     """The tracking URI: the given one, else MLFLOW_TRACKING_URI, else the default database."""
-    return uri or os.environ.get(URI_VARIABLE) or default_uri(storage)
+    given = uri or os.environ.get(URI_VARIABLE)
+    return expand_home(given) if given else default_uri(storage)
 
 
 def default_uri(storage: Storage) -> str:

@@ -33,6 +33,7 @@ from orchestrator.results.text import counted, without_credentials
 from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
 from orchestrator.views.follower import View
 from search_spaces.params import ConfigError
+from search_spaces.paths import local_path
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
 from workers.data.uris import check_credentials
@@ -81,7 +82,7 @@ class StudyView(View[Sweep]):
     ) -> None:
         super().__init__()
         self._config, self._url, self._reports, self._is_own = config, url, reports, is_own
-        self._journal = None if "://" in url else Path(url).expanduser()
+        self._journal = None if "://" in url else local_path(url)
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
         self._known: set[int] | None = None  # trials that the study has; None if it must be opened again
@@ -306,7 +307,7 @@ def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: 
 def _open_existing(url: str) -> BaseStorage | None:
     """The storage if it has Optuna's tables or is a journal; None if it is new."""
     if "://" not in url:
-        path = Path(url).expanduser()
+        path = local_path(url)
         if not path.exists() and path.parent.is_dir():
             return None
         path.open("ab").close()  # raises OSError for a folder or without permission
@@ -426,5 +427,5 @@ def first_cause(error: BaseException) -> str:
 def open_storage(url: str) -> BaseStorage:
     """A journal file for a path, a database for a URL."""
     if "://" not in url:
-        return JournalStorage(JournalFileBackend(str(Path(url).expanduser())))
+        return JournalStorage(JournalFileBackend(str(local_path(url))))
     return RDBStorage(url, engine_kwargs=engine_options(url))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from search_spaces.documents import parse_json
+from search_spaces.paths import local_path
 from workers.data.shards import digest
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text, split_lines
 
@@ -65,7 +66,7 @@ def read_captions(
         if count is None:
             raise ValueError("scenes: set count; the source has no end")
         return scene_captions(count, seed)
-    path = Path(source).expanduser()
+    path = local_path(source)
     if source == CLASSES:
         found = [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
     else:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from search_spaces.paths import local_path
 from workers.data.captions import SCENES
 from workers.data.image_folder import check_images, find_images, load_images
 from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
@@ -235,7 +236,7 @@ def real_images(source: str | Path, *, size: int, count: int | None = None, seed
     if count is not None and count < 1:
         raise ValueError(f"reference: count is {count}; it must be at least 1")
     if source != SCENES:
-        return _folder_images(Path(source).expanduser(), size, count, seed)
+        return _folder_images(local_path(source), size, count, seed)
     if count is None:
         raise ValueError("reference: scenes are unlimited; set count")
     if size != IMAGE_SIZE:

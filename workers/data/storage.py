@@ -7,6 +7,7 @@ and tries again. Only `uri` contains the credentials of a URI; `display_name`, r
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from search_spaces.paths import is_remote, local_path
 from workers.data.files import HIDDEN, LocalFiles, RemoteFiles, advice, connect, is_transient
-from workers.data.uris import check_quoting, is_remote, local_path, without_secrets
+from workers.data.uris import check_quoting, without_secrets
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -67,7 +69,7 @@ class Storage:
             scheme, mark, rest = text.partition("://")
             text = f"{scheme.lower()}{mark}{rest}"
         self._is_reached = False
-        self.uri = text if remote or filesystem is not None else str(local_path(text))
+        self.uri = text if remote or filesystem is not None else os.path.abspath(local_path(text))
         self.display_name, self._secrets = without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:
@@ -84,7 +86,7 @@ class Storage:
         """
         text = str(file)
         if not is_remote(text):
-            path = local_path(text)
+            path = Path(os.path.abspath(local_path(text)))
             return cls(path.parent), path.name
         base, mark, options = text.partition("?")
         folder, _, name = base.rpartition("/")

@@ -1,46 +1,15 @@
-"""Paths and URIs of storage: what must be percent-encoded in a URI, and which parts of it are secret."""
+"""URIs of storage: what must be percent-encoded in them, and which parts of them are secret."""
 
 from __future__ import annotations
 
-import os
 import re
-from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-_ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file):/*")
 _IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
 # A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code, "#" (a fragment names
 # nothing in storage), a space, a bracket, a letter that is not ASCII.
 _CHARACTER = re.compile(r"(%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-])|.", re.DOTALL)
-
-
-def is_remote(text: str) -> bool:
-    """Whether a path or URI names files that are not on this machine."""
-    return bool(SCHEME.match(text)) and not text.lower().startswith("file://")
-
-
-def local_path(text: str) -> Path:
-    """The absolute path of a path or a file:// URI."""
-    if not text:
-        raise ValueError("storage: the path is empty; give a folder or a URI such as s3://bucket/sweeps")
-    if text.lower().startswith("file://"):
-        if lost := re.search("[?#]", text):
-            raise ValueError(
-                f"{text}: {lost[0]!r} must be quoted in a URI; write {text.replace('?', '%3F').replace('#', '%23')}, "
-                "or the plain path"
-            )
-        split = urlsplit(text)
-        if split.netloc not in ("", "localhost"):
-            raise ValueError(f"{text}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
-        text = unquote(split.path)
-    elif mistake := _ONE_SLASH.match(text):
-        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
-    try:
-        return Path(os.path.abspath(Path(text).expanduser()))
-    except RuntimeError as error:
-        raise ValueError(f"{text}: {error}; write the folder's full path") from None
 
 
 def check_quoting(uri: str) -> None:

@@ -19,7 +19,6 @@ Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 
 from search_spaces.documents import read_document
 from search_spaces.params import ConfigError, Params, at, expect_mapping, unknown_choice
+from search_spaces.paths import local_path
 from search_spaces.plugins import PluginNames
 from search_spaces.trial import DecodingConfig
 from workers.decoding.build import drafter_class, kinds_with_weights, load_drafter
@@ -142,7 +142,7 @@ def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
         ConfigError: the file is not YAML, or has no entries.
         OSError: the file cannot be read.
     """
-    path = Path(file).expanduser()
+    path = local_path(file)
     text = path.read_bytes()
     if not text.strip():
         raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
@@ -181,16 +181,18 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
 
 def split_entry(source: str) -> tuple[str, str | None]:
     """File and entry name of FILE[#ENTRY]. If a file with the full text as its name exists, there is no entry name."""
-    if Path(source).expanduser().exists():
-        return source, None
     file, _, name = source.rpartition(ENTRY_SIGN)
-    return (file, name) if file else (source, None)
+    is_uri = source.lower().startswith("file://")  # in which a path has no such sign
+    return (source, None) if not file or (not is_uri and local_path(source).exists()) else (file, name)
 
 
 def absolute_source(source: str) -> str:
     """FILE[#ENTRY] with the file's or folder's absolute path if it is there; "builtin", and any other, as given."""
-    file, _ = split_entry(source)
-    path = Path(file).expanduser()
+    try:
+        file, _ = split_entry(source)
+        path = local_path(file)
+    except ValueError:  # of a sweep from another machine
+        return source
     return f"{path.absolute()}{source[len(file) :]}" if file != BUILTIN_NAME and path.exists() else source
 
 
@@ -203,7 +205,7 @@ def find_entry(source: str, name: str | None = None) -> Entry:
         OSError: the file cannot be read.
     """
     file, entry = split_entry(source)
-    path, name = BUILTIN if file == BUILTIN_NAME else Path(file).expanduser(), entry or name
+    path, name = BUILTIN if file == BUILTIN_NAME else local_path(file), entry or name
     if path.is_file():
         return read_entry(file, name)
     if not path.is_dir():
@@ -319,11 +321,11 @@ def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
                 found[key] = hub.local_path(path)
             except ValueError as error:
                 raise ConfigError((key,), str(error)) from error
-        elif re.match(r"[A-Za-z][\w+.-]+:/", path):
-            problem = f"{path}: is no path; give one, or a file of the Hub as hf://ORG/REPO/FILE"
-            raise ConfigError((key,), problem)
-        else:
-            found[key] = str((base / Path(path).expanduser()).absolute())
+            continue
+        try:
+            found[key] = str((base / local_path(path)).absolute())
+        except ValueError as error:
+            raise ConfigError((key,), f"{error}, or a file of the Hub as hf://ORG/REPO/FILE") from error
     return found
 
 

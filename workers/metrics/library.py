@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.params import ConfigError, as_tuples, at, unknown_choice, unknown_key
+from search_spaces.paths import local_path
 from search_spaces.sweep_sections import CLIP_FOLDER
 from workers.metrics.clip_files import folder_identity
 from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE
@@ -136,12 +137,23 @@ def _arguments(cls: type[Any], label: str, given: dict[str, Any]) -> dict[str, A
             raise ConfigError((key,), unknown_key(key, sorted(parameters.keys() - own), "argument"))
         if (key, value) == ("reduction", "sum"):
             raise ConfigError((key,), "a sum grows with the number of images; use the mean")
-    if CLIP_FOLDER in parameters and not Path(str(given.get(CLIP_FOLDER))).expanduser().is_dir():
-        problem = f"must be the folder of a CLIP on this machine, got {given.get(CLIP_FOLDER)!r}"
-        raise ConfigError((CLIP_FOLDER,), f"{problem}; nothing is downloaded")
+    if CLIP_FOLDER in parameters:
+        given = given | {CLIP_FOLDER: _clip_folder(given.get(CLIP_FOLDER))}
     if parameters.get("reduction") == "sum":
         fixed["reduction"] = "mean"
     return fixed | given
+
+
+def _clip_folder(given: object) -> str:
+    """The path of a CLIP's folder. ConfigError if there is none."""
+    problem = f"must be the folder of a CLIP on this machine, got {given!r}; nothing is downloaded"
+    try:
+        folder = local_path(str(given))
+    except ValueError as error:
+        raise ConfigError((CLIP_FOLDER,), problem) from error
+    if not folder.is_dir():
+        raise ConfigError((CLIP_FOLDER,), problem)
+    return str(folder)
 
 
 @dataclass(slots=True)
@@ -191,7 +203,7 @@ class _Library:
             if self.has_features:
                 arguments["feature"] = _Given(inputs.column(FEATURES).shape[1])
             if folder := arguments.get(CLIP_FOLDER):
-                arguments[CLIP_FOLDER] = partial(_load_clip, Path(folder).expanduser())
+                arguments[CLIP_FOLDER] = partial(_load_clip, Path(folder))
             mergeable = type(self.cls.__name__, (self.cls,), {"full_state_update": False})
             self.metric = mergeable(**arguments, compute_on_cpu=True)
         return self.metric

@@ -14,6 +14,7 @@ from orchestrator.cli.text import choice_lines
 from orchestrator.results.choices import (
     BEST,
     LOSSLESS,
+    best_within,
     choices_mapping,
     choose,
     decisive_trials,
@@ -25,8 +26,11 @@ from orchestrator.results.front import Front, front_of
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.query import NoChoiceError, QueryError
+from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
+from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
 
@@ -50,6 +54,27 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     assert BEST not in choose(front), "without a limit"
     assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
     assert choose(front, ["fid<=1000"], lossless=True)[BEST].record is found[LOSSLESS].record
+
+
+def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
+    """Whatever is asked for, the message says what to add, and with it the command works."""
+    place = str(tmp_path / "strict")
+    for record in write_sweep(tmp_path / "strict", trials=6, failed=()):
+        write_trial(Storage(place), replace(record, constraints={"clip_score >= 0.9 * vanilla": 1.0}))
+    for words in (["--best", "fid <= 1.2 * vanilla"], ["--lossless"], ["--knee"]):
+        for command in (["export", place], ["generate", "", "--from", place], ["pareto", place, "--config", "c.yaml"]):
+            assert "6 are outside; --infeasible includes them" in error_of(*command, *words, code=1)
+    assert "--infeasible" in error_of("generate", "", "--from", place, code=1)
+    shown = specfrontier("pareto", place)
+    assert "--infeasible" in shown.out
+    assert "--infeasible" in specfrontier("pareto", place, "--json").json["warnings"][0]
+    assert "--infeasible" not in specfrontier("pareto", place, "--infeasible").out
+    assert "a caption is empty" in error_of("generate", "", "--from", place, "--infeasible", code=2)
+    out = str(tmp_path / "out")
+    assert specfrontier("export", place, "--best", "fid <= 9 * vanilla", "--infeasible", "--out", out).code == 0
+    with pytest.raises(NoChoiceError, match="outside"):
+        best_within(front_of([Sweep.open(place)]), [])
+    assert "add --from" in error_of("generate", "a ring", "--infeasible", code=2)
 
 
 def with_speeds(front: Front, speeds: Mapping[int, Estimate]) -> Front:

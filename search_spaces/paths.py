@@ -1,0 +1,57 @@
+"""Paths as users write them: the same in every option and file that names one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_FILE = "file://"
+_ONE_SLASH = re.compile(r"(?i)\s*(s3|gs|gcs|abfss?|hdfs|file|https?|hf|sqlite):/*")
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})(?=/|$)")
+
+
+def is_remote(text: str) -> bool:
+    """Whether a path or URI names files that are not on this machine."""
+    return bool(SCHEME.match(text)) and not text.lower().startswith(_FILE)
+
+
+def local_path(text: str | Path) -> Path:
+    """The path of a file or folder on this machine: of a path, in which `~` and `~user` are expanded, or a file:// URI.
+
+    Raises:
+        ValueError: it is empty, the URI of another place, or starts with the home of nobody or a shell's variable.
+    """
+    text = str(text)
+    if not text:
+        raise ValueError("the path is empty; give a file or folder")
+    if text.lower().startswith(_FILE):
+        return _path_of_uri(text)
+    if scheme := SCHEME.match(text):
+        raise ValueError(f"{scheme[0]}... is not a path; give a file or folder of this machine")
+    if mistake := _ONE_SLASH.match(text):
+        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
+    if variable := _VARIABLE.match(text):
+        fix = f"write its value, or ./{variable[0]} for a file of that name"
+        raise ValueError(f"{text}: the variable {variable[0]} is not expanded here; {fix}")
+    if not text.startswith("~"):
+        path = Path(text)
+        return path.absolute() if str(path).startswith(("~", "$")) else path  # of ./~: not to be expanded later
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{text}: no home folder is known; write the full path") from None
+
+
+def _path_of_uri(uri: str) -> Path:
+    """The path in a file:// URI. Raises ValueError if it is not quoted, or names a host."""
+    if lost := re.search("[?#]", uri):
+        quoted = uri.replace("?", "%3F").replace("#", "%23")
+        raise ValueError(f"{uri}: {lost[0]!r} must be quoted in a URI; write {quoted}, or the plain path")
+    split = urlsplit(uri)
+    if split.netloc not in ("", "localhost"):
+        raise ValueError(f"{uri}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
+    if not split.path:
+        raise ValueError(f"{uri}: names no file; write file:///PATH, or the plain path")
+    return Path(unquote(split.path))
