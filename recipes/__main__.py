@@ -18,6 +18,7 @@ import torch
 
 from recipes import COMPONENTS, SCENES_ONLY
 from search_spaces.paths import local_path
+from workers.runtime.process import check_working_directory
 
 ALL = "all"
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoints in the folder")
     options = parser.parse_args(arguments)
+    check_working_directory()
     from recipes.components import train_component
 
     if options.threads is not None:

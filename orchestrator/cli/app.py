@@ -25,14 +25,14 @@ from orchestrator.cli import (
     timing,
     train,
 )
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, last_words
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, last_words
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins, plugin_line, plugin_modules
-from workers.runtime.process import keep_freed_memory, use_threads
+from workers.runtime.process import check_working_directory, keep_freed_memory, use_threads
 
 _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])  # which typer does not export
 
@@ -119,6 +119,8 @@ def main() -> None:
     called = command_line.set(sys.argv[1:])
     with interruptible():
         try:
+            with ends_with(FAILED):
+                check_working_directory()
             app()
         except CommandError as error:
             message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name

@@ -51,6 +51,18 @@ def prefer_threads(count: int) -> None:
         use_threads(min(count, cores()))
 
 
+def check_working_directory() -> None:
+    """Check that the working directory exists: without it MKL ends the process at the first use of torch.
+
+    Raises:
+        FileNotFoundError: it was deleted.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError("the working directory was deleted; change to another folder") from None
+
+
 def process_environment(count: int) -> dict[str, str]:
     """Environment of a process that computes with `count` threads, and keeps in all of them the memory that it frees.
     A wait policy and glibc's variables that the user has set stay.

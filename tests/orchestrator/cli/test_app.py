@@ -145,6 +145,26 @@ def test_every_command_is_tested_without_arguments() -> None:
     assert {*BARE, "doctor"} == {"", *COMMANDS, "models", *(f"models {name}" for name in below)}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "status",
+        "doctor",
+        "generate ring",
+        "launch quickstart --check",
+        "models init llamagen",
+        "train eagle --captions scenes",
+    ],
+)
+def test_a_deleted_working_directory_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MKL ended such processes with a line of its own."""
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert "the working directory was deleted; change to another folder" in error_of(*command.split(), code=1)
+
+
 def test_sweeps_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_sweep(tmp_path / "sweeps" / "first", trials=4, budget=10)
