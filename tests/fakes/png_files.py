@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import zlib
 from pathlib import Path
 
@@ -25,3 +26,10 @@ def broken_chunk_type(path: Path) -> None:
     second = data.index(b"IDAT", data.index(b"IDAT") + 4)
     data[second : second + 4] = b"\x00\x01\x02\x03"
     path.write_bytes(data)
+
+
+def without_pixels(path: Path, side: int = 9) -> None:
+    """All checksums are right, and there are no pixels."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunks)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,9 +204,11 @@ def _stored_grid(trial: PageTrial) -> Image.Image | str | None:
     name, storage = f"{IMAGE_GRIDS}/{trial.record.digest}.png", trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
         return None
-    if not is_intact_png(data := storage.read(name)):
-        return f"{storage.locate(name)}: damaged; the report lacks it"
-    return Image.open(io.BytesIO(data)).convert("RGB")
+    data = storage.read(name)
+    with suppress(Exception):  # Pillow's readers raise errors of many kinds
+        if is_intact_png(data):
+            return Image.open(io.BytesIO(data)).convert("RGB")
+    return f"{storage.locate(name)}: damaged; the report lacks it"
 
 
 def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:

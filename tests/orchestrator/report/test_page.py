@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tomllib
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -41,6 +41,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
+from tests.fakes.png_files import without_pixels
 from tests.fakes.synthetic_sweeps import BASELINE, write_sweep
 from tests.fakes.waiting import HANG_S
 from workers.data.checked_json import load_checked
@@ -293,9 +294,10 @@ def _front_records(folder: Path) -> list[TrialRecord]:
     return [record for record in sweep.records if record.number in numbers]
 
 
-def test_a_broken_picture_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"\x89PNG broken"), without_pixels])
+def test_a_broken_picture_is_left_out(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
-    (tmp_path / "pictures" / f"{first.digest}.png").write_bytes(b"\x89PNG broken")
+    spoil(tmp_path / "pictures" / f"{first.digest}.png")
     notes: list[str] = []
     pictures = data_of(report_page(Storage(tmp_path), notes.append))["thumbnails"]
     assert set(pictures) == {second.digest}

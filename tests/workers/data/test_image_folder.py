@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from tests.fakes.png_files import broken_chunk_type, chunk, noise
+from tests.fakes.png_files import broken_chunk_type, chunk, noise, without_pixels
 from workers.data.image_folder import ENDINGS, check_images, find_images, load_images
 
 RED, BLUE = (220, 30, 30), (30, 30, 220)
@@ -140,9 +140,7 @@ def cut_off(path: Path) -> None:
 
 def huge(path: Path) -> None:
     """A decompression bomb by its header."""
-    header = struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)
-    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    without_pixels(path, 30_000)
 
 
 def cut_off_jpeg(path: Path) -> None:
