@@ -15,19 +15,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from search_spaces.documents import parse_json
 from search_spaces.paths import local_path
 from workers.data.shards import digest
-from workers.data.text_files import collect_errors, read_lines, read_table, read_text, split_lines
+from workers.data.text_files import collect_errors, file_kind, read_lines, read_table, read_text, split_lines
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SCENES, CLASSES = "scenes", "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what is left where line ends became spaces; a tab is text
+_EXCERPT = 20  # characters at each side of one
+_INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+_HEAD = 4096  # bytes that tell what a file is
 _COLUMNS = ("caption", "text", "prompt")  # in order of preference
 
 
@@ -110,7 +119,8 @@ def captions_in_order(
         return _from_coco(path, seed, choose)
     if ending not in _READERS:
         found = ending or "a file without an ending"
-        raise ValueError(f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; rename it")
+        fix = "unpack it" if ending in _ARCHIVES else "rename it"
+        raise ValueError(f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; {fix}")
     if not path.is_file():
         raise ValueError(f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}")
     return _to_captions(_READERS[ending](path, column))
@@ -150,7 +160,9 @@ def _from_table(path: Path, column: str | None) -> Iterable[_Row]:
 
 
 def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
-    for location, line in read_lines(path):
+    for number, (location, line) in enumerate(read_lines(path)):
+        if not number and line.rstrip() in ("{", "["):
+            raise ValueError(f"{path}: JSON over several lines, not JSON Lines; write each object on a line of its own")
         try:
             entry = _json(line, location)
             if not isinstance(entry, dict):
@@ -165,12 +177,32 @@ def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
     import pyarrow.parquet as pq
 
     try:
+        with path.open("rb") as opened:
+            head = opened.read(_HEAD)
+        if not head.startswith(b"PAR1") and (kind := file_kind(head)):
+            raise ValueError(f"{path}: not a Parquet file but {kind}")
         with pq.ParquetFile(path) as file:
             name = _column(path, file.schema_arrow.names, column)
+            if problem := _not_text(file.schema_arrow.field(name).type):
+                raise ValueError(f"{path}: column {name!r} has {problem}")
             values = file.read([name]).column(name)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a readable Parquet file ({error}); write it again") from error
     return [(f"{path}, row {number}", value) for number, value in enumerate(values.to_pylist(), start=1)]
+
+
+def _not_text(kind: pa.DataType) -> str:
+    """Why a column of this type has no captions, and the fix; "" if it has."""
+    import pyarrow as pa
+
+    types = pa.types
+    plain = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain) or types.is_null(plain):
+        return ""
+    if types.is_list(plain) or types.is_large_list(plain) or types.is_fixed_size_list(plain):
+        return f"lists ({kind}), not text; write one row for each caption, or its first caption alone"
+    fix = "decode them as UTF-8" if types.is_binary(plain) or types.is_large_binary(plain) else "name another column"
+    return f"values of type {kind}, not text; {fix}"
 
 
 def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
@@ -180,6 +212,12 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
     if not isinstance(annotations, list):
         raise ValueError(
             f"{path}: not COCO captions (no list `annotations`); use .txt or .jsonl for a list of captions"
+        )
+    if (found := _keys(annotations)) & _INSTANCE_KEYS and "caption" not in found:
+        named = ", ".join(sorted(found))
+        raise ValueError(
+            f"{path}: its annotations are not captions but objects or points ({named}), as in COCO's instances; give "
+            "COCO's captions_*.json"
         )
     chosen: dict[int, tuple[Any, Caption]] = {}
     seen: set[int] = set()
@@ -191,6 +229,11 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
                 candidate = ((keys[choose], caption.id), caption)
                 chosen[image] = min(chosen.get(image, candidate), candidate, key=lambda found: found[0])
     return [caption for _, caption in chosen.values()]
+
+
+def _keys(annotations: Sequence[object]) -> set[str]:
+    """The keys that any annotation has."""
+    return {key for entry in annotations if isinstance(entry, dict) for key in entry}
 
 
 def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Caption]:
@@ -239,7 +282,15 @@ def caption_in_one_line(text: object, location: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{location}: invalid character (lone surrogate) in {text!r}; correct it") from error
-    return " ".join(part.strip() for part in text.strip().splitlines())
+    line = " ".join(part.strip() for part in text.strip().splitlines())
+    if found := _CONTROL.search(line):
+        raise ValueError(f"{location}: control character {found[0]!r} in {_excerpt(line, found.start())}; remove it")
+    return line
+
+
+def _excerpt(text: str, at: int) -> str:
+    """The text around a place in it."""
+    return repr(text[max(0, at - _EXCERPT) : at + _EXCERPT])
 
 
 def _json(text: str, location: str) -> Any:
@@ -249,7 +300,12 @@ def _json(text: str, location: str) -> Any:
         return parse_json(text)
     except json.JSONDecodeError as error:
         where = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
-        raise ValueError(f"{location}: broken JSON: {error.msg}{where}; the file may be truncated") from error
+        at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        fix = "the file may be truncated" if at_end else "correct it"
+        first = text[: error.pos]  # what is valid; of JSON Lines, the first line
+        if where and error.msg == "Extra data" and "\n" in first and "\n" not in first.strip():
+            raise ValueError(f"{location}: JSON Lines, one object per line; rename it to .jsonl") from error
+        raise ValueError(f"{location}: broken JSON: {error.msg}{where}; {fix}") from error
 
 
 _READERS: Mapping[str, Callable[[Path, str | None], Iterable[_Row]]] = {

@@ -6,12 +6,30 @@ U+2028, are part of their line.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+
+_HEAD = 4096  # bytes that tell what a file is
+_ARCHIVE = "unpack it, and give a file of it"
+# How files of other kinds begin, what they are, and what to do.
+_KINDS = (
+    (rb"PK\x03\x04", "a zip archive or an office program's document", f"{_ARCHIVE}, or save it as .csv"),
+    (rb"\x1f\x8b", "a gzip archive", _ARCHIVE),
+    (rb"BZh[1-9]1AY&SY", "a bzip2 archive", _ARCHIVE),
+    (rb"\xfd7zXZ\0|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!\x1a", "an archive", _ARCHIVE),
+    (rb"(?s).{257}ustar", "a tar archive", _ARCHIVE),
+    (rb"PAR1", "a Parquet file", "give it a name that ends in .parquet"),
+    (rb"ARROW1|\x89HDF|SQLite format 3\0", "a database or table of another program", "export it as .csv"),
+    (rb"%PDF-", "a PDF", "save its text as .txt"),
+    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP", "an image", "give a file of captions"),
+    (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+    (rb"(?i)\s*(<!doctype html|<html)", "a web page", "download the file itself"),
+)
 
 
 @contextmanager
@@ -57,13 +75,33 @@ def decode(data: bytes, name: str) -> str:
     """UTF-8 text, with or without a byte order mark. name: the file's, for errors.
 
     Raises:
-        ValueError: it is not UTF-8.
+        ValueError: it is not UTF-8, or has NUL characters, or is a file of another kind.
     """
+    if kind := file_kind(data):
+        raise ValueError(f"{name}: not text but {kind}")
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise ValueError(f"{name}, line {line}: not UTF-8 text; save the file as UTF-8") from error
+        encoding = " but UTF-16" if _is_utf16(data) else ""
+        raise ValueError(f"{name}, line {line}: not UTF-8 text{encoding}; save the file as UTF-8") from error
+    if "\0" in text:
+        line = text[: text.index("\0")].count("\n") + 1
+        utf16 = "not UTF-8 text but UTF-16; save the file as UTF-8"
+        raise ValueError(f"{name}, line {line}: {utf16 if _is_utf16(data) else 'a NUL character; remove it'}")
+    return text
+
+
+def _is_utf16(data: bytes) -> bool:
+    """Whether text starts with UTF-16's byte order mark, or has NULs as UTF-16 has them: at odd or even places only."""
+    places = [data[start:_HEAD:2].count(0) for start in (0, 1)]
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (min(places) == 0 and max(places) > 1)
+
+
+def file_kind(data: bytes) -> str:
+    """What a file is that is not text, by its first bytes, and the fix; "" if it is not known."""
+    known = (f"{kind}; {fix}" for magic, kind, fix in _KINDS if re.match(magic, data[:_HEAD]))
+    return next(known, "")
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -103,14 +141,22 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[str, list[str] | Value
     return header, [(location, fit(location, fields)) for location, fields in rows[1:]]
 
 
-def _comma_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
-    reader, first = csv.reader(io.StringIO(read_text(path), newline=""), strict=True), 1
+def _comma_fields(path: Path) -> list[tuple[str, list[str]]]:
+    text = read_text(path)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    rows = list[tuple[str, list[str]]]()
+    first, limit = 1, csv.field_size_limit(max(len(text), 1))
     try:
         for row in reader:
-            yield f"{path}, line {first}", row
+            rows.append((f"{path}, line {first}", row))
             first = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f'{path}, line {reader.line_num}: {error}; write " inside a quoted field as ""') from error
+        problem = f"{error} in line {reader.line_num}" if reader.line_num > first else str(error)
+        fix = 'close it, and write " inside a quoted field as ""'
+        raise ValueError(f"{path}, line {first}: a stray quotation mark ({problem}); {fix}") from error
+    finally:
+        csv.field_size_limit(limit)
+    return rows
 
 
 def _tab_fields(path: Path) -> Iterator[tuple[str, list[str]]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import os
 import random
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,7 +234,7 @@ def test_the_hash_sees_every_change() -> None:
         ("a.csv", "n,caption\n1,one\n2\n", "line 3: blank caption"),
         ("a.csv", "caption\none\n\ntwo\n", "line 3: blank caption"),
         ("a.csv", "caption,n\none, two,3\n", "line 2: 3 fields under 2 columns; put the caption in double quotes"),
-        ("a.csv", 'caption\n"one" two\n', 'line 2: .*; write " inside a quoted field as ""'),
+        ("a.csv", 'caption\n"one" two\n', 'line 2: a stray quotation mark .*; .* write " inside a quoted field as ""'),
         ("a.csv", 'caption\n"one\n', "line 2: .*end of data"),
         ("a.tsv", "n\tcaption\n1\ttwo\tfields\n", "line 2: 3 fields under 2 columns; remove the tabs"),
         ("a.csv", "caption\n", "no captions"),
@@ -274,10 +278,95 @@ def test_broken_sources_are_named(name: str, content: str | bytes, message: str,
 
 
 def test_broken_parquet_rows_are_named(tmp_path: Path) -> None:
-    for values, message in ((["one", None], "row 2: blank caption"), ([3, 4], "row 1: the caption is 3, not text")):
+    for values, message in ((["one", None], "row 2: blank caption"), (["one", "a\x1bb"], "row 2: control")):
         pq.write_table(pa.table({"caption": values}), tmp_path / "a.parquet")
         with pytest.raises(ValueError, match=message):
             read_captions(tmp_path / "a.parquet")
+
+
+ARCHIVED = io.BytesIO()
+with tarfile.open(fileobj=ARCHIVED, mode="w") as archive:
+    archive.addfile(tarfile.TarInfo("captions.txt"), io.BytesIO())
+INSTANCES = {"id": 1, "image_id": 2, "bbox": [0, 0, 1, 1], "category_id": 3, "iscrowd": 0}
+FOREIGN: list[tuple[str, bytes, str]] = [
+    ("a.txt", "one\ntwo".encode("utf-16"), "line 1: not UTF-8 text but UTF-16; save the file as UTF-8"),
+    ("a.txt", "one\ntwo\n".encode("utf-16-le"), "line 1: not UTF-8 text but UTF-16"),
+    ("a.csv", "caption\none\n".encode("utf-16-be"), "line 1: not UTF-8 text but UTF-16"),
+    ("a.txt", b"one\ntwo\0\n", "line 2: a NUL character; remove it"),
+    ("a.txt", b"one\ntwo\x1b[2J\nthree\x07\n", r"line 2: control character '\\x1b' in 'two.*'; .*1 more row is wrong"),
+    ("a.tsv", b"caption\none\nit\xc2\x92s\n", r"line 3: control character '\\x92'"),
+    ("a.jsonl", b'{"caption": "one\\u0000"}\n', r"line 1: control character '\\x00'"),
+    ("a.txt", ARCHIVED.getvalue(), "not text but a tar archive; unpack it"),
+    ("a.txt", gzip.compress(b"one"), "not text but a gzip archive; unpack it"),
+    ("a.csv", b"PK\x03\x04rest", "not text but a zip archive or an office program's document; unpack it"),
+    ("a.txt", b"\x89PNG\r\n\x1a\n", "not text but an image"),
+    ("a.txt", b"PAR1rest", r"not text but a Parquet file; give it a name that ends in \.parquet"),
+    ("a.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS; .*git lfs pull"),
+    ("a.txt", b"\n<!DOCTYPE html>\n<html>", "not text but a web page"),
+    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "not a Parquet file but a pointer of Git LFS"),
+    ("a.parquet", gzip.compress(b"one"), "not a Parquet file but a gzip archive"),
+    ("a.tar.gz", b"one", r"not \.gz; unpack it"),
+    ("a.zip", b"one", r"not \.zip; unpack it"),
+    ("a.json", b'{"caption": "one"}\n{"caption": "two"}\n', r"JSON Lines, .*; rename it to \.jsonl"),
+    ("a.json", b'{"annotations": []} x', r"broken JSON: Extra data \(line 1, column 21\); correct it"),
+    ("a.json", b'{"annotations": [{"id": 1', "broken JSON: .*; the file may be truncated"),
+    ("a.json", b'{"annotations": [{"id": "', "broken JSON: .*; the file may be truncated"),
+    ("a.jsonl", b'[\n {"caption": "one"}\n]\n', "a.jsonl: JSON over several lines, not JSON Lines"),
+    (
+        "a.json",
+        json.dumps({"annotations": [INSTANCES] * 3}).encode(),
+        "not captions but .*bbox.*; give COCO",
+    ),
+    ("a.csv", b'caption,n\none,1\n"two,2\nthree,3\n', "line 3: a stray quotation mark"),
+    ("a.csv", b'caption,n\n"two,2\nthree,3\na "red" ball,4\n', "line 2: a stray quotation mark .* in line 4"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), FOREIGN)
+def test_a_file_of_another_kind_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(ValueError, match=message) as raised:
+        read_captions(path)
+    assert str(raised.value).startswith(str(path))
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pa.array([["a", "b"]]), r"column 'caption' has lists \(list<.*string>\), not text; write one row for each"),
+        (pa.array([b"a"]), "column 'caption' has values of type binary, not text; decode them as UTF-8"),
+        (pa.array([{"raw": "a"}]), r"values of type struct<raw: string>, not text"),
+        (pa.array([3, 4]), "values of type int64, not text"),
+    ],
+)
+def test_columns_of_other_types_are_named(values: pa.Array, message: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"caption": values}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=message):
+        read_captions(tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+def test_all_types_of_text_are_read(kind: pa.DataType, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"caption": pa.array(["one", "two"]).cast(kind)}), tmp_path / "a.parquet")
+    assert [caption.text for caption in captions_in_order(tmp_path / "a.parquet")] == ["one", "two"]
+
+
+def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
+    """Some tables hold images in a column; Python's csv stops at 131,072 characters."""
+    limit = csv.field_size_limit()
+    path = write(tmp_path, "a.csv", f"image,caption\n{'A' * 200_000},one\n1,{'b' * 200_000}\n")
+    assert [len(caption.text) for caption in captions_in_order(path)] == [3, 200_000]
+    assert csv.field_size_limit() == limit
+
+
+def test_a_space_before_a_quotation_mark_is_not_part_of_a_field(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", 'n, caption\n1, "a cat, asleep"\n2,  two dogs\n3," ""Hi"" on a sign"\n')
+    assert [caption.text for caption in captions_in_order(path)] == ["a cat, asleep", "two dogs", '"Hi" on a sign']
+
+
+def test_tabs_stay_in_captions(tmp_path: Path) -> None:
+    assert captions_in_order(write(tmp_path, "a.txt", "a\tcat\n"))[0].text == "a\tcat"
 
 
 def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
