@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -21,11 +23,13 @@ def local_path(text: str | Path) -> Path:
     """The path of a file or folder on this machine: of a path, in which `~` and `~user` are expanded, or a file:// URI.
 
     Raises:
-        ValueError: it is empty, the URI of another place, or starts with the home of nobody or a shell's variable.
+        ValueError: it is empty, not UTF-8, the URI of another place, or starts with the home of nobody or a shell's
+            variable.
     """
     text = str(text)
     if not text:
         raise ValueError("the path is empty; give a file or folder")
+    check_utf8(text)
     if text.lower().startswith(_FILE):
         return _path_of_uri(text)
     if scheme := SCHEME.match(text):
@@ -42,6 +46,21 @@ def local_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError:
         raise ValueError(f"{text}: no home folder is known; write the full path") from None
+
+
+def check_utf8(name: str) -> None:
+    """Check that a file's name, or a command's argument, is UTF-8 text: no result could contain it otherwise.
+
+    Raises:
+        ValueError: other bytes, or characters that the system's encoding lacks; the message shows them escaped.
+    """
+    try:
+        name.encode()
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        locale = "" if encoding == "utf-8" else f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
+        raise ValueError(f"{name!a}: not UTF-8; rename it{locale}") from error
 
 
 def _path_of_uri(uri: str) -> Path:

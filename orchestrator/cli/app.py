@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated, Any, cast
@@ -31,6 +32,7 @@ from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
 from search_spaces.params import ConfigError
+from search_spaces.paths import check_utf8
 from search_spaces.plugins import load_plugins, plugin_line, plugin_modules
 from workers.runtime.process import check_working_directory, keep_freed_memory, use_threads
 
@@ -117,10 +119,16 @@ def main() -> None:
     os.environ.update(without_proxy())
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray's takes SIGTERM for a crash
     called = command_line.set(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what its encoding lacks is escaped
     with interruptible():
         try:
             with ends_with(FAILED):
                 check_working_directory()
+            with ends_with(WRONG_USAGE):
+                for argument in sys.argv[1:]:
+                    check_utf8(argument)
             app()
         except CommandError as error:
             message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name

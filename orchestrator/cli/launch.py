@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, flag, grouped
 from orchestrator.results.text import clean, counted
 from orchestrator.run.options import LaunchOptions
+from search_spaces.paths import is_remote, local_path
 
 if TYPE_CHECKING:
     from orchestrator.results.locks import Lock
@@ -97,7 +97,7 @@ def launch(
         config = config if sampling is None else config.resolve(sampling)
         typer.echo(describe_plan(config, storage, options.taken, missing_files, notes))
         return storage.uri
-    if os.path.isdir(os.path.expanduser(config.reference.source)):
+    if not is_remote(source := config.reference.source) and local_path(source).is_dir():
         typer.echo(f"{clean(config.name)}: reference: {describe_reference(config.reference)}", err=True)
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
@@ -116,7 +116,6 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
         ValueError: the URI is malformed.
     """
     from orchestrator.results.store import plugins_of
-    from search_spaces.paths import is_remote
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 

@@ -6,6 +6,7 @@ the checks that need loaded weights. A check of the sweep's sections is a functi
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from orchestrator.views.study import check_study, check_url, damaged_line, defau
 from search_spaces.constraints import split_batch
 from search_spaces.params import ConfigError, at, unknown_choice
 from search_spaces.params import Path as ConfigPath
+from search_spaces.paths import check_utf8
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
@@ -111,6 +113,7 @@ def preflight(
         parent_folder()
     else:
         requires_token(cluster)
+    check_utf8(os.getcwd())  # workers have absolute paths
     if (file := storage.path(SWEEP)) is not None:
         check_writable(file.parent)
     storage.check_bucket()

@@ -16,6 +16,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from search_spaces.paths import check_utf8
 from workers.data.pictures import centre_square, is_intact_png, without_png_text
 from workers.data.text_files import collect_errors
 
@@ -64,6 +65,7 @@ def find_images(folder: Path) -> ImageFiles:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images")
+    check_utf8(str(folder.resolve()))
     images, others, read = dict[str, Path](), dict[str, str](), set[tuple[int, int]]()
     folders = deque([("", folder)])
     links = deque[tuple[str, Path]]()  # after all other folders: what is reached in both ways has its folder's name
@@ -120,10 +122,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
     ending = os.path.splitext(entry.name)[1].lower() or _NO_ENDING
     kind = _FOLDER if entry.is_dir() else ending
     if kind in (_FOLDER, *ENDINGS):
-        try:
-            entry.name.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{entry.path!r}: a name that is not UTF-8; rename it") from error
+        check_utf8(entry.path)
     return kind if kind.isprintable() else ascii(kind)
 
 

@@ -123,7 +123,7 @@ def count_images(source: str | Path, *, count: int | None = None) -> tuple[int, 
         return read_reference(source, count=count).facts["count"], ""
     if source == SCENES and count is not None:
         return count, ""
-    files = find_images(Path(source).expanduser())
+    files = find_images(local_path(source))
     files.check()
     return len(list(files.images)[:count]), files.left_out()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from search_spaces.paths import is_remote, local_path
+from search_spaces.paths import check_utf8, is_remote, local_path
 from workers.data.files import HIDDEN, LocalFiles, RemoteFiles, advice, connect, is_transient
 from workers.data.uris import check_quoting, without_secrets
 
@@ -70,6 +70,8 @@ class Storage:
             text = f"{scheme.lower()}{mark}{rest}"
         self._is_reached = False
         self.uri = text if remote or filesystem is not None else os.path.abspath(local_path(text))
+        if not remote:
+            check_utf8(self.uri)  # the working folder's name too
         self.display_name, self._secrets = without_secrets(text) if remote else (self.uri, ())
         self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
         if remote and filesystem is None:

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from search_spaces.documents import parse_json
+from search_spaces.paths import check_utf8
 from workers.models.layouts import find_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -232,6 +233,7 @@ def content_hash(path: str | Path) -> str:
 
 def _files_hash(folder: Path, names: list[str]) -> str:
     for name in names:
+        check_utf8(str(folder / name))
         if not (folder / name).is_file():
             raise WeightsError(f"{folder / name}: no such file; download it")
     listing = "".join(f"{name}\0{_file_hash(folder / name)}\n" for name in names)

@@ -222,3 +222,47 @@ def test_every_command_that_computes_takes_threads() -> None:
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert found == [[2, count, count] for _ in commands for count in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("launch", "tested.yaml", "--check", "--out", "caf\udce9"),
+        ("launch", "tested.yaml", "--out=caf\udce9"),
+        ("reference", "caf\udce9"),
+        ("generate", "a ring", "--out", "caf\udce9"),
+        ("pareto", "sweeps/caf\udce9", "--json"),
+    ],
+)
+def test_arguments_that_are_not_utf8_are_refused_first(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Python reads bytes of another encoding, such as a terminal's."""
+    monkeypatch.chdir(tmp_path)
+    message = error_of(*words, code=2)
+    assert "caf\\udce9': not UTF-8; rename it" in message
+    assert message.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def in_old_locale(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """A command in a locale of ASCII, which writes Cyrillic: click replaces an output of ASCII by one of UTF-8."""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "iso8859-5:strict"}
+    command = [sys.executable, "-c", "from orchestrator.cli.app import main; main()", *words]
+    environment = os.environ | locale | {"PYTHONPATH": os.getcwd()}
+    return subprocess.run(command, env=environment, capture_output=True, check=False, cwd=folder)
+
+
+def test_a_locale_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    ran = in_old_locale(tmp_path, "launch", "joint", "--check", "--out", "bücher")
+    assert ran.returncode == 2
+    assert b"not UTF-8; rename it, or set LC_ALL=C.UTF-8 (this locale's encoding is ascii)" in ran.stderr
+    assert ran.stderr.count(b"\n") == 1
+
+
+def test_what_the_outputs_encoding_lacks_is_escaped(tmp_path: Path) -> None:
+    """Fronts have a plus-minus sign, which the encoding lacks."""
+    write_sweep(tmp_path / "demo", trials=6, name="demo")
+    ran = in_old_locale(tmp_path, "pareto", "demo")
+    assert ran.returncode == 0, ran.stderr
+    assert b"\\xb1" in ran.stdout

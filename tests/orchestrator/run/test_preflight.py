@@ -171,6 +171,15 @@ def test_captions(text: str | None, count: int, parts: Words) -> None:
     assert_contains(problem(captions={"source": "mine.txt", "count": count}), ("captions: ", *parts))
 
 
+def test_a_working_folder_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are given absolute paths, wherever the results are."""
+    folder = tmp_path / "caf\udce9"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=r"caf\\udce9': not UTF-8; rename it"):
+        preflight(SweepConfig.parse(SPACE, "tested.yaml"), Storage("mock:///sweeps/tested"))
+
+
 LINES: dict[str, Any] = {  # values by the key that is refused
     "captions": {"source": "mine.txt"},
     "reference": {"source": "photos"},

@@ -210,13 +210,18 @@ def test_the_limit_of_pixels_is_pillows(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     picture(tmp_path / "1.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
-    with pytest.raises(ValueError, match=r"'[^']*/caf\\udce9\.png'.*not UTF-8; rename it") as raised:
+    with pytest.raises(ValueError, match=r"'[^']*/caf\\udce9\.png': not UTF-8; rename it") as raised:
         find_images(tmp_path)
     str(raised.value).encode()
     picture(tmp_path / "folder" / "1.png")
     (tmp_path / "folder").rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     with pytest.raises(ValueError, match=r"not UTF-8; rename it \(1 more path is wrong\)"):
         find_images(tmp_path)
+    with pytest.raises(ValueError, match=r"/\\udcff': not UTF-8"):
+        find_images(tmp_path / "\udcff")
+    (tmp_path / "link").symlink_to(tmp_path / "\udcff")
+    with pytest.raises(ValueError, match=r"/\\udcff': not UTF-8"):
+        find_images(tmp_path / "link")
 
 
 def test_the_name_of_a_file_that_is_left_out_does_not_matter(tmp_path: Path) -> None:

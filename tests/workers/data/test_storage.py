@@ -51,6 +51,18 @@ def test_what_is_written_is_there(storage: Storage) -> None:
     assert storage.exists("shards/a/b.json")
 
 
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results have the storage's path in them. A relative one has that of the working folder."""
+    with pytest.raises(ValueError, match=r"'.*/caf\\udce9': not UTF-8; rename it"):
+        Storage(tmp_path / "caf\udce9")
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ValueError, match=r"caf\\udce9/sweeps': not UTF-8"):
+        Storage("sweeps")
+    Storage(tmp_path / "café")
+
+
 def test_what_is_not_there(storage: Storage) -> None:
     assert storage.names("trials") == []
     assert not storage.exists("trials/00001.json")

@@ -365,6 +365,9 @@ def test_content_hash(tmp_path: Path) -> None:
     assert content_hash(one.parent) != folder
     with pytest.raises(WeightsError, match="no such file"):
         content_hash(tmp_path / "none")
+    (one.parent / os.fsdecode(b"caf\xe9.txt")).write_text("x")
+    with pytest.raises(ValueError, match=r"caf\\udce9\.txt': not UTF-8; rename it"):
+        content_hash(one.parent)
 
 
 @pytest.mark.parametrize("shapes", [True, False])
