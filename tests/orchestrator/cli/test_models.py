@@ -11,7 +11,7 @@ import yaml
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.hub import HubServer, hub_server
 from tests.fakes.real_sweeps import SWEEP
-from workers.loading.models_yaml import read_models_yaml
+from workers.loading.models_yaml import read_entry, read_models_yaml
 from workers.models.families.catalogue import FAMILIES
 
 FAMILIES_ON_HUB = [name for name, family in FAMILIES.all().items() if family.on_hub]
@@ -28,9 +28,9 @@ def test_init_writes_entries_that_can_be_read(family: str, hub: HubServer, tmp_p
     file = tmp_path / "models.yaml"
     written = specfrontier("models", "init", family, "--out", str(file))
     assert written.code == 0, written.err
-    entries = read_models_yaml(file)
-    assert list(entries) == list(FAMILIES.all()[family].on_hub)
-    for name, entry in entries.items():
+    assert list(read_models_yaml(file)) == list(FAMILIES.all()[family].on_hub)
+    for name in read_models_yaml(file):
+        entry = read_entry(file, name)
         keys = yaml.safe_load(file.read_text())[name]
         assert entry.family.kind == family
         assert all(reference.startswith("hf://") for reference in entry.hub.values())
@@ -52,7 +52,7 @@ def test_pull_fetches_what_an_entry_names(hub: HubServer, tmp_path: Path) -> Non
     pulled = specfrontier("models", "pull", f"{file}#a")
     assert pulled.code == 0, pulled.err
     assert hub.fetched == ["lab/net/w.pt"]
-    entry = read_models_yaml(file)["a"]
+    entry = read_entry(file, "a")
     assert Path(entry.files["transformer"]).read_bytes() == b"weights"
     assert pulled.out == ""
     assert f"transformer: {entry.files['transformer']}\n" in pulled.err

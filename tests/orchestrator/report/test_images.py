@@ -29,6 +29,7 @@ from orchestrator.results.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.timed_sweeps import time_again, write_timed_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
@@ -200,7 +201,7 @@ def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
 
 def reads_together(monkeypatch: pytest.MonkeyPatch, folder: str, count: int, alone: int = 0) -> list[str]:
     """Each read in the folder, after the first `alone` ones, waits until `count` are under way; returns their names."""
-    gate, names, read = threading.Barrier(count, timeout=60), list[str](), Storage.read
+    gate, names, read = threading.Barrier(count, timeout=HANG_S), list[str](), Storage.read
 
     def wait(storage: Storage, name: str) -> bytes:
         if name.startswith(f"{folder}/"):

@@ -411,7 +411,7 @@ def test_items_are_read_in_order_and_no_more_than_are_needed() -> None:
     def read(item: int) -> int:
         begun.append(item)
         if item == 0:
-            assert gate.wait(60), "later ones do not begin while the first one waits"
+            assert gate.wait(HANG_S), "later ones do not begin while the first one waits"
         if item == 1:
             gate.set()
         if item == 50:
