@@ -448,7 +448,9 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     _finish(views, ending)
     assert page.call_args == mock.call(storage, decode=decodes)
     assert ended.end.call_args.args[1] == ending
-    assert "out of memory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "out of memory" in said
+    assert ("writing tables, plot and report" in said) == (ending == "finished"), "also in a log"
 
 
 def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
