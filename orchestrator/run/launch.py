@@ -35,6 +35,7 @@ from orchestrator.run.build import Build
 from orchestrator.run.cluster import alive_nodes, connected
 from orchestrator.run.driver import Driver
 from orchestrator.run.earlier import Earlier
+from orchestrator.run.identity import check_unchanged
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Placement, check_demand
 from orchestrator.run.pool import Pool
@@ -45,7 +46,6 @@ from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, Outcome, PoolE
 from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.views.follower import Views
-from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError
 from search_spaces.paths import is_remote, local_path
 from search_spaces.plugins import PLUGINS_VARIABLE, plugin_modules
@@ -55,7 +55,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
 from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask, plan_quality
 from workers.data.storage import Storage
-from workers.loading.hub import SCHEME, reference_of
+from workers.loading.hub import reference_of
 from workers.loading.models import Capabilities
 from workers.metrics.registry import uses_timings
 from workers.runtime.memory import format_bytes
@@ -66,10 +66,6 @@ _KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # values of captions and refere
 _IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads", "numerics")
 # Parts of the identity that a resumed sweep must share.
 _FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed")
-
-
-class IdentityError(ValueError):
-    """The store's results depend on other weights, captions or settings; the message names them, and the fix."""
 
 
 def launch(
@@ -328,18 +324,7 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
         IdentityError: weights, captions, reference or seed have changed since the sweep started.
     """
     stored = read_identity(storage) or identity
-    before, after = stored.to_mapping(), identity.to_mapping()
-    changes = differences({key: before[key] for key in _FIXED}, {key: after[key] for key in _FIXED})
-    if changes:
-        changes.pop("experiment", None)  # a digest of others, and of the models' dtype
-        changed = describe_differences(changes) or "the experiment, by the models' dtype"
-        moved = [stored.files.get(key.removeprefix("models."), "") for key in changes if key.startswith("models.")]
-        pinned = ", ".join(reference for reference in moved if reference.startswith(SCHEME))
-        changed += f" (the sweep has {pinned})" if pinned else ""
-        raise IdentityError(
-            f"{storage.display_name}: changed since this sweep started: {changed}; launch under another --name, or "
-            "restore the originals"
-        )
+    check_unchanged(storage, stored, identity.to_mapping(), _FIXED)
     kept = replace(stored, plugins=tuple(dict.fromkeys([*stored.plugins, *identity.plugins])))
     if kept != stored or not storage.exists(IDENTITY):
         write_identity(storage, kept)

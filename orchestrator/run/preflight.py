@@ -24,6 +24,7 @@ from orchestrator.results.text import without_credentials
 from orchestrator.run.cluster import requires_token, resolve_address
 from orchestrator.run.cluster_guard import parent_folder
 from orchestrator.run.earlier import Earlier, Source
+from orchestrator.run.identity import check_unchanged
 from orchestrator.run.placement import Slots
 from orchestrator.run.study import Search
 from orchestrator.run.timing import session_of
@@ -136,7 +137,7 @@ def preflight(
     for check in _CHECKS if identity else (*_CHECKS, _constraint_problems):  # an older version let such a sweep start
         for path, problem in check(inputs):
             raise ConfigError(path, problem)
-    _check_sources(inputs, earlier.sources if earlier and identity is None else ())
+    _check_files(inputs, storage, identity, earlier.sources if earlier and identity is None else ())
     check_configs(inputs.sweep, inputs.capabilities)
     check_pool(inputs.sweep, inputs.capabilities)
     Search(inputs.sweep, directions)
@@ -214,13 +215,13 @@ def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry) -> _Inputs:
     return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions, metrics)
 
 
-def _check_sources(inputs: _Inputs, sources: Sequence[Source]) -> None:
-    """Check that the images of earlier sweeps depend on the same files.
+def _check_files(inputs: _Inputs, storage: Storage, identity: Identity | None, sources: Sequence[Source]) -> None:
+    """Check that the images of a resumed sweep, or of earlier ones, depend on the same files: all of them are read.
 
     Raises:
-        EarlierSweepError: names the files' keys, with both hashes.
+        IdentityError, EarlierSweepError: names the files' keys, with both hashes.
     """
-    if not sources:
+    if identity is None and not sources:
         return
     sweep, entry = inputs.sweep, inputs.entry
     extractors = Extractors.load(
@@ -232,6 +233,8 @@ def _check_sources(inputs: _Inputs, sources: Sequence[Source]) -> None:
         metrics=sorted(sweep.requested_metrics) or None,
     )
     facts = {"format": FORMAT, "seed": sweep.seed, "models": entry.hashes, "extractors": extractors.identities}
+    if identity is not None:
+        check_unchanged(storage, identity, facts, ("models", "extractors"))
     for source in sources:
         source.check(facts)
 

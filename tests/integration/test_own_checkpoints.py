@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from orchestrator.results.store import read_identity
-from orchestrator.run.launch import IdentityError, keep_identity
+from orchestrator.run.identity import IdentityError
+from orchestrator.run.launch import keep_identity
 from search_spaces.sweep import SweepConfig
 from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_llamagen import write_models

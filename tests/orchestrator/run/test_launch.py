@@ -14,7 +14,8 @@ from benchmarks.simulated import file_launches
 from orchestrator.results.store import SWEEP, read_identity
 from orchestrator.run import launch as launch_module
 from orchestrator.run.earlier import Earlier
-from orchestrator.run.launch import IdentityError, keep_identity, launch
+from orchestrator.run.identity import IdentityError
+from orchestrator.run.launch import keep_identity, launch
 from orchestrator.run.options import LaunchOptions
 from orchestrator.run.placement import Node, Slots
 from orchestrator.run.tasks import ClusterLost, Event, PoolError

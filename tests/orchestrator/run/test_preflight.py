@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from orchestrator.errors import explain
+from orchestrator.results.store import Identity
 from orchestrator.run import preflight as preflight_module
+from orchestrator.run.identity import IdentityError
 from orchestrator.run.launch import worker_spec
 from orchestrator.run.preflight import preflight
+from orchestrator.run.progress import utc_now
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from tests.fakes.png_files import broken_chunk_type
@@ -87,7 +90,32 @@ def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     started = SimpleNamespace(id="its own", format=FORMAT, captions={"hash": "of these captions"})
     monkeypatch.setattr(preflight_module, "read_identity", lambda _: started)
     monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
+    monkeypatch.setattr(preflight_module, "check_unchanged", lambda *_: None)
     assert_passes(constraints=["drift <= 1.1 * vanilla"])
+
+
+def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers would say so only when they have loaded the models."""
+    found: list[Mapping[str, Any]] = []
+    captions = {"hash": "of these captions"}
+    stored = Identity(name="tested", experiment="e", started=utc_now(), metrics={}, format=FORMAT, captions=captions)
+    monkeypatch.setattr(preflight_module, "read_identity", lambda _: stored)
+    monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
+    with monkeypatch.context() as patched:
+        patched.setattr(preflight_module, "check_unchanged", lambda _storage, _stored, now, _keys: found.append(now))
+        assert_passes()
+    (now,) = found
+    stored = dataclasses.replace(stored, models=now["models"], extractors=now["extractors"])
+    assert_passes()
+    other = {**now["models"], "drafters.eagle": "0" * 16}
+    for changed, key in (
+        (dataclasses.replace(stored, models=other), "models.drafters"),
+        (dataclasses.replace(stored, extractors={}), "extr"),
+    ):
+        stored = changed
+        with pytest.raises(IdentityError, match=f"changed since this sweep started: {key}"):
+            assert_passes()
+        stored = dataclasses.replace(stored, models=now["models"], extractors=now["extractors"])
 
 
 def test_a_valid_sweep_passes() -> None:
