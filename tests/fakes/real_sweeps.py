@@ -31,6 +31,23 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 POLL_INTERVAL_S = 0.05
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
+# The command, of which the driver waits after these events, each the first after the one before, until it is ended.
+HELD_COMMAND = """
+import sys, time
+from orchestrator.cli.app import main
+from orchestrator.run import progress
+left, append = sys.argv.pop(1).split(","), progress.append_line
+
+def append_and_wait(path, entry, **options):
+    append(path, entry, **options)
+    if left and entry["event"] == left[0]:
+        left.pop(0)
+    while not left:
+        time.sleep(0.05)
+
+progress.append_line = append_and_wait
+main()
+"""
 SWEEP = f"""
 name: small
 models: WEIGHTS
@@ -126,9 +143,10 @@ class SweepRun:
         space.write_text(text)
         return ["launch", str(space), "--out", str(self.folder / "sweeps"), *options]
 
-    def start(self, *options: str) -> None:
-        """Launch in a process of its own."""
-        command = [*COMMAND, *self.arguments(*options)]
+    def start(self, *options: str, held_after: Sequence[str] = ()) -> None:
+        """Launch in a process of its own. held_after: events after which the driver does nothing until it is ended."""
+        program = [sys.executable, "-c", HELD_COMMAND, ",".join(held_after)] if held_after else COMMAND
+        command = [*program, *self.arguments(*options)]
         with (self.folder / "output").open("ab") as log:
             self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self.folder)
 
@@ -157,6 +175,24 @@ class SweepRun:
             exited = self.process is not None and self.process.poll() is not None
             assert not exited or condition(), f"ended too early:\n{self.output}"
             time.sleep(interval_s)
+
+    def kill_when(self, condition: Callable[[], object]) -> None:
+        """Kill the process as soon as a condition holds. The process is stopped whenever it is looked at, so that it
+        cannot end the condition meanwhile.
+        """
+        assert self.process is not None
+        process = self.process
+
+        def holds() -> bool:
+            process.send_signal(signal.SIGSTOP)
+            if condition():
+                return True
+            process.send_signal(signal.SIGCONT)
+            return False
+
+        self.wait_for(holds, interval_s=0.2)
+        process.kill()
+        assert self.wait() == -signal.SIGKILL
 
     @property
     def output(self) -> str:

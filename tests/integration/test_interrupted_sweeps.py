@@ -76,8 +76,8 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
 
     with ray_folder() as ray:
         run = SweepRun(folder, SWEEP, ray)
-        run.start(*options, "--trials", "4")
-        run.wait_for(lambda: run.count("shard") >= 4)
+        run.start(*options, "--trials", "4", held_after=["shard"] * 4)
+        run.wait_for(lambda: run.count("shard") == 4)
         end(signal.SIGKILL)
         after_kill = files(run.store)
 

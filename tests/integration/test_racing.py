@@ -6,7 +6,6 @@ predicted and between two rungs, then killed on Ray with two workers while it pr
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,9 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
             assert specfrontier(*resume).code == INTERRUPTED
         assert broken.count("shard") > broken.count("trial_finished") == 2
         broken.start("--no-mlflow", "--resume", "--workers", "2")
-        broken.wait_for(lambda: broken.count("trial_finished", new=True) > STARTUP)  # so a model proposes the next one
-        broken.process.kill()  # type: ignore[union-attr]
-        assert broken.wait() == -signal.SIGKILL
+        broken.kill_when(lambda: broken.count("trial_finished", new=True) > STARTUP)  # so a model proposes the next one
         assert len(broken.records) < TRIALS
         broken.run_locally("--no-mlflow", "--resume")
         yield whole, broken

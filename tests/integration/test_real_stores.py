@@ -6,7 +6,6 @@ The store and the database go away in the middle, the driver is killed, a file i
 from __future__ import annotations
 
 import io
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,10 +88,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSweep]:
             time.sleep(AWAY_S)
             store.start()
             database.start()
-            run.wait_for(lambda: read_trials(storage) and unrecorded(storage), interval_s=0.2)
-            assert run.process is not None
-            run.process.send_signal(signal.SIGKILL)
-            assert run.wait() == -signal.SIGKILL
+            run.kill_when(lambda: read_trials(storage) and unrecorded(storage))
             damaged = unrecorded(storage)[0]
             storage.write(damaged, storage.read(damaged)[:-700])
             patch.setattr(locks, "LEASE_S", 2.0)  # the dead driver's claim
