@@ -229,6 +229,8 @@ def test_every_command_that_computes_takes_threads() -> None:
     [
         ("launch", "tested.yaml", "--check", "--out", "caf\udce9"),
         ("launch", "tested.yaml", "--out=caf\udce9"),
+        ("launch", "tested.yaml", "--name", "caf\udce9"),
+        ("generate", "caf\udce9"),
         ("reference", "caf\udce9"),
         ("generate", "a ring", "--out", "caf\udce9"),
         ("pareto", "sweeps/caf\udce9", "--json"),
