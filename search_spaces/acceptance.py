@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from search_spaces.neighbourhoods import (
     Additive,
+    CodebookNeighbourhood,
     Multiplicative,
     Neighbourhood,
     NeighbourhoodMass,
@@ -31,6 +32,7 @@ from search_spaces.verification import TOKEN, Verification
 if TYPE_CHECKING:
     from torch import Tensor
 
+_GREEDY_MARGIN = 1e-6  # of omega below 1: more than rounding in fp32 takes away
 Resampling = Literal["paper", "optimal"]
 
 
@@ -79,6 +81,30 @@ class AcceptanceRule(Params):
             verifies_all = not self.verification.implementation
             return self.neighbourhood.at_temperature_zero.exact and self.schedule.exact and verifies_all
         return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
+
+    def is_lossless(self, temperature: float, levels: int) -> bool:
+        """As `is_exact`, but also True for rules that accept less often than the exact one, in trees of at most so many
+        levels.
+
+        A draft tested against omega q with omega <= 1 is accepted less often, and the optimal residual makes up for it.
+        A draft of one level has none before or behind it that a verification could read.
+        """
+        if self.is_exact(temperature):
+            return True
+        most, verification = self.schedule.largest(levels), self.verification
+        if temperature == 0:
+            # omega q(x) is compared with the other tokens' q in fp32: near 1 it would accept one of equal tokens
+            is_stricter = self.schedule.exact or most <= 1 - _GREEDY_MARGIN
+            return is_stricter and self.neighbourhood.at_temperature_zero.exact and not verification.implementation
+        verifies = verification.exact or (levels == 1 and not verification.implementation)
+        is_stricter = self.schedule.exact or (most <= 1 and self._has_optimal_residual)
+        return self.neighbourhood.exact and is_stricter and verifies
+
+    @property
+    def _has_optimal_residual(self) -> bool:
+        """Whether a rejection leaves norm([r - p f]_+) if the neighbourhood is exact."""
+        own = (Neighbourhood.paper_residual, CodebookNeighbourhood.paper_residual)
+        return self.resampling == "optimal" or type(self.neighbourhood).paper_residual in own
 
     @property
     def work(self) -> tuple[str | Params, ...]:

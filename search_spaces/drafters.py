@@ -30,9 +30,10 @@ class DrafterChoice(Params):
     keeps_window: ClassVar[bool] = False
     goes_on_unverified: ClassVar[bool] = False
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the probs that it states for its drafts are those that they were sampled from."""
+    def is_exact(self, levels: int) -> bool:
+        """Whether the probs that it states for its drafts are those that they were sampled from, in trees of at most so
+        many levels.
+        """
         return True
 
     @property
@@ -155,9 +156,8 @@ class Jacobi(DrafterChoice):
         """Whether its redraw needs the old drafts and their probs."""
         return self.redraw in ("maximal", "reuse")
 
-    @property
-    def is_exact(self) -> bool:
-        return self.probs != "published"
+    def is_exact(self, levels: int) -> bool:
+        return self.probs != "published" or levels == 1  # a window of one draft keeps none
 
     @property
     def draws_afresh(self) -> bool:

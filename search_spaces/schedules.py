@@ -57,6 +57,12 @@ class Schedule(Params, ABC):
         """True if every omega is 1 in trees of any depth."""
         return self.bounds == (1, 1)
 
+    def largest(self, levels: int) -> float:
+        """The largest omega in trees of at most so many levels."""
+        least, most = self.bounds
+        depths = range(1, levels + 1)
+        return most if least == most else max(omega for depth in depths for omega in self.checked_omegas(depth))
+
     @property
     def at_least_one(self) -> bool:
         """True if no omega is below 1 at any depth: then no token is accepted less often than by the exact rule."""

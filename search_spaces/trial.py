@@ -312,14 +312,20 @@ class DecodingConfig:
         """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
         return _hash(self.to_mapping())
 
-    def is_lossless(self, sampling: Sampling | None) -> bool:
+    def is_lossless(self, sampling: Sampling | None, cols: int | None = None) -> bool:
         """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
-        the same sampling, its rule is exact (at temperature 0: in the rule's greedy form), its drafter states the probs
-        of its drafts, and it decodes in raster order. tests/workers/decoding/test_lossless.py checks each drafter.
+        the same sampling, its rule is lossless (at temperature 0: in the rule's greedy form), its drafter states the
+        probs of its drafts, and it decodes in raster order. tests/workers/decoding/test_lossless.py checks each
+        drafter, tests/search_spaces/test_lossless_rules.py the rules.
+
+        cols: tokens of an image row; None: not known.
         """
-        temperature = 1.0 if sampling is None else sampling.temperature
-        exact = self.acceptance.is_exact(temperature) and (temperature == 0 or self.drafter.is_exact)
-        return self.sampling == sampling and exact and self.drafter.row_lag is None
+        temperature, levels = 1.0 if sampling is None else sampling.temperature, self.policy.bounds.depth
+        lag = self.drafter.row_lag
+        if self.sampling != sampling or not (lag is None or (cols is not None and lag >= cols)):
+            return False
+        states_probs = temperature == 0 or self.drafter.is_exact(levels)
+        return states_probs and self.acceptance.is_lossless(temperature, levels)
 
     @property
     def shape(self) -> StepShape:

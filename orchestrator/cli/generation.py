@@ -199,7 +199,7 @@ def generate_images(
             vanilla_seconds, seconds = map(sum, _by_setting(timings, "wall"))
     header = _header(mapping, gallery.engine, models, setting, len(requests)) | {
         "preset": preset,
-        "lossless": config.is_lossless(baseline.sampling),
+        "lossless": config.is_lossless(baseline.sampling, models.target.grid.cols),
         "samples": options.samples,
         "warnings": [*setting.notes, *notes, *_warnings(gallery, config.drafter.kind, entry.files)],
         "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},

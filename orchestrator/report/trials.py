@@ -70,7 +70,7 @@ class PageTrial:
             "confidence": confidence,
             "flat": [flat.get(key) for key in keys],
             "description": names.name(record.config),
-            "lossless": record.is_lossless(self.sweep.identity.sampling),
+            "lossless": record.is_lossless(self.sweep.identity),
             "violated": [text for text, excess in record.constraints.items() if excess > 0],
             "metrics": {name: _measured(self.sweep.metric(name), record) for name in metrics if name in record.metrics},
         }

@@ -154,7 +154,7 @@ class Trial:
     @property
     def is_lossless(self) -> bool:
         """Whether its setting leaves the distribution of images as it is."""
-        return self.record.is_lossless(self.sweep.identity.sampling)
+        return self.record.is_lossless(self.sweep.identity)
 
     @property
     def by_chance(self) -> frozenset[str]:

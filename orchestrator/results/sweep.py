@@ -96,7 +96,7 @@ class Sweep:
     @cached_property
     def table(self) -> pyarrow.Table:
         """One row per finished trial (see `trial_table`)."""
-        return trial_table(self.records, self.identity.sampling)
+        return trial_table(self.records, self.identity)
 
     @cached_property
     def names(self) -> SettingNames:

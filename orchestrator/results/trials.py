@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from search_spaces.constraints import split_batch
 from search_spaces.params import ConfigError, at
@@ -34,6 +34,17 @@ class EarlyStop:
     rival: int
     images: int
     chance: float
+
+
+class _Identity(Protocol):
+    """What decides which configs are lossless: the baseline's sampling, and the rows and columns of an image's tokens
+    (see `orchestrator.results.store.Identity`).
+    """
+
+    @property
+    def sampling(self) -> Sampling | None: ...
+    @property
+    def grid(self) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +97,10 @@ class TrialRecord:
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
 
-    def is_lossless(self, sampling: Sampling | None) -> bool:
-        """Whether its config is lossless (see `DecodingConfig.is_lossless`); sampling: of the sweep's baseline."""
-        return self.config is not None and self.config.is_lossless(sampling)
+    def is_lossless(self, identity: _Identity) -> bool:
+        """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`)."""
+        cols = None if identity.grid is None else identity.grid[1]
+        return self.config is not None and self.config.is_lossless(identity.sampling, cols)
 
     @property
     def is_revived(self) -> bool:
@@ -166,7 +178,7 @@ def may_compare_speeds(one: str, other: str) -> bool:
     return one == other or not (one and other)
 
 
-COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, Sampling | None], Any]]]] = {
+COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, _Identity], Any]]]] = {
     "number": (int, lambda record, _: record.number),
     "label": (str, lambda record, _: record.label),
     "state": (str, lambda record, _: record.state),
@@ -178,21 +190,21 @@ COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, Sampling | None], An
     "duplicate_of": (int, lambda record, _: record.duplicate_of),
     "started": (str, lambda record, _: record.started),
     "finished": (str, lambda record, _: record.finished),
-    "lossless": (bool, lambda record, sampling: record.is_lossless(sampling)),
+    "lossless": (bool, lambda record, identity: record.is_lossless(identity)),
 }
-"""The columns that every table of trials has: name, type, and value from the record and the baseline's sampling."""
+"""The columns that every table of trials has: name, type, and value from the record and the sweep's identity."""
 
 
-def trial_table(records: Sequence[TrialRecord], sampling: Sampling | None) -> pyarrow.Table:
+def trial_table(records: Sequence[TrialRecord], identity: _Identity) -> pyarrow.Table:
     """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its metrics.
 
     A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence, and have
-    the same types in every sweep (see `typed_table`). sampling: the baseline's, which decides what is `lossless` (see
+    the same types in every sweep (see `typed_table`). identity: the sweep's, which decides what is `lossless` (see
     `DecodingConfig.is_lossless`).
     """
     rows = []
     for record in records:
-        row = {name: value(record, sampling) for name, (_, value) in COLUMNS.items()}
+        row = {name: value(record, identity) for name, (_, value) in COLUMNS.items()}
         row |= record.config.flat() if record.config else {}
         for name, entry in record.metrics.items():
             row |= {name: entry.value, f"{name}_error": entry.known_error}

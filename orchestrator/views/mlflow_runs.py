@@ -230,7 +230,7 @@ def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
         {
             KIND: "trial",
             TRIAL: record.number,
-            "specfrontier.lossless": boolean(record.is_lossless(identity.sampling)),
+            "specfrontier.lossless": boolean(record.is_lossless(identity)),
             "specfrontier.digest": record.digest,
             LABEL: record.label,
             "specfrontier.state": record.state,

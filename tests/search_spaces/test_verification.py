@@ -106,6 +106,14 @@ def test_joint_is_biased(alpha: float) -> None:
     assert np.mean(distances) > 0.02
 
 
+@pytest.mark.parametrize("chosen", [False, True])
+def test_joint_is_exact_for_a_single_draft(chosen: bool) -> None:
+    for seed in range(10):
+        q, p = tables(seed, chosen=chosen)
+        found, _ = round_of(JOINT, q, p, eligible=1, chosen=chosen)
+        assert total_variation(found, target_distribution(q, DRAFTS + 1)) < 1e-12
+
+
 @pytest.mark.parametrize("kind", VERIFICATIONS)
 def test_drafts_from_the_targets_own_probs_are_all_accepted(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)

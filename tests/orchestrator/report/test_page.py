@@ -42,7 +42,7 @@ from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.png_files import without_pixels
-from tests.fakes.synthetic_sweeps import BASELINE, write_sweep
+from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
@@ -95,13 +95,14 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
     assert write_report(Storage(tmp_path)) == "report.html"
     data = data_of((tmp_path / "report.html").read_text("utf-8"))
     assert [trial["number"] for trial in data["trials"]] == list(range(12))
+    identity = Sweep.open(tmp_path).identity
     for trial, record in zip(data["trials"], records, strict=True):
         shown = {name: [value, error] for name, (value, error, *_) in trial["metrics"].items()}
         assert shown == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
         for _, error, effects, noise, own, *_ in trial["metrics"].values():
             assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
         assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
-        assert trial["lossless"] is record.is_lossless(BASELINE.sampling)
+        assert trial["lossless"] is record.is_lossless(identity)
         assert trial["duplicate_of"] == (None if record.duplicate_of is None else str(record.duplicate_of))
     assert data["trials"][2]["description"] == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")

@@ -72,6 +72,26 @@ def test_rows_that_wait_for_the_whole_row_above_give_vanillas_images(family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("drafter", [JacobiRows(lag=COLS), JacobiRows("random", "reuse", lag=COLS, lower="redrawn")])
+def test_windows_of_rows_that_wait_give_vanillas_greedy_images(family: str, drafter: JacobiRows) -> None:
+    target, config = toy_target(config=FAMILIES[family]), DecodingConfig(drafter, Chain(3), sampling=GREEDY)
+    assert config.is_lossless(GREEDY, COLS)
+    for result, vanilla in zip(decoded(target, config), decoded(target, DecodingConfig(sampling=GREEDY)), strict=True):
+        assert result.tokens.equal(vanilla.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row_ends", [False, True])
+def test_rows_one_after_the_other_have_the_targets_distribution(row_ends: bool) -> None:
+    """Also of a target that reads the whole row above."""
+    target = neighbour_target(3, 3, row_ends=row_ends, reads_upper_right=True)
+    for drafter, policy in ((Rows(3), NoTree()), (JacobiRows("random", "reuse", lag=4), Chain(2))):
+        config = DecodingConfig(drafter, policy, sampling=PLAIN)
+        assert config.is_lossless(PLAIN, 3)
+        assert p_of_images(config, target, always) > ALARM
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "drafter", [Rows(2), JacobiRows(lag=2, redraw="maximal"), JacobiRows(lag=1, redraw="reuse", lower="redrawn")]
 )
