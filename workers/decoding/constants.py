@@ -1,38 +1,46 @@
-"""Small tensors that never change, made once for each device: CUDA graphs read them later."""
+"""Small tensors that never change, made once for each engine: its CUDA graphs read them later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 _Key = ParamSpec("_Key")
 _Made = TypeVar("_Made")
-_tables: list[dict[tuple[Any, ...], Any]] = []
+
+Constants: TypeAlias = dict[tuple[Any, ...], Any]  # by function and arguments
+_owners: list[Constants] = []  # of the `kept_in` that are being carried out; a list, which torch's compiler can trace
+
+
+@contextmanager
+def kept_in(constants: Constants) -> Iterator[None]:
+    """Within it, constants are looked up and kept here. Elsewhere each call makes its own."""
+    _owners.append(constants)
+    try:
+        yield
+    finally:
+        _owners.pop()
 
 
 def constant(make: Callable[_Key, _Made]) -> Callable[_Key, _Made]:
-    """Keeps what a function returns, by its positional arguments. The last one is the device."""
-    table: dict[tuple[Any, ...], _Made] = {}
-    _tables.append(table)
+    """Keeps what a function returns, by its positional arguments (see `kept_in`)."""
 
     @wraps(make)
     def get(*key: _Key.args, **named: _Key.kwargs) -> _Made:
-        if key not in table:
-            table[key] = make(*key, **named)
-        return table[key]
+        if not _owners:
+            return make(*key, **named)
+        constants = _owners[-1]
+        if (make, *key) not in constants:
+            constants[make, *key] = make(*key, **named)
+        found: _Made = constants[make, *key]
+        return found
 
     return get
-
-
-def forget_meta_constants() -> None:
-    """Drop those on the meta device, so that a dry run counts all that it needs, whatever ran before it."""
-    for table in _tables:
-        for key in [key for key in table if key[-1].type == "meta"]:
-            del table[key]
 
 
 @constant

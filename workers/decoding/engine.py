@@ -19,6 +19,7 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding import graphs
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
+from workers.decoding.constants import Constants, kept_in
 from workers.decoding.drafter import Drafter
 from workers.decoding.prefill import Prefill
 from workers.decoding.rng import CounterRNG, image_keys
@@ -87,6 +88,7 @@ class Engine:
         self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, levels, self.device)
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
+        self.constants = Constants()
         parts = [target.transformer, *self.drafting.parts, *([] if drafter is None else [drafter])]
         capturable = observer is None and all(vars(type(part)).get("capturable", False) for part in parts)
         self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's passes
@@ -195,7 +197,8 @@ class Engine:
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer, phases = self.timer.start(), partial(self._phases, batch)
-        return phases(graphs.eager_runner(timer)) if batch.graphs is None else batch.graphs.run(key, timer, phases)
+        with kept_in(self.constants):
+            return phases(graphs.eager_runner(timer)) if batch.graphs is None else batch.graphs.run(key, timer, phases)
 
     def _phases(self, batch: Batch, run: graphs.RunPhase) -> Tensor:
         """The phases of a pass, each carried out by `run`."""
@@ -309,7 +312,8 @@ class Engine:
             indices = torch.tensor(admitted, device=self.device)
             if prefill.cached.cache is not batch.cache:
                 batch.cache.prompts(batch.rows(indices), self.target.prompt_len).fill(prefill.cached)
-            batch.admit(indices, prefill.keys, prefill.first_tokens, prefill.prompt.valid, prefill.nonfinite)
+            with kept_in(self.constants):
+                batch.admit(indices, prefill.keys, prefill.first_tokens, prefill.prompt.valid, prefill.nonfinite)
             captions = [request.caption for request in requests]
             self.drafting.admit(indices, prefill.prompt, captions, prefill.features, prefill.first_tokens)
             batch.buffers.copy_back()

@@ -1,40 +1,31 @@
 """The neighbour table: for every code, the codes nearest to it.
 
-It depends only on the codebook, so it is computed once per codebook and proximity, in chunks and wide enough for most
-k, and cached by the process. Large tables are also cached on disk, under the codebook's hash.
+It depends only on the codebook, so a process computes it once per codebook and proximity, in chunks and wide enough for
+most k: seconds for the published codebooks (`benchmarks.neighbours`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import tempfile
-from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from workers.decoding import rng
-from workers.models.own_files import save
 
 _CHUNK_ENTRIES = 1 << 20  # distances held at once: some 30 MB with all temporaries
-_DISK_CACHE_MIN_PAIRS = 1 << 22  # codebook pairs above which a table is written to disk
 _MIN_COLUMNS = 1024  # columns computed at least: they cost little, and the tables of all smaller k are slices
 _MAX_TABLES = 4
-_FILE_VERSION = 2  # raise it whenever the same codebook gives another table
 
 _tables: dict[tuple[str, str, torch.device], Tensor] = {}  # this process's tables, the newest last
 
 
-def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None = None) -> Tensor:
+def neighbour_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     """Neighbours [V, k] (int32, a view) of codebook rows [V, d], each row starting with the code itself, then by
     increasing distance.
 
     Distances are l2 or cosine in fp32, ties broken by index; "random" gives every code a fixed random order (LANTERN's
-    control). cache: folder for large tables (default: the user's cache folder).
+    control).
 
     Raises:
         ValueError: k exceeds the codebook, or the proximity is unknown.
@@ -47,35 +38,10 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int, cache: Path | None
     digest = hashlib.sha256(codebook.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
     key = (digest, proximity, codebook.device)
     if key not in _tables or _tables[key].shape[1] < k:
-        columns = min(size, max(k, _MIN_COLUMNS))
-        if size * size <= _DISK_CACHE_MIN_PAIRS:
-            _tables[key] = compute_table(codebook, proximity, columns)
-        else:
-            name = f"neighbours{_FILE_VERSION}-{digest}-{proximity}-{columns}.safetensors"
-            _tables[key] = _load_or_compute(codebook, proximity, columns, (cache or _default_cache()) / name)
+        _tables[key] = compute_table(codebook, proximity, min(size, max(k, _MIN_COLUMNS)))
         while len(_tables) > _MAX_TABLES:
             del _tables[next(iter(_tables))]
     return _tables[key][:, :k]
-
-
-def _load_or_compute(codebook: Tensor, proximity: str, k: int, path: Path) -> Tensor:
-    """The table [V, k] (int32) at `path`; if the file is missing or damaged, it is computed and written if possible."""
-    try:
-        return load_file(path)["neighbours"].to(codebook.device)
-    except (OSError, SafetensorError, KeyError):
-        table = compute_table(codebook, proximity, k)
-    # the file only saves the next process some seconds, so a full disk or a read-only folder is no error
-    with contextlib.suppress(OSError, SafetensorError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save(path, {"neighbours": table}, {})
-    return table
-
-
-def _default_cache() -> Path:
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specfrontier"
-    except RuntimeError:  # a user without a home directory, as in containers
-        return Path(tempfile.gettempdir()) / "specfrontier"
 
 
 def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:

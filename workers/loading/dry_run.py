@@ -23,7 +23,6 @@ from torch.utils.flop_counter import flop_registry
 
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig
-from workers.decoding.constants import forget_meta_constants
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import StatisticsRecorder
@@ -279,7 +278,6 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: i
     """
     target = models.target
     drafter, text = models.drafters.get(config.drafter.kind), sample_caption(target)
-    forget_meta_constants()
     with torch.no_grad(), Meter() as meter:
         engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
         state = engine.allocate(batch)

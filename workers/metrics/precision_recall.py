@@ -12,7 +12,7 @@ resized to 224 x 224 (here from 256-pixel squares) and normalised by ImageNet's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ def radii(features: Tensor, k: int = _NEAREST) -> Tensor:
     Raises:
         MetricUnavailable: there are at most k rows.
     """
-    return _nearest(features, k)[0][:, k - 1]
+    return torch.cat([distances[:, k - 1] for _, distances, _ in _nearest(features, k)])
 
 
 def inside(points: Tensor, centres: Tensor, reach: Tensor) -> Tensor:
@@ -65,28 +65,38 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
         MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
     """
     sizes = block_sizes(blocks)
-    largest = int(sizes.max())
-    distances, neighbours = _nearest(features, k + largest)
-    columns = [distances[:, k - 1]]
-    for block in range(sizes.numel()):
-        rank = (blocks[neighbours] != block).cumsum(1) == k  # at most `largest` neighbours are left out, so k remain
-        reach = distances.gather(1, rank.int().argmax(1, keepdim=True))[:, 0]
-        columns.append(torch.where(blocks == block, -1.0, reach))  # an empty ball
-    shares = inside(reference, features.double(), torch.stack(columns, dim=1)).double().mean(0)
+    # without a block, at most `largest` of a row's neighbours are left out
+    nearest, largest = [], int(sizes.max())
+    for rows, distances, neighbours in _nearest(features, k + largest):
+        nearest.append(_reaches(distances, blocks[neighbours], blocks[rows], sizes.numel(), k))
+    shares = inside(reference, features.double(), torch.cat(nearest)).double().mean(0)
     return Estimate.from_replicates(shares, features.shape[0])
 
 
-def _nearest(features: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Distances and indices [n, count] of each row's nearest other rows, ascending."""
+def _reaches(distances: Tensor, block: Tensor, own: Tensor, blocks: int, k: int) -> Tensor:
+    """The radii [n, 1 + blocks] of n rows' balls, among all images and without each block.
+
+    distances [n, m], ascending, to neighbours of the blocks block [n, m]. own [n]: the rows' own blocks.
+    """
+    columns = [distances[:, k - 1]]
+    for left_out in range(blocks):
+        rank = (block != left_out).cumsum(1) == k
+        reach = distances.gather(1, rank.int().argmax(1, keepdim=True))[:, 0]
+        columns.append(torch.where(own == left_out, -1.0, reach))  # an empty ball
+    return torch.stack(columns, dim=1)
+
+
+def _nearest(features: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Some rows at a time: their indices [n], and distances and indices [n, count] of their nearest other rows,
+    ascending.
+    """
     x = features.double()
     if x.shape[0] <= count:
         raise MetricUnavailable(f"{x.shape[0]} images are too few for manifolds of {_NEAREST} nearest neighbours")
-    parts = []
     for rows in torch.split(torch.arange(x.shape[0]), max(1, _DISTANCES_PER_CHUNK // x.shape[0])):
         distances = _distances(x[rows], x)
         distances[torch.arange(rows.numel()), rows] = torch.inf
-        parts.append(distances.topk(count, dim=1, largest=False, sorted=True))
-    return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])
+        yield rows, *distances.topk(count, dim=1, largest=False, sorted=True)
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

@@ -20,6 +20,8 @@ from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_llamagen import Size, official, write_models
 from tests.fakes.toys import BASE, code_path, toy_drafter, toy_target
+from workers.decoding.drafter import CachedDrafter
+from workers.decoding.drafting import TreeDrafting
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.dry_run import MAX_BATCH, Footprint, footprint, largest_batch, parameter_bytes
@@ -94,8 +96,8 @@ def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
     engine = Engine(models.target, config, drafter, batch_size=batch)
     state = engine.allocate(batch)
     kept: dict[int, int] = held([state.cache.storage, state.attention_mask, state._tokens], {})
-    if drafter is not None:
-        kept |= held([drafter.cache.storage, drafter.attention_mask], {})
+    if isinstance(engine.drafting, TreeDrafting) and isinstance(own := engine.drafting.drafter, CachedDrafter):
+        kept |= held([own.cache.storage, own.attention_mask], {})
     return sum(kept.values())
 
 

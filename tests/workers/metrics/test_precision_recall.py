@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from prdc import compute_prdc
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from workers.metrics import precision_recall
 from workers.metrics.estimate import MetricUnavailable, jackknife_error
@@ -50,6 +52,45 @@ def test_errors() -> None:
     assert precision(x, torch.arange(60), y, radii(y)).error == pytest.approx(
         (real.double().std() / len(real) ** 0.5).item(), rel=1e-6
     )
+
+
+class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the elements of the largest tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for part in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(part, torch.Tensor):
+                self.elements = max(self.elements, part.numel())
+        return result
+
+
+def all_at_once(x: torch.Tensor, blocks: torch.Tensor, y: torch.Tensor) -> list[float]:
+    """Recall of all blocks and without each, from all pairs of images."""
+    own = precision_recall._distances(x.double(), x).fill_diagonal_(torch.inf)
+    columns = []
+    for block in (-1, *range(int(blocks.max()) + 1)):
+        kept = own.masked_fill((blocks == block)[None], torch.inf).sort(dim=1).values[:, 2]
+        columns.append(torch.where(blocks == block, -1.0, kept))
+    shares: list[float] = inside(y, x.double(), torch.stack(columns, dim=1)).double().mean(0).tolist()
+    return shares
+
+
+@pytest.mark.parametrize("blocks", [torch.arange(240) // 60, torch.arange(240) % 7, (torch.arange(240) > 200).long()])
+def test_memory_does_not_grow_with_images_times_neighbours(
+    blocks: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the values are those of all pairs, to the digit; also with ties, and with blocks of unequal size."""
+    x, y = sets(240, 50, seed=4)
+    x[7:90:3] = x[5]
+    monkeypatch.setattr(precision_recall, "_DISTANCES_PER_CHUNK", 960)
+    with LargestResult() as largest:  # type: ignore[no-untyped-call]
+        found = recall(x, blocks, y)
+    assert [found.value, *found.replicates] == all_at_once(x, blocks, y)
+    images_by_blocks = 240 * (2 + int(blocks.max()))
+    assert largest.elements <= max(images_by_blocks, 960)
 
 
 def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
