@@ -53,12 +53,14 @@ def _sum(values, vocabulary, BLOCK: tl.constexpr):
 
 @triton.jit
 def _reject(
-    source, proposal, result, remaining, scale, cap, x, at_x, vocabulary, SAMPLED: tl.constexpr, BLOCK: tl.constexpr
+    source, proposal, result, remaining, scale, cap, x, drawn, at_x, vocabulary,
+    SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store what is left after a rejection, and return its sum.
 
     Sampled children: [source - min(scale * proposal, cap * source)]_+; `remaining` becomes the proposal without x.
-    Chosen ones: source, with `at_x` at x.
+    drawn: the proposal at x. Both may be one buffer, from which an earlier call has taken x. Chosen ones: source, with
+    `at_x` at x.
     """
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
@@ -66,7 +68,7 @@ def _reject(
         inside = index < vocabulary
         values = tl.load(source + index, mask=inside, other=0.0)
         if SAMPLED:
-            proposed = tl.load(proposal + index, mask=inside, other=0.0)
+            proposed = tl.where(index == x, drawn, tl.load(proposal + index, mask=inside, other=0.0))
             tl.store(remaining + index, tl.where(index == x, 0.0, proposed), mask=inside)
             values = tl.maximum(values - tl.minimum(scale * proposed, cap * values), 0.0)
         else:
@@ -123,7 +125,7 @@ def _clear_neighbours(values, x, neighbours, table_width, admitted, CHUNK: tl.co
 
 @triton.jit
 def _reject_child(
-    source, other, proposal, remaining, neighbours, table_width, admitted, x, at_x, omega, scale, vocabulary,
+    source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega, scale, vocabulary,
     PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Store the residual after the rejection of x in `other`, and return its mass; `source` has the one before it."""
@@ -132,13 +134,13 @@ def _reject_child(
         _clear_neighbours(other, x, neighbours, table_width, admitted, CHUNK)
         tl.store(other + x, at_x)
         tl.debug_barrier()
-        left = _reject(other, proposal, other, remaining, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
+        left = _reject(other, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
         if left <= 0:  # all mass was the neighbours': the exact rule's residual
-            left = _reject(source, proposal, other, remaining, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
+            left = _reject(source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
     elif EXACT_RESIDUAL:
-        left = _reject(source, proposal, other, remaining, scale, 3e38, x, 0.0, vocabulary, SAMPLED, BLOCK)
+        left = _reject(source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
     else:
-        left = _reject(source, proposal, other, remaining, scale, omega, x, at_x, vocabulary, SAMPLED, BLOCK)
+        left = _reject(source, proposal, other, remaining, scale, omega, x, drawn, at_x, vocabulary, SAMPLED, BLOCK)
     return left
 
 
@@ -159,9 +161,10 @@ def _verify_children(
         child = tl.load(children + rank).to(tl.int32)
         if tl.load(eligible + child) != 0:
             x = tl.load(tokens + child)
-            own, p_x = tl.load(source + x) / mass, 1.0
+            own, drawn, p_x = tl.load(source + x) / mass, 1.0, 1.0  # drawn: p_x before it is normalised
             if SAMPLED:
-                p_x = tl.load(proposal + x) / share
+                drawn = tl.load(proposal + x)
+                p_x = drawn / share
             counted, admitted = _count(source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK)
             f = tl.where(p_x > 0, omega * counted / p_x, 0.0)  # may exceed 1; never accepts if it is not a number
             if tl.load(uniforms + rank) < f:
@@ -183,7 +186,7 @@ def _verify_children(
                 else:
                     other = residuals + side * vocabulary
                     left = _reject_child(
-                        source, other, proposal, remaining, neighbours, table_width, admitted, x, at_x, omega,
+                        source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega,
                         mass / share, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
                     )  # fmt: skip
                     if left > 0:  # otherwise the residual stays as it is

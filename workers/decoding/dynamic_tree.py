@@ -45,7 +45,8 @@ def _layout(depth: int, width: int, device: torch.device) -> _Layout:
 
 class DynamicTree(TreeDrafting):
     """A node's confidence is the product of the drafter's probabilities along its path. Children are top tokens and not
-    sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent.
+    sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent; which
+    of several equal tokens are a node's children is up to `top_log_probs`.
     """
 
     capturable = True
@@ -82,7 +83,8 @@ class DynamicTree(TreeDrafting):
             all_tokens.append(children)
             all_scores.append(child_scores)
             if level < depth:
-                scores, best = child_scores.topk(width, dim=1)
+                # `topk` promises no order of equal scores, of which there are many in 16 bits
+                scores, best = (part[:, :width] for part in child_scores.sort(dim=1, descending=True, stable=True))
                 tokens, parents = children.gather(1, best), best // width
                 expanded.append(best)
         expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids

@@ -23,6 +23,7 @@ from workers.decoding.operators import cpu_operator
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
 _GOLDEN, _MIX_1, _MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _Unsigned = np.ndarray[Any, np.dtype[np.uint64]]
+_MAX_ROW = (1 << 31) - (1 << 16)  # numbers; the last block reaches beyond
 _CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core's cache
 
 
@@ -77,7 +78,7 @@ def implementation(device_type: str) -> str:
 
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
-    """See `rng.bits`. The arguments broadcast to at most three dimensions."""
+    """See `rng.bits`. The arguments broadcast to at most three dimensions, the last two of fewer than 2^31 numbers."""
     import triton  # type: ignore[import-untyped]
 
     from workers.decoding import rng_kernel
@@ -86,10 +87,12 @@ def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) ->
     shape = (1,) * (3 - len(broadcast)) + broadcast
     inputs = [part.expand(shape) for part in (keys, positions, slots)]
     result = torch.empty(shape, dtype=torch.int64, device=keys.device)
-    grid = (triton.cdiv(result.numel(), rng_kernel.BLOCK),)
+    size = shape[1] * shape[2]
+    assert size <= _MAX_ROW, "the kernel's indices in a row have 32 bits"
+    blocks = triton.cdiv(size, rng_kernel.BLOCK)
     with torch.cuda.device_of(result):  # type: ignore[no-untyped-call]
-        rng_kernel.bits[grid](
-            *inputs, result, shape[1], shape[2], result.numel(), *[tuple(part.stride()) for part in inputs],
+        rng_kernel.bits[(shape[0] * blocks,)](
+            *inputs, result, shape[2], size, blocks, *[tuple(part.stride()) for part in inputs],
             PURPOSE=purpose, BLOCK=rng_kernel.BLOCK,
         )  # fmt: skip
     return result.view(broadcast)

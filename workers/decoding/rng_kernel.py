@@ -20,13 +20,16 @@ def _mix(z):
 
 @triton.jit
 def bits(
-    keys, positions, slots, result, columns, layers, total, key_strides, position_strides, slot_strides,
+    keys, positions, slots, result, layers, size, blocks, key_strides, position_strides, slot_strides,
     PURPOSE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """result [n, columns, layers] of three inputs with these strides."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < total
-    layer, column, row = index % layers, index // layers % columns, index // layers // columns
+    """result [n, columns, layers] of three inputs with these strides. Each row of `size` numbers has `blocks` programs,
+    so that indices in a row are of 32 bits: GPUs have no instruction that divides 64.
+    """
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    within = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = within < size
+    column, layer, index = (within // layers).to(tl.int64), (within % layers).to(tl.int64), row * size + within
     key = tl.load(keys + row * key_strides[0] + column * key_strides[1] + layer * key_strides[2], mask=inside)
     place = row * position_strides[0] + column * position_strides[1] + layer * position_strides[2]
     position = tl.load(positions + place, mask=inside)

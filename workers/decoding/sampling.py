@@ -100,7 +100,10 @@ def _filtered_probs(logits: Tensor, sampling: Sampling, temperature: float) -> T
 
 
 def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
-    """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [..., count]."""
+    """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [..., count].
+
+    Which of several equal ones are taken, and in which order, depends on the device.
+    """
     if sampling.temperature == 0 or sampling.top_p < 1 or not sampling.dynamic_temperature.is_constant:
         probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
         return probs.log(), tokens

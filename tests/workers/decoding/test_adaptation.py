@@ -163,6 +163,16 @@ def test_ties_in_confidence_never_orphan_a_node(probs: list[float], sure: float)
             assert scores == [math.prod(probs[token] for token in path) for path in plain]
 
 
+def test_the_first_of_equally_confident_nodes_are_expanded() -> None:
+    """As replay assumes: in 16 bits many scores are equal, and `topk` may take any of them."""
+    width, config = 4, DecodingConfig(Eagle(), Dynamic(4, 4, 99), sampling=Sampling())
+    tree = DynamicTree(config, model(Grid(2, 3), 9), Fixed(torch.zeros(9))).draft(open_batch(2, Grid(2, 3)))
+    for level in (2, 3):
+        first = width + (level - 2) * width**2  # the node that the level begins with
+        below = tree.shape.parents[:, first + width**2 : first + 2 * width**2]
+        assert below.tolist() == [[first + rank for rank in range(width) for _ in range(width)]] * 2
+
+
 @st.composite
 def policies(draw: st.DrawFn, initialisation: str) -> Adjacency:
     """Many nodes and few codes: every width shows in the tree as it is."""

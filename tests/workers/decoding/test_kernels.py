@@ -154,6 +154,31 @@ def test_trees_with_holes_on_every_device(
         torch.testing.assert_close(normalised, residual, atol=1e-6, rtol=1e-5)
 
 
+def test_a_rejection_that_leaves_nothing_after_another_one() -> None:
+    """All of the second child's residual is its neighbours', and the proposal's last token is the child itself. The
+    exact rule's residual [r - p]_+ follows, with the proposal that the first rejection has put into a buffer.
+    """
+    rule, first, second = AcceptanceRule(Additive(4, 1.0), Constant(0.5)), 2, 5
+    probs, proposal = torch.zeros(ROWS, 3, CODES), torch.zeros(ROWS, 3, CODES)
+    probs[..., [second, 7, 8, 9]] = torch.tensor([0.625, 0.125, 0.125, 0.125])
+    proposal[..., [first, second]] = 0.5  # after the first rejection r is 1/4 at four tokens, and p is 1 at the second
+    table = tables(torch.Generator().manual_seed(0)).neighbours
+    assert table is not None
+    table[first, :4], table[second, :4] = torch.tensor([first, 10, 11, 12]), torch.tensor([second, 7, 8, 9])
+    shape = fixed_shape([-1, -1], [1, 1], torch.device("cpu"))
+    tokens = torch.tensor([0, first, second]).expand(ROWS, -1).contiguous()
+    eligible = (tokens > 0).contiguous()
+    tests = [torch.full((ROWS, 1, 2), 9.0), torch.full((ROWS, 2), 0.5)]  # 9 rejects
+    _, num_accepted, residual = kernels.accept_tree(
+        probs, [shape.children, tokens, eligible], tests, [proposal, torch.zeros(1, 3, dtype=torch.int64)], table,
+        *astuple(fused_rule(rule, sampled=True)),
+    )  # fmt: skip
+    assert num_accepted.tolist() == [0] * ROWS
+    expected = torch.zeros(ROWS, CODES)
+    expected[:, 7:10] = 1 / 3
+    torch.testing.assert_close(residual / residual.sum(1, keepdim=True), expected)
+
+
 @pytest.mark.parametrize("k", [9, BLOCK + 4])
 def test_any_layout_of_the_neighbour_table(k: int) -> None:
     """Columns of a wider table, int64, rows from elsewhere; more neighbours than a block has entries."""
@@ -211,6 +236,7 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
 
 
 COMPILE = """
+import re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -228,7 +254,8 @@ def compile(kernel, constants, types=TYPES):
     kinds = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=kinds, constexprs=places)
-    print(kernel.__name__, len(triton.compile(source, target=GPUTarget("cuda", 80, 32)).asm["ptx"]))
+    made = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32)).asm["ptx"]
+    print(kernel.__name__, *re.findall(r"\\b(?:div|rem)\\.[su]64", made))
 
 
 for kind, paper, exact, sampled in (
@@ -244,15 +271,18 @@ print(*[part.name for part in numbers if not part.do_not_specialize])
 """
 
 
-def test_they_compile_for_a_gpu() -> None:
-    """To machine code, without a device. Of its numbers, Triton may specialise only the vocabulary and the bound, so
-    another k, tree or table is not another kernel.
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_they_compile_for_a_gpu(capability: int) -> None:
+    """To machine code, without a device, and without divisions of 64 bits, which GPUs do in many instructions. Of its
+    numbers, Triton may specialise only the vocabulary and the bound, so another k, tree or table is not another kernel.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    code = COMPILE.replace("CAPABILITY", str(capability))
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     *compiled, specialised = done.stdout.splitlines()
-    assert [line.split()[0] for line in compiled] == ["accept_path"] * 4 + ["bits"]
+    assert compiled == ["accept_path"] * 4 + ["bits"]
     assert specialised.split() == ["bound", "vocabulary"]
 
 
