@@ -12,7 +12,6 @@ import typer
 
 from orchestrator.cli.app import app
 from orchestrator.views.mlflow_client import resolve_uri
-from search_spaces.paths import local_path
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.object_store import object_store
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -154,35 +153,3 @@ def test_databases_in_the_home_folder(home: Path, monkeypatch: pytest.MonkeyPatc
     assert resolve_uri(storage, None) == f"sqlite:///{home}/e.db"
     for other in ("http://host:5000", "sqlite:///m.db", "postgresql://u@h/~d"):
         assert resolve_uri(storage, other) == other
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "is empty"),
-        ("s3://bucket/x", "s3://... is not a path"),
-        ("s3:/bucket/x", "write s3://bucket/x"),
-        ("file://host/x", "names no host"),
-        ("file://", "names no file"),
-        ("file:///a#b", "%23"),
-        ("~nobody-here", "full path"),
-        ("$HOME", "./$HOME"),
-        ("${HOME}/x", "./${HOME}"),
-    ],
-)
-def test_what_is_not_a_path_is_refused(text: str, words: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        local_path(text)
-    assert words in str(caught.value)
-
-
-def test_paths(home: Path) -> None:
-    assert local_path("~") == home
-    assert local_path("~/a b") == home / "a b"
-    assert local_path(f"file://{home}/a%20b%23") == home / "a b#"
-    assert local_path("FILE://localhost/a") == Path("/a")
-    for plain in ("a", "a/$HOME", "-", "a~", "/x:y", "a?b#c"):
-        assert local_path(plain) == Path(plain)
-    for name in ("~", "$HOME"):
-        found = local_path(f"./{name}/x")
-        assert local_path(found) == found == Path.cwd() / name / "x"
