@@ -69,7 +69,7 @@ def layout_time(page: Any, action: str) -> float:
       document.body.offsetHeight;
       return performance.now() - start;
     }})"""
-    return statistics.median(page.evaluate(script))
+    return float(statistics.median(page.evaluate(script)))
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def folder() -> Iterator[Path]:
 
 def is_alive(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
