@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
 from orchestrator.results.databases import local_file
-from orchestrator.results.text import without_credentials
+from orchestrator.results.text import csv_cell, without_credentials
 from search_spaces.paths import is_remote, local_path
 from workers.data.storage import Storage
 
@@ -108,7 +108,8 @@ def write_output(file: str, data: bytes) -> str:
 
 
 def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
-    """A table as a file with one of the endings of `TABLES`. In CSV, list entries are separated by semicolons."""
+    """A table as a file with one of the endings of `TABLES`. In CSV, list entries are separated by semicolons, and no
+    text is a spreadsheet's formula (see `csv_cell`)."""
     if ending == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -121,9 +122,10 @@ def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
         return (json.dumps(rows, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(table.column_names)
+    writer.writerow(map(csv_cell, table.column_names))
     for row in rows:
-        writer.writerow([";".join(value) if isinstance(value, list) else value for value in row.values()])
+        texts = (";".join(value) if isinstance(value, list) else value for value in row.values())
+        writer.writerow([csv_cell(text) if isinstance(text, str) else text for text in texts])
     return text.getvalue().encode()
 
 

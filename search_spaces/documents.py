@@ -132,17 +132,21 @@ def read_document(text: str | bytes, file: str) -> Document:
         raise ConfigError((), "nested too deeply, or an alias that contains itself", f"{file}:1") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
+    """The value of a JSON text. finite: NaN and infinity, which are not JSON, are refused.
 
     Raises:
-        json.JSONDecodeError: not JSON, or nested too deeply for Python's parser.
+        ValueError: not JSON, or nested too deeply for Python's parser.
         UnicodeDecodeError: bytes that are not UTF-8.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant if finite else None)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def write_document(data: Mapping[str, Any], *, is_compact: bool = True) -> str:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import reprlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
@@ -243,7 +245,7 @@ class Params:
 def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
     """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not `known`."""
     if not isinstance(value, Mapping):
-        raise ConfigError((), f"must be a mapping of keys to values, got {value!r}")
+        raise ConfigError((), f"must be a mapping of keys to values, got {_quoted(value)}")
     known = known if known is None or isinstance(known, Extensible) else list(known)
     for key in value:
         if known is not None and str(key) not in known:
@@ -254,7 +256,7 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
 def expect_list(value: object) -> list[Any]:
     """`value` as a list. ConfigError if it is not a list."""
     if not isinstance(value, list | tuple):
-        raise ConfigError((), f"must be a list, got {value!r}")
+        raise ConfigError((), f"must be a list, got {_quoted(value)}")
     return list(value)
 
 
@@ -267,7 +269,8 @@ def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
     """The error message for a value that is not one of `choices`, with the nearest of them."""
     hint = _suggestion(value, list(choices)) if isinstance(value, str) else ""
-    return f"must be one of {_list(choices)}, got {value!r}" + (f";{hint}" if hint else "") + _missing_plugins(choices)
+    problem = f"must be one of {_list(choices)}, got {_quoted(value)}" + (f";{hint}" if hint else "")
+    return problem + _missing_plugins(choices)
 
 
 def _list(names: Iterable[str]) -> str:
@@ -296,6 +299,76 @@ def _suggestion(word: str, known: list[str]) -> str:
     return f" did you mean {close[0]!r}?" if close else ""
 
 
+_SHORT_REPR = reprlib.Repr()
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = 200
+_SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 20
+
+
+def _quoted(value: object) -> str:
+    """A value in a message: the start of a long one, the outside of a deeply nested one."""
+    return repr(value) if isinstance(value, int | float | str) and len(str(value)) < 200 else _SHORT_REPR.repr(value)
+
+
+def fit_type(annotation: Any, value: object) -> Any:
+    """Plain data of a file, checked against a type and converted to it.
+
+    annotation: the type of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`, a mapping of texts
+    or a tuple of these, or a dataclass of them; each also in a union with None.
+
+    Raises:
+        ConfigError: the data has another type; its path is that of the value.
+    """
+    if value is None and NoneType in get_args(annotation):
+        return None
+    kind = annotation if annotation is Any else _without_none(annotation)
+    origin, args = get_origin(kind), get_args(kind)
+    if kind is Any:
+        _check_depth(value, _MAX_DEPTH)
+        return value
+    if origin is Literal or kind is bool:
+        allowed = args or (True, False)
+        if not any(value is choice or (type(value) is str and value == choice) for choice in allowed):
+            raise ConfigError((), f"must be one of {', '.join(map(str, allowed))}, got {_quoted(value)}")
+        return value
+    if origin is Mapping:
+        return {key: _fit_entry(key, args[1], entry) for key, entry in expect_mapping(value).items()}
+    if origin is tuple and args[-1] is Ellipsis:
+        return tuple(_fit_entry(f"[{place}]", args[0], entry) for place, entry in enumerate(expect_list(value)))
+    if dataclasses.is_dataclass(kind):
+        return kind(**fit_entries(field_types(kind), expect_mapping(value, field_types(kind))))
+    return _fit(kind, value, _STORED_WHOLE if kind is int else Range())
+
+
+def fit_entries(types: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of plain data that have one of these types (see `fit_type`); others are left out."""
+    return {key: _fit_entry(key, types[key], value) for key, value in given.items() if key in types}
+
+
+@cache
+def field_types(part: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields by name, in their order."""
+    hints = get_type_hints(part)
+    return MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(part)})
+
+
+def _fit_entry(key: str, annotation: Any, value: object) -> Any:
+    if annotation is str and type(value) is str:  # the most frequent one, in lists of thousands
+        return value
+    with at(key):
+        return fit_type(annotation, value)
+
+
+def _check_depth(value: object, depth: int) -> None:
+    if not isinstance(value, Mapping | list | tuple):
+        return
+    if depth == 0:
+        raise ConfigError((), "nested too deeply")
+    for entry in value.values() if isinstance(value, Mapping) else value:
+        _check_depth(entry, depth - 1)
+
+
+_STORED_WHOLE = Range(-(2**63), 2**63 - 1)  # a signed 64-bit integer
+_MAX_DEPTH = 6  # of plain data within an entry of a stored file
 _MAX_WHOLE = 2**31 - 1  # of whole numbers without a smaller bound: they become sizes and indices of tensors
 _FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
 
@@ -340,27 +413,30 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     if get_origin(kind) is Union:  # a word, or a number
         words, number_type = get_args(args[0]), args[1]
         if isinstance(value, str) and value not in words:
-            raise ConfigError((), f"must be a number or {_list(words)}, got {value!r}")
+            raise ConfigError((), f"must be a number or {_list(words)}, got {_quoted(value)}")
         return value if isinstance(value, str) else _fit(number_type, value, allowed)
     if get_origin(kind) is tuple:
         entries = expect_list(value)
         if args[-1] is not Ellipsis and len(entries) != len(args):
-            raise ConfigError((), f"must be a list of {len(args)}, got {entries!r}")
+            raise ConfigError((), f"must be a list of {len(args)}, got {_quoted(entries)}")
         kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
         return tuple(_fit(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True))
     if get_origin(kind) is Mapping:
         return expect_mapping(value)
     if kind not in (int, float):
         if not isinstance(value, str):
-            raise ConfigError((), f"must be a string, got {value!r}")
+            raise ConfigError((), f"must be a string, got {_quoted(value)}")
         return value
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-        raise ConfigError((), f"must be a {'whole ' if kind is int else ''}number, got {value!r}")
-    number: int | float = kind(value) + 0  # -0.0 becomes 0.0: they are equal, but have other texts and so other keys
-    if not math.isfinite(number):
-        raise ConfigError((), f"must be a finite number, got {value!r}")
+        raise ConfigError((), f"must be a {'whole ' if kind is int else ''}number, got {_quoted(value)}")
+    try:
+        number: int | float = kind(value) + 0  # -0.0 becomes 0.0: they are equal, but other texts and so other keys
+    except OverflowError:  # a whole number that is too large for a float
+        number = math.inf
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ConfigError((), f"must be a finite number, got {_quoted(value)}")
     if kind is int and allowed.high is None and number > _MAX_WHOLE:
-        raise ConfigError((), f"must be at most {_MAX_WHOLE}, got {value!r}")
+        raise ConfigError((), f"must be at most {_MAX_WHOLE}, got {_quoted(value)}")
     if number not in allowed:
-        raise ConfigError((), f"must be {allowed}, got {value!r}")
+        raise ConfigError((), f"must be {allowed}, got {_quoted(value)}")
     return number

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import show, shown_table
+from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, PAPER_TABLES, ending_of, write_output
-from orchestrator.results.text import clean, counted
+from orchestrator.results.text import counted
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
         facts["by_device"], above = _by_device(opened, query)
         lines = [*above, *lines]
     for warning in () if output.as_json else warnings:
-        typer.echo(clean(f"Note: {warning}."), err=True)
+        say(f"Note: {warning}.")
     show({**facts, "warnings": warnings}, lines, as_json=output.as_json)
 
 
@@ -172,8 +171,8 @@ def _write_page(
     """Write the report of several sweeps; returns its path."""
     from orchestrator.report.page import page_data, render
 
-    metrics, note = [metric.name for metric in front.metrics], partial(typer.echo, err=True)
-    page = render(page_data(sweeps, note, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
+    metrics = [metric.name for metric in front.metrics]
+    page = render(page_data(sweeps, say, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
     return write_output(out or "compare.html", page.encode())
 
 

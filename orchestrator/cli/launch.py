@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.query_options import Space
-from orchestrator.cli.text import describe_front, for_output, safe_text, shown_table
+from orchestrator.cli.text import describe_front, for_output, safe_text, say, shown_table
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, flag, grouped
-from orchestrator.results.text import clean, counted
+from orchestrator.results.text import counted
 from orchestrator.run.options import LaunchOptions
 from search_spaces.paths import is_remote, local_path
 
@@ -47,7 +47,6 @@ _REASONS = {
     "space": "all points of the space are done",
     "pool": "all settings of the pool are done (search.options.pool is its size)",
 }
-_WEBHOOK = '"$SPECFRONTIER_NOTIFY"'
 _STOP_TIMEOUT_S = 8.0  # after a signal: schedulers kill what stays longer
 
 
@@ -73,7 +72,7 @@ def launch(
     with ends_with(WRONG_USAGE):
         config, storage = _read_space(space, options.changes(), options.out)
         config, options = _with_earlier(config, storage, options)
-        typer.echo(f"{clean(config.name)}: checking models, captions and stores", err=True)
+        say(f"{config.name}: checking models, captions and stores")
         from orchestrator.run.preflight import check_resources  # these imports take seconds
         from orchestrator.views.notices import check_webhook
 
@@ -95,10 +94,11 @@ def launch(
 
     if options.check:  # else the workers report the notes
         config = config if sampling is None else config.resolve(sampling)
-        typer.echo(describe_plan(config, storage, options.taken, missing_files, notes))
+        plan = describe_plan(config, storage, options.taken, missing_files, notes)
+        typer.echo(safe_text(plan.split("\n")))
         return storage.uri
     if not is_remote(source := config.reference.source) and local_path(source).is_dir():
-        typer.echo(f"{clean(config.name)}: reference: {describe_reference(config.reference)}", err=True)
+        say(f"{config.name}: reference: {describe_reference(config.reference)}")
     if 0 < (options.gpus_per_worker or 0) < 1:
         from orchestrator.doctor.plan import peak_bytes
 
@@ -244,10 +244,10 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
         ends_with(INTERRUPTED, KeyboardInterrupt, message=interrupted),
         ends_with(FAILED, LockError, OSError),
         ending_within(_STOP_TIMEOUT_S, interrupted),
-        driver_lock(storage, partial(typer.echo, err=True)) as lock,
+        driver_lock(storage, say) as lock,
     ):
         if lock.holder:
-            typer.echo(f"the last launch ({lock.holder}) did not end by itself; this one takes over", err=True)
+            say(f"the last launch ({lock.holder}) did not end by itself; this one takes over")
         remove_unfinished(storage)
         _run(config, storage, options, uri, lock, as_json=as_json)
 
@@ -342,24 +342,25 @@ def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> li
 def _finish(views: Views, how: Ending) -> None:
     """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
     if how == "finished":
-        typer.echo("writing tables, plot and report", err=True)  # from a slow bucket this takes minutes
+        say("writing tables, plot and report")  # from a slow bucket this takes minutes
     for text in views.end(how):
-        typer.echo(text, err=True)
+        say(text)
 
 
 def _resume_command() -> str:
     """This command line with --resume, with credentials redacted; of a call from Python, what to change in it."""
+    from orchestrator.results.launches import NOTIFY_VARIABLE, RESUME_CALL
     from orchestrator.results.text import without_credentials
 
     arguments = command_line.get()
     if arguments is None:
-        return "the same call and resume=True"
+        return RESUME_CALL
     words = [shlex.quote(without_credentials(word)) for word in ("specfrontier", *arguments)]
     for place, word in enumerate(arguments, start=1):  # its address may be a secret
         if word.startswith("--notify="):
-            words[place] = f"--notify={_WEBHOOK}"
+            words[place] = f"--notify={NOTIFY_VARIABLE}"
         elif place > 1 and arguments[place - 2] == "--notify":
-            words[place] = _WEBHOOK
+            words[place] = NOTIFY_VARIABLE
     return " ".join(words if "--resume" in words else [*words, "--resume"])
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from functools import partial
 
 import typer
 
 from orchestrator.cli.query_options import OneSweep, open_sweep
-from orchestrator.cli.text import safe_text, show
+from orchestrator.cli.text import safe_text, say, show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 from orchestrator.options import AsJson, grouped, option, output_place
 from orchestrator.results.text import counted
@@ -51,19 +50,19 @@ def ui(
         try:
             share_views(opened, found)
         except TrackingError as error:  # such as a server that may only be read
-            typer.echo(f"MLflow may lack the views of its trials: {error}", err=True)
+            say(f"MLflow may lack the views of its trials: {error}")
         typer.echo(safe_text(_link_lines(found.links())))
         if (missing := len(opened.records) - len(found.runs)) > 0:
             again = command(opened.storage, "sync")
-            typer.echo(f"{counted(missing, 'trial')} not logged yet: {again}", err=True)
+            say(f"{counted(missing, 'trial')} not logged yet: {again}")
         return
     try:
-        found = sync(opened.storage, uri, experiment or None, partial(typer.echo, err=True)).location
+        found = sync(opened.storage, uri, experiment or None, say).location
     except TrackingError as error:  # such as a running sweep, which logs its trials itself
-        typer.echo(f"MLflow may lack trials: {error}", err=True)
+        say(f"MLflow may lack trials: {error}")
         found = find_location(opened, uri)
     if host not in _LOOPBACK:
-        typer.echo(f"Anyone who can reach {host}:{port} can read and change MLflow's data.", err=True)
+        say(f"Anyone who can reach {host}:{port} can read and change MLflow's data.")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with serving(uri, host, port) as (base, server):
@@ -106,7 +105,7 @@ def sync(
     from orchestrator.views.mlflow import sync
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
 
-    done = sync(opened.storage, uri, experiment, partial(typer.echo, err=True))
+    done = sync(opened.storage, uri, experiment, say)
     found, tracking_uri = done.location, public_uri(done.location.uri)
     links = found.links("" if is_server(found.uri) else LOCAL_SERVER)  # of a database: while `ui` serves it
     facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator import options as o
+from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import CONFIGS
-from orchestrator.results.text import clean, counted
+from orchestrator.results.text import counted
 
 if TYPE_CHECKING:
     from workers.models.families.catalogue import Family
@@ -124,7 +125,7 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
 
         failed = dict[str, str]()
         for done in pull_on_nodes(address, sorted(set(references.values()))):
-            typer.echo(clean(f"{done.node}: {done.reference}: {done.problem or done.path}"), err=True)
+            say(f"{done.node}: {done.reference}: {done.problem or done.path}")
             failed |= {done.reference: done.problem} if done.problem else {}
         if failed:
             raise CommandError(f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED)
@@ -134,7 +135,7 @@ def _pull_here(references: Mapping[str, str]) -> None:
     from workers.loading.hub import HubFile
 
     for key, reference in references.items():
-        typer.echo(clean(f"{key}: {HubFile.parse(reference).pull()}"), err=True)
+        say(f"{key}: {HubFile.parse(reference).pull()}")
 
 
 def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]:

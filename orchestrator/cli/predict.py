@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from orchestrator import options as o
 from orchestrator.cli.query_options import Space, open_sweep
-from orchestrator.cli.text import show, shown_table
+from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
 from orchestrator.outputs import output_folder, table_bytes, write_output
 from orchestrator.results.text import counted
@@ -98,8 +95,7 @@ def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, 
     check_configs(sweep, capabilities)
     with in_section("captions"):
         captions = read_captions(**sweep.captions.to_mapping())[:images]
-    log = partial(typer.echo, err=True)
-    return predict_space(sweep, models, captions, count=count, log=log, trials=trials)
+    return predict_space(sweep, models, captions, count=count, log=say, trials=trials)
 
 
 def _write(predicted: PredictedSpace, folder: Path) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from orchestrator import options as o
+from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_space, complete_sweep, flag, option
-from orchestrator.results.text import clean
 
 if TYPE_CHECKING:
     from orchestrator.results.front import Front
@@ -103,7 +103,7 @@ def open_sweep(location: str, prices: PriceOptions | None = None) -> Sweep:
 
     (sweep,) = (prices or PriceOptions()).open([location])
     for text in session_problems(sweep):
-        typer.echo(clean(f"Note: {text}."), err=True)
+        say(f"Note: {text}.")
     return sweep
 
 

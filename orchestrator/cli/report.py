@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.cli import query_options as o
+from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
@@ -55,17 +56,16 @@ def report(
     from orchestrator.results.store import NoSweepError
     from workers.data.storage import Storage
 
-    note = partial(typer.echo, err=True)
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError):
         storage = o.open_sweep(sweep, prices).storage
         if serve:
             _serve(storage, prices, port or 0, open_it=open_it)
             return
         if out is None:
-            name = write_report(storage, note, device=prices.device, batch=prices.batch)
+            name = write_report(storage, say, device=prices.device, batch=prices.batch)
             place = storage.locate(name)
         else:
-            page = report_page(storage, note, device=prices.device, batch=prices.batch)
+            page = report_page(storage, say, device=prices.device, batch=prices.batch)
             place = write_output(out, page.encode())
             storage, name = Storage.holding(out)
     typer.echo(place)
@@ -98,7 +98,7 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
     def make(version: str) -> str:
         opened = Sweep.open(storage, prices.device, prices.batch)
         decode = find_launch(storage).state != RUNNING
-        return render(page_data([opened], partial(typer.echo, err=True), decode=decode), version)
+        return render(page_data([opened], say, decode=decode), version)
 
     with ends_with(FAILED, OSError, message=f"--port {port}: in use, or not allowed; leave it out for any free port"):
         server = ReportServer(port, partial(version_of, storage), make)
@@ -107,7 +107,7 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
         typer.echo(f"{server.address}\nCtrl-C stops it.")
         try:
             if open_it and not _open(server.address):
-                typer.echo("--open: this machine has no browser", err=True)
+                say("--open: this machine has no browser")
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("The report is no longer served.")

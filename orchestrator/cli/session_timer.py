@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import TYPE_CHECKING, Self
 
-import typer
-
+from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.options import find_models, pick_device, show_notes
 from orchestrator.results.config_file import Setting
@@ -125,7 +124,7 @@ class SessionTimer:
                 if len(self.written) >= len(groups):
                     error = self.largest_error(settings)
                     left = describe_duration(max(0.0, self.seconds - spent))
-                    _say(f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} %; {left} left")
+                    say(f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} %; {left} left")
                     is_late = spent + longest > self.seconds and math.isfinite(error)
                     if error <= self.error or is_late:
                         return error
@@ -184,10 +183,6 @@ class SessionTimer:
             own = {"images": session.images, "seconds": seconds, "worker": LATER}
             write_shard(self.sweep.storage, common["name"], table, common | facts | own)
         self.written.append(common["name"])
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
 
 
 @contextmanager

@@ -44,6 +44,11 @@ def safe_text(lines: Iterable[str]) -> str:
     return "\n".join(line if isinstance(line, Shown) else clean(line) for line in lines)
 
 
+def say(text: str) -> None:
+    """Print lines on standard error: names in them cannot control the terminal."""
+    typer.echo(safe_text(text.split("\n")), err=True)
+
+
 def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
     """Print the result of a command."""
     typer.echo(output_text(facts, lines, as_json=as_json))

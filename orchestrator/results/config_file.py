@@ -5,6 +5,7 @@ from, and the speed-up and quality that were measured there.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,8 +125,9 @@ def naming_plugins(text: str) -> Iterator[None]:
         missing = {*re.findall(r"^# plugin (\S+)$", head_comments(text), re.MULTILINE)} - {*plugin_modules()}
         if not missing:
             raise
-        options = " ".join(f"--plugin {module}" for module in sorted(missing))
-        problem = f"{error.problem}; the file's comments name its plugin: specfrontier {options} generate"
+        options = (word for module in sorted(missing) for word in ("--plugin", module))
+        command = shlex.join(["specfrontier", *options, "generate"])
+        problem = f"{error.problem}; the file's comments name its plugin: {command}"
         raise ConfigError(error.path, problem, error.location) from error
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from orchestrator.results.front_trial import Trial
 from orchestrator.results.published_code import published_code
-from orchestrator.results.text import clean, markdown
+from orchestrator.results.text import clean, markdown, markdown_block, markdown_code
+from search_spaces.documents import write_document
 from search_spaces.sweep_sections import BUILTIN
 
 SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
 _PROJECT = "specfrontier"
+_REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9._!]+")
 _SCRIPT = '''"""Draws images with a setting."""
 
 # {title}
@@ -69,23 +71,24 @@ def _requirements(trial: Trial) -> str:
     """
     versions = {name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()}
     pinned = [f"{name}=={version}" for name, version in versions.items() if name not in ("python", _PROJECT)]
-    pinned = [line for line in pinned if re.fullmatch(r"[A-Za-z0-9][\w.-]*==[\w.!]+", line)]  # no option of pip
-    return "\n".join([f"# Python {versions.get('python', '')}".rstrip(), *pinned, ""])
+    pinned = [line for line in pinned if _REQUIREMENT.fullmatch(line)]  # no option of pip
+    return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
 
 def _page(trial: Trial) -> str:
     identity = trial.sweep.identity
     sweep, target = markdown(identity.name), markdown(identity.target)
+    version = markdown(identity.versions.get(_PROJECT, ""))
     lossless = "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
     parts = [
         f"# {markdown(trial.title)}",
         f"Trial {trial.number} of the sweep {sweep} of {target}. The setting {lossless}.",
         _measured(trial),
         "## Draw images",
-        f"Install {_PROJECT} {identity.versions.get(_PROJECT, '')} from its repository or a wheel of it; then:",
-        f'```sh\npip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"\n```',
+        f"Install {_PROJECT} {version} from its repository or a wheel of it; then:",
+        markdown_block(f'pip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"', "sh"),
         f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the setting, too."
-        + "".join(f" It needs the plugin `{module}`." for module in trial.config.plugins),
+        + "".join(f" It needs the plugin {markdown_code(module)}." for module in trial.config.plugins),
         "## In published code",
         *_published(trial),
     ]
@@ -96,9 +99,11 @@ def _measured(trial: Trial) -> str:
     """A table of the front's metrics, and of the accepted length."""
     identity = trial.sweep.identity
     names = dict.fromkeys((*trial.objectives, *(name for name in ("mean_accepted_length",) if name in trial.metrics)))
-    rows = [f"| {name} | {trial.metrics[name]} | {trial.change(name)} |" for name in names]
-    where = f"Speeds at batch {trial.batch} on {identity.timing_device or 'an unknown device'}; "
-    where += f"{identity.captions.get('count')} captions of {markdown(str(identity.captions.get('source')))}. "
+    cells = ((name, str(trial.metrics[name]), trial.change(name)) for name in names)
+    rows = [f"| {' | '.join(map(markdown, texts))} |" for texts in cells]
+    where = f"Speeds at batch {trial.batch} on {markdown(identity.timing_device or 'an unknown device')}; "
+    captions = f"{identity.captions.get('count')} captions of {identity.captions.get('source')}"
+    where += f"{markdown(captions)}. "
     return "\n".join(
         ["| metric | value | against vanilla |", "|---|---|---|", *rows, "", f"{where}± is one standard error."]
     )
@@ -107,11 +112,13 @@ def _measured(trial: Trial) -> str:
 def _published(trial: Trial) -> list[str]:
     found = published_code(trial.config, trial.sweep.identity.target)
     if not found:
-        return [f"None of LANTERN's, EAGLE's, SJD's and GSD's code has the drafter {trial.config.drafter.kind}."]
+        kind = markdown(trial.config.drafter.kind)
+        return [f"None of LANTERN's, EAGLE's, SJD's and GSD's code has the drafter {kind}."]
     parts = []
     for code in found:
         if code.command:
-            parts.append(f"[{code.repository}](https://github.com/{code.repository}):\n\n```\n{code.command}\n```")
+            link = f"[{code.repository}](https://github.com/{code.repository}):"
+            parts.append(f"{link}\n\n{markdown_block(code.command)}")
         else:
             parts.append(f"{code.repository} cannot express it: {markdown('; '.join(code.lacks))}.")
     if any(code.command for code in found):
@@ -131,7 +138,7 @@ def _card(trial: Trial) -> str:
         "file": _public(file),
         "sha256, 16 digits": identity.models.get(key),
     }
-    head = "---\ntags:\n- speculative-decoding\n- text-to-image\n- " + kind + "\n---"
+    head = f"---\n{write_document({'tags': ['speculative-decoding', 'text-to-image', kind]})}---"
     facts |= _training(file)
     rows = [f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value]
     table = "\n".join(["| | |", "|---|---|", *rows])
@@ -162,7 +169,7 @@ def _training(file: str) -> dict[str, Any]:
     from workers.models.own_files import read_config
 
     path = Path(on_this_machine(file))
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         return {"training": "not known: the file was not there when this card was written"}
     try:
         recipe = read_config(path).get("recipe", {})

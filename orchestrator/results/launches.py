@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,8 @@ from orchestrator.results.store import (
     read_identity,
 )
 from orchestrator.results.text import counted, describe_duration
+from search_spaces.params import fit_entries
+from workers.data.checked_json import check_time
 from workers.data.shards import TAKEN_FROM
 from workers.data.storage import Storage
 
@@ -37,6 +41,17 @@ STOPPED: Final = "not running"  # how it ended is unknown: an earlier version ra
 _RECENT_EVENTS = 3
 _UNLISTED = ("shard", "plateau", "copies")  # among the recent ones
 _RESUME = "specfrontier launch SPACE --resume"  # if the events do not have the command
+RESUME_CALL = "the same call and resume=True"  # in the place of a command, for a call from Python
+NOTIFY_VARIABLE = '"$SPECFRONTIER_NOTIFY"'  # in a command, for an address that may be a secret
+_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(("at", "event", "phase", "kind", "state", "resume", "text"), str),
+    **dict.fromkeys(("note", "cause", "lost"), str | None),
+    **dict.fromkeys(("trial", "images", "alive"), int),
+}
+_REQUIRED = {  # of an event, besides the time
+    "workers": ("alive",), "phase": ("phase",), "end": ("state",), "plateau": ("text",), "shard": ("kind",),
+    "trial_started": ("trial",), "trial_finished": ("trial",), "quality": ("trial", "images"),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -68,7 +83,8 @@ class EventLog:
     ends_damaged: bool = False
 
     def add(self, event: Mapping[str, Any]) -> None:
-        kind = event["event"]
+        """Add an event. Raises ValueError for one that no launch writes."""
+        kind = _check_event(event)
         self.last = [event["at"]]
         if kind not in _UNLISTED and event.get("phase") != "":  # that ends one
             self.recent.append(event)
@@ -76,7 +92,7 @@ class EventLog:
             self.started.clear()
             self.launched, self.ended, self.phase, self.workers = event["at"], None, "", None
             self.plateau = None
-            self.resume = event.get("resume", _RESUME)
+            self.resume = _checked_resume(event.get("resume", _RESUME))
             self.lost = [*self.lost, event] if event.get("note") else []  # with a note, it replaces a lost cluster
         elif kind == "end":
             self.ended, self.workers = event, None
@@ -101,12 +117,34 @@ def read_events(storage: Storage) -> EventLog:
     """The sweep's events, read one by one: a large sweep has as many as shards."""
     log = EventLog()
     for event in scan_lines(storage, EVENTS):
-        log.ends_damaged = event is None
-        if event is None:
-            log.damaged += 1
-        else:
-            log.add(event)
+        log.ends_damaged = True
+        with suppress(ValueError):  # no launch wrote it
+            log.add(event or {})
+            log.ends_damaged = False
+        log.damaged += log.ends_damaged
     return log
+
+
+def _check_event(event: Mapping[str, Any]) -> str:
+    """The kind of an event. Raises ValueError if it lacks an entry, or has one of another type."""
+    found = fit_entries(_TYPES, event)
+    kind = found.get("event", "")
+    required = ("at", "event", *_REQUIRED.get(kind, ()), *_REQUIRED.get(found.get("kind", ""), ()))
+    if missing := [key for key in required if found.get(key) is None]:
+        raise ValueError(f"the event {kind!r} lacks {', '.join(missing)}")
+    check_time(found["at"])
+    return str(kind)
+
+
+def _checked_resume(text: str) -> str:
+    """The command that resumes a launch, if it is a command of this project and nothing else: a user will run it."""
+    plain = text.replace(NOTIFY_VARIABLE, "NOTIFY")
+    try:
+        words = shlex.split(plain)
+    except ValueError:  # of quotation marks
+        return _RESUME
+    is_command = words[:1] == ["specfrontier"] and shlex.join(words) == plain
+    return text if is_command or text == RESUME_CALL else _RESUME
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

@@ -163,8 +163,8 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
 
     small = _is_small(plot)
     label_size = _styled("axes.labelsize", _SMALL_LABELS if small else "medium")
-    plot.set_xlabel(x, fontsize=label_size)
-    plot.set_ylabel(y, fontsize=label_size)
+    plot.set_xlabel(clean(x), fontsize=label_size, parse_math=False)
+    plot.set_ylabel(clean(y), fontsize=label_size, parse_math=False)
     for axis in ("x", "y") if small else ():
         plot.tick_params(axis, labelsize=_styled(f"{axis}tick.labelsize", _SMALL_TICKS))
     if not small:  # a paper's figure has a caption
@@ -184,6 +184,8 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
             place |= {"handlelength": 1.2, "columnspacing": 0.8, "labelspacing": 0.2, "handletextpad": 0.4}
         for columns in range(_MAX_LEGEND_COLUMNS, 0, -1):
             legend = plot.legend(frameon=False, fontsize=legend_size, ncols=columns, borderaxespad=0, **place)
+            for text in legend.get_texts():
+                text.set_parse_math(False)
             if legend.get_window_extent().width <= plot.bbox.width - left:
                 break
 

@@ -16,22 +16,24 @@ store.id, *.lock            checks that all workers see this store, and that one
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.results.checked_text import YAML, dump_text, load_text
 from orchestrator.results.trials import TrialRecord
+from search_spaces.constraints import Constraint, check_metric
 from search_spaces.documents import read_document
-from search_spaces.params import ConfigError
+from search_spaces.params import ConfigError, at, expect_list, expect_mapping, field_types, fit_entries, fit_type
 from search_spaces.plugins import stored_plugins
+from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
+from workers.data.checked_json import check_time, dump_checked, has_intact_checksum, load_checked
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage, in_parallel
 from workers.metrics.definition import Metric
@@ -51,6 +53,12 @@ _UNFINISHED_S = 3600.0  # no write takes that long
 _MAX_NAMED = 4  # files in a message
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}")
+_PARTS: Mapping[str, Mapping[str, Any]] = {  # of an identity, and what is read of them
+    "captions": {"count": int, "hash": str, "source": str},
+    "reference": {"identity": str, "count": int, "source": str},
+    "timing": {"images": int, "repetitions": int, "nodes": Mapping[str, str] | None, "device": str},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,28 +112,54 @@ class Identity:
         """Read what `to_mapping` wrote.
 
         Raises:
-            ValueError: a key is missing or has the wrong type.
+            ValueError: a key is missing, has the wrong type, or a text that its writer would not write.
         """
-        try:
-            metrics = {name: Metric.from_mapping(name, facts) for name, facts in given["metrics"].items()}
-            objectives = [(entry["metric"], entry["direction"]) for entry in given.get("objectives") or ()]
-            baseline, grid = given.get("baseline"), given.get("grid")
-            parsed = {
-                "metrics": metrics,
-                "objectives": tuple(
-                    replace(metrics.get(name, Metric(name, direction)), direction=direction)
-                    for name, direction in objectives
-                ),
-                "constraints": tuple(given.get("constraints") or ()),
-                "baseline": DecodingConfig.from_mapping(baseline, Sampling()) if baseline else None,
-                "grid": tuple(grid) if grid else None,
-                "plugins": _module_names(given.get("plugins") or ()),
-            }
-            datetime.fromisoformat(given["started"])
-            names = {entry.name for entry in fields(cls)}
-            return cls(**({key: value for key, value in given.items() if key in names} | parsed))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a sweep's identity: {error!r}") from error
+        given = {key: value for key, value in expect_mapping(given).items() if value is not None}
+        if missing := [key for key in ("name", "experiment", "started", "metrics") if key not in given]:
+            raise ValueError(f"not a sweep's identity: it lacks {', '.join(missing)}")
+        with at("metrics"):
+            entries = expect_mapping(given["metrics"])
+            metrics = {name: Metric.from_mapping(name, facts) for name, facts in entries.items()}
+        with at("objectives"):
+            objectives = tuple(_objective(entry, metrics) for entry in expect_list(given.get("objectives", [])))
+        with at("plugins"):
+            plugins = _module_names(given.get("plugins", []))
+        baseline = given.get("baseline")
+        parsed: dict[str, Any] = {
+            "metrics": metrics,
+            "objectives": objectives,
+            "baseline": DecodingConfig.from_mapping(baseline, Sampling()) if baseline else None,
+            "plugins": plugins,
+        }
+        types = {name: kind for name, kind in field_types(Identity).items() if name not in parsed}
+        identity = cls(**fit_entries(types, given), **parsed)
+        identity._check()
+        return identity
+
+    def _check(self) -> None:
+        """Check the texts that leave the sweep in other files and in commands."""
+        SweepHeader(self.name)
+        check_time(self.started)
+        for name, texts in {
+            "experiment": [self.experiment],
+            "target": [self.target],
+            "device": [self.device or ""],
+            "versions": [*self.versions],
+        }.items():
+            if not all(text.isprintable() for text in texts):
+                raise ConfigError((name,), f"must have no control characters, got {texts!r}")
+        for name, version in self.versions.items():
+            if not (_VERSION.fullmatch(name) and _VERSION.fullmatch(version)):
+                raise ConfigError(("versions", name), f"must be a version such as 2.13.0+cpu, got {version!r}")
+        for text in self.constraints:
+            Constraint.parse(text)
+        for part, types in _PARTS.items():
+            with at(part):
+                fit_entries(types, getattr(self, part) or {})
+        batch = self.timing.get("batch", 1)
+        with at("timing", "batch"):
+            if not fit_type(tuple[int, ...], batch if isinstance(batch, list) else [batch]):
+                raise ConfigError((), "must not be empty")
 
     @property
     def id(self) -> str:
@@ -169,11 +203,22 @@ class Identity:
         return None if self.baseline is None else self.baseline.sampling
 
 
-def _module_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names of modules, as they are imported: never paths. ValueError for others."""
-    if isinstance(names, str) or any("/" in name or not all(name.split(".")) for name in names):
-        raise ValueError(f"plugins: must be names of modules, got {names!r}")
-    return tuple(names)
+def _objective(given: object, metrics: Mapping[str, Metric]) -> Metric:
+    """An objective of an identity: a metric of the sweep, with the direction that the sweep optimises."""
+    entry = fit_entries({"metric": str, "direction": str}, expect_mapping(given, ("metric", "direction")))
+    if len(entry) < 2:
+        raise ConfigError((), "must have a metric and a direction")
+    name, direction = check_metric(entry["metric"]), entry["direction"]
+    return replace(metrics.get(name, Metric(name, direction)), direction=direction)
+
+
+def _module_names(names: object) -> tuple[str, ...]:
+    """Names of modules, as they are imported: never paths. ConfigError for others."""
+    found: tuple[str, ...] = fit_type(tuple[str, ...], names)
+    for name in found:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError((), f"must be names of modules, got {name!r}")
+    return found
 
 
 class NoSweepError(ValueError):
@@ -295,7 +340,7 @@ def read_sweep_text(storage: Storage) -> str:
 def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
     """sweep.yaml as plain data, for display; empty if there is none. Raises ValueError as `read_sweep_text`."""
     text = read_sweep_text(storage)
-    if not text:
+    if not text.strip():
         return {}
     try:
         given = read_document(text, storage.locate(SWEEP)).data

@@ -42,8 +42,34 @@ def clean(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it is: also in a table, and where `$` starts mathematics."""
-    return re.sub(r"([\\`*_\[\]<>|#~$&^])", r"\\\1", clean(text))
+    """Text that Markdown shows as it is: also in a table, at the start of a line, and where `$` starts mathematics."""
+    escaped = re.sub(r"([\\`*_\[\]<>|#~$&^])", r"\\\1", clean(text))
+    escaped = re.sub(r"^(\s*)([-+=])(?![.0-9])", r"\1\\\2", escaped)  # of a list, or below a heading
+    return re.sub(r"^(\s*[0-9]+)([.)])(?=\s|$)", r"\1\\\2", escaped)
+
+
+def markdown_code(text: str) -> str:
+    """Text as code inside a line of Markdown, outside of tables."""
+    code = clean(text)
+    quotes = "`" * (1 + max(map(len, re.findall("`+", code)), default=0))
+    gap = " " if code.startswith("`") or code.endswith("`") else ""
+    return f"{quotes}{gap}{code}{gap}{quotes}"
+
+
+def markdown_block(text: str, language: str = "") -> str:
+    """Lines as a block of code in Markdown."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return "\n".join([f"{fence}{language}", *map(clean, text.split("\n")), fence])
+
+
+_FORMULA = re.compile(r"[=+\-@\t\r]")
+_PLAIN_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def csv_cell(text: str) -> str:
+    """Text for a cell of CSV. A spreadsheet takes one that begins with = + - @ for a formula, which an apostrophe
+    prevents. A number stays one."""
+    return f"'{text}" if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text) else text
 
 
 _LEFT = 'style="text-align: left"'  # notebooks align cells to the right

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from search_spaces.constraints import split_batch
-from search_spaces.params import ConfigError, at
+from search_spaces.constraints import check_metric, split_batch
+from search_spaces.params import at, expect_list, expect_mapping, field_types, fit_entries, fit_type
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
-from workers.data.checked_json import dump_checked, load_checked
-from workers.metrics.estimate import Estimate
+from workers.data.checked_json import check_time, dump_checked, load_checked
+from workers.metrics.estimate import BLOCKS, Estimate
 
 if TYPE_CHECKING:
     import pyarrow
@@ -136,19 +136,25 @@ class TrialRecord:
         """
         try:
             fields = load_checked(data)
-            fields["metrics"] = parse_metrics(fields["metrics"])
-            fields["history"] = parse_history(fields["history"])
-            fields["passes"] = parse_passes(fields.get("passes", {}))
-            fields["timed_on"] = {int(images): device for images, device in fields.get("timed_on", {}).items()}
-            fields["shards"] = tuple(map(intern, fields["shards"]))  # the driver knows these names too
-            fields["stop"] = EarlyStop(**fields["stop"]) if fields.get("stop") else None
-            with at("config"):
-                fields["config"] = DecodingConfig.from_mapping(fields["config"]) if fields["config"] else None
-            return cls(**fields)
-        except ConfigError:
-            raise
+            config = fields.pop("config")
+            parsed: dict[str, Any] = {
+                "metrics": parse_metrics(fields.pop("metrics")),
+                "history": parse_history(fields.pop("history")),
+                "passes": parse_passes(fields.pop("passes", {})),
+                "timed_on": {int(key): fit_type(str, name) for key, name in fields.pop("timed_on", {}).items()},
+            }
+            types = field_types(TrialRecord)
+            parsed |= fit_entries(types, expect_mapping(fields, types))
+            for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
+                check_time(moment)
+            parsed["shards"] = tuple(map(intern, parsed["shards"]))  # the driver knows these names too
+            record = cls(config=None, **parsed)
+            if min(record.number, record.images, record.taken) < 0:
+                raise ValueError("a number is negative")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
+        with at("config"):
+            return replace(record, config=DecodingConfig.from_mapping(config)) if config else record
 
 
 def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
@@ -156,21 +162,22 @@ def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]
 
 
 def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Metrics from plain data."""
-    return {name: Estimate.from_mapping(fields) for name, fields in given.items()}
+    """Metrics from plain data. Raises ValueError for anything else."""
+    return {check_metric(name): Estimate.from_mapping(fields) for name, fields in expect_mapping(given).items()}
 
 
 def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
-    """Passes by batch size from plain data, whose keys are texts."""
-    return {int(batch): tuple(passes) for batch, passes in given.items()}
+    """Passes by batch size from plain data, whose keys are texts. Raises ValueError for anything else."""
+    found = {int(batch): fit_type(tuple[float, ...], passes) for batch, passes in expect_mapping(given).items()}
+    if any(not 1 <= len(passes) <= 1 + BLOCKS for passes in found.values()):
+        raise ValueError(f"passes: must be 1 to {1 + BLOCKS} numbers for each batch size")
+    return found
 
 
 def parse_history(given: Sequence[Any]) -> History:
-    """A trial's history from plain data. Skips plain numbers, which sweeps of earlier versions have there."""
-    return tuple(
-        (int(images), parse_metrics({name: fields for name, fields in metrics.items() if isinstance(fields, Mapping)}))
-        for images, metrics in given
-    )
+    """A trial's history from plain data. Raises ValueError for anything else."""
+    pairs = (fit_type(tuple[Any, ...], entry) for entry in expect_list(given))
+    return tuple((fit_type(int, images), parse_metrics(metrics)) for images, metrics in pairs)
 
 
 def may_compare_speeds(one: str, other: str) -> bool:

@@ -26,14 +26,14 @@ from itertools import count as count_from
 from typing import Any, Self
 
 from orchestrator.results.prices import is_priced, violations
-from orchestrator.results.store import EARLIER, IDENTITY, plugins_of
+from orchestrator.results.store import EARLIER, IDENTITY, Identity, plugins_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
 from orchestrator.results.trials import FAILED, TrialRecord, may_compare_speeds
 from orchestrator.run.placement import diff_images
 from orchestrator.run.racing import at_full_size
 from search_spaces.documents import describe_differences, differences
-from search_spaces.params import ConfigError
+from search_spaces.params import ConfigError, at, expect_mapping, field_types, fit_entries
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
@@ -179,10 +179,18 @@ class Source:
 
     @classmethod
     def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
-        records = tuple(TrialRecord.from_json(record.encode()) for record in plain["records"])
-        shards = {digest: tuple(names) for digest, names in plain["shards"].items()}
-        trials, images = int(plain["trials"]), dict(plain["images"])
-        return cls(plain["store"], plain["name"], plain["facts"], plain["hardware"], trials, shards, images, records)
+        """Read what `to_mapping` wrote. Raises ValueError for anything else."""
+        types = {**field_types(Source), "records": tuple[str, ...]}
+        found = fit_entries(types, expect_mapping(plain, types))
+        facts: Mapping[str, Any] = found.get("facts", {})
+        if missing := [*(types.keys() - found.keys()), *(set(_FACTS) - facts.keys())]:
+            raise ValueError(f"an earlier sweep lacks {', '.join(sorted(missing))}")
+        with at("facts"):
+            fit_entries({**field_types(Identity), "baseline": Mapping[str, Any] | None}, facts)
+            if missing := {"hash", "count"} - facts["captions"].keys():
+                raise ConfigError(("captions",), f"lacks {', '.join(sorted(missing))}")
+        records = tuple(TrialRecord.from_json(record.encode()) for record in found["records"])
+        return cls(**found | {"records": records})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""Outputs of a Ray job: its working folder is a temporary copy."""
+"""Outputs of a Ray job, whose working folder is a temporary copy; tables as files."""
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from orchestrator.outputs import check_lasting, output_folder
+from orchestrator.outputs import check_lasting, output_folder, table_bytes
 from tests.fakes.command_line import error_of
 
 
@@ -84,3 +87,12 @@ def test_the_tracking_uri_of_the_environment_is_refused_too(tmp_path: Path, monk
 def test_a_call_from_python_is_refused_too(copy: Path) -> None:
     with pytest.raises(Exception, match="Ray job"), output_folder(copy / "made"):
         raise AssertionError("the block ran")
+
+
+def test_no_text_of_a_table_is_a_formula_and_numbers_stay() -> None:
+    columns = {"label": ["=HYPERLINK(1)", "@x", "plain"], "value": [-1.5, 2.0, None], "=1": ["-2", "+1", "-"]}
+    table = pa.table({**columns, "tags": [["-a", "b"], [], ["c"]]})
+    rows = list(csv.reader(io.StringIO(table_bytes(table, ".csv").decode(), newline="")))
+    assert rows[0] == ["label", "value", "'=1", "tags"]
+    assert rows[1] == ["'=HYPERLINK(1)", "-1.5", "-2", "'-a;b"]
+    assert rows[2:] == [["'@x", "2.0", "+1", ""], ["plain", "", "'-", "c"]]

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from search_spaces.documents import parse_json
@@ -38,7 +39,7 @@ def load_checked(data: bytes) -> dict[str, Any]:
     tail = _TAIL.search(data)
     if tail is not None and _digest(data[: tail.start()]) != tail[1].decode():
         raise ValueError("changed since it was written: its checksum differs")
-    entries = parse_json(data)
+    entries = parse_json(data, finite=True)
     if not isinstance(entries, dict) or (tail is None and _CHECKSUM in entries):
         raise ValueError("not a JSON object, or its checksum is damaged")
     entries.pop(_CHECKSUM, None)
@@ -49,6 +50,17 @@ def has_intact_checksum(data: bytes) -> bool:
     """Whether these bytes have a checksum, and have not changed since it was written."""
     tail = _TAIL.search(data)
     return tail is not None and _digest(data[: tail.start()]) == tail[1].decode()
+
+
+def check_time(text: str) -> str:
+    """A moment as such files have it: ISO 8601 with a time zone.
+
+    Raises:
+        ValueError: another text.
+    """
+    if not text.isprintable() or datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError(f"{text!r} is not a moment such as 2026-01-02T03:04:05+00:00")
+    return text
 
 
 def _digest(body: bytes) -> str:

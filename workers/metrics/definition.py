@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
 
-from search_spaces.params import ConfigError, unknown_choice
+from search_spaces.constraints import check_metric
+from search_spaces.params import ConfigError, at, expect_mapping, fit_entries, unknown_choice
 
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
@@ -21,6 +22,7 @@ IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
 COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
+_STORED: Mapping[str, Any] = {"direction": str, "unit": str, "about": str, "needs": tuple[str, ...], "definition": str}
 _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 
@@ -50,9 +52,15 @@ class Metric:
 
     @classmethod
     def from_mapping(cls, name: str, given: Mapping[str, Any]) -> Self:
-        """Read what `to_mapping` wrote. Raises KeyError if a part is missing."""
-        parts = {key: given[key] for key in ("direction", "unit", "about")}
-        return cls(name, **parts, needs=tuple(given["needs"]), definition=given.get("definition", ""))
+        """Read what `to_mapping` wrote. Raises ConfigError if a part is missing or has the wrong type."""
+        with at(name):
+            parts = fit_entries(_STORED, expect_mapping(given))
+            if missing := _STORED.keys() - parts.keys() - {"definition"}:
+                raise ConfigError((), f"lacks {', '.join(sorted(missing))}")
+            for key in ("unit", "about", "definition"):
+                if not parts.get(key, "").isprintable():
+                    raise ConfigError((key,), f"must have no control characters, got {parts[key]!r}")
+            return cls(check_metric(name), **parts)
 
     @property
     def is_of_counts(self) -> bool:

@@ -73,9 +73,21 @@ class Estimate:
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:
-        """Read what `to_mapping` wrote. Raises TypeError for other fields."""
-        error = math.inf if given.get("error") is None else given["error"]
-        return cls(**{**given, "error": error, "replicates": tuple(given.get("replicates", ()))})
+        """Read what `to_mapping` wrote. Raises ValueError for anything else."""
+        try:
+            found = cls(**{**given, "replicates": tuple(given.get("replicates", ())), "noises": ()})
+            if found.error is None:
+                found = replace(found, error=math.inf)
+            counts = (found.n, found.noise_dof, found.error_dof)
+            numbers = (found.value, found.noise, *found.replicates)
+            is_typed = all(isinstance(count, int) for count in counts)
+            is_typed &= all(isinstance(number, int | float) for number in (*numbers, found.error))
+            is_sound = is_typed and all(map(math.isfinite, numbers)) and float(found.error) >= 0 and min(counts) >= 0
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"not a metric's value: {error}") from error
+        if not is_sound or len(found.replicates) > BLOCKS:
+            raise ValueError(f"not a metric's value with at most {BLOCKS} replicates")
+        return found
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON, which has no infinity: an unknown error is None."""

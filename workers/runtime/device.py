@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Collection
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -101,9 +102,8 @@ def _cpu_flags() -> Collection[str]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of specfrontier, Python and torch."""
-    try:
-        own = version("specfrontier")
-    except PackageNotFoundError:
-        own = "not installed"
-    return {"specfrontier": own, "python": platform.python_version(), "torch": torch.__version__}
+    """Versions of Python and torch, and of specfrontier if it is installed."""
+    own = {}
+    with suppress(PackageNotFoundError):
+        own["specfrontier"] = version("specfrontier")
+    return own | {"python": platform.python_version(), "torch": str(torch.__version__)}

