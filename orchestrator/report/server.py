@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -30,7 +29,7 @@ def _files(storage: Storage, folder: str) -> dict[str, float]:
     path = storage.path(folder)
     if path is None:
         return storage.modified(folder)
-    return {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(path)} if path.is_dir() else {}
+    return {name: (path / name).lstat().st_mtime_ns for name in storage.names(folder)}
 
 
 class ReportServer(ThreadingHTTPServer):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.data.checked_json import dump_checked, load_checked
+from workers.data.files import open_regular
 from workers.data.storage import Storage
 
 YAML, HTML = ("# ", ""), ("<!-- ", " -->")  # what is before and after a comment
@@ -52,11 +53,11 @@ def append_line(path: Path, entry: Mapping[str, Any], *, sync: bool = True) -> N
     """Add an object to a JSON lines file, on a line of its own after one that was cut off. sync: flush it to disk.
 
     Raises:
-        OSError: it cannot be written; it is named.
+        OSError: it cannot be written, or is a link; it is named.
     """
     line = dump_checked(entry) + b"\n"
     try:
-        with open(path, "ab+") as file:
+        with open_regular(path, "ab+") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else b"\n" + line
@@ -97,8 +98,7 @@ def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] |
     """
     if not storage.exists(name):
         return
-    path = storage.path(name)
-    with io.BytesIO(storage.read(name)) if path is None else path.open("rb") as lines:
+    with storage.open(name, "rb") or io.BytesIO(storage.read(name)) as lines:
         for line in lines:
             try:
                 yield line, load_checked(line)

@@ -22,8 +22,10 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 from orchestrator.results.store import DRIVER_LOCK
+from workers.data.files import open_regular
 from workers.data.storage import Storage
 
 _CREATION_TIMEOUT_S = 300.0  # for another process that creates something; the slowest take some 20 s
@@ -36,6 +38,7 @@ _DRIVER_TIMEOUT_S = LEASE_S + RENEWAL_S  # for the claim of a driver that may be
 _DRIVER_INTERVAL_S = (1.0, 3.0)  # at random: of two processes that refuse each other, one comes first
 _JOIN_TIMEOUT_S = 2.0
 _UNKNOWN = "an unknown process"
+_MAX_FACTS = 4096  # bytes of a lock's file that are read
 
 
 @dataclass(slots=True)
@@ -58,8 +61,7 @@ def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
     Raises:
         OSError: the storage cannot be written.
     """
-    path = storage.path(name)
-    return _claim(storage, name) if path is None else _lock_file(path)
+    return _claim(storage, name) if storage.path(name) is None else _lock_file(storage, name)
 
 
 class LockError(RuntimeError):
@@ -124,10 +126,13 @@ def read_holder(storage: Storage, name: str) -> Holder | None:
             return None
         last = max(claims, key=lambda claim: claims[claim])
         return Holder(_describe(_read_claim(storage, name, last)) or _UNKNOWN, time.time() - claims[last] <= LEASE_S)
-    if not path.exists():
+    try:
+        file = storage.open(name, "rb")
+    except FileNotFoundError:
         return None
-    with open(path, "rb") as file:
-        holder = _describe(file.read())
+    assert file is not None
+    with file:
+        holder = _describe(file.read(_MAX_FACTS))
         return None if holder is None else Holder(holder, not _flock(file.fileno(), fcntl.LOCK_SH))
 
 
@@ -141,7 +146,7 @@ def waiting_lock(path: Path) -> Iterator[None]:
     """
     end = time.monotonic() + _CREATION_TIMEOUT_S
     while True:
-        with open(path, "ab") as file:
+        with open_regular(path, "ab+") as file:
             try:
                 is_acquired = _flock(file.fileno())
             except OSError as error:
@@ -168,9 +173,10 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 
 
 @contextmanager
-def _lock_file(path: Path) -> Iterator[Lock]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as file:
+def _lock_file(storage: Storage, name: str) -> Iterator[Lock]:
+    file = storage.open(name, "ab+")
+    assert file is not None
+    with file:
         try:
             for _ in range(_ATTEMPTS):
                 if acquired := _flock(file.fileno()):
@@ -180,17 +186,24 @@ def _lock_file(path: Path) -> Iterator[Lock]:
             if error.errno not in _UNSUPPORTED:
                 raise
             problem = "this file system has no locks; mount it with them, or keep the sweep in another folder (--out)"
-            raise OSError(error.errno, problem, str(path)) from error
-        lock = Lock(acquired, _describe(path.read_bytes()))
+            raise OSError(error.errno, problem, storage.locate(name)) from error
+        file.seek(0)
+        lock = Lock(acquired, _describe(file.read(_MAX_FACTS)))
         if not acquired:
             yield lock
             return
-        path.write_bytes(_own_facts())  # in place: the lock belongs to its inode
+        _rewrite(file, _own_facts())  # in place: the lock belongs to its inode
         try:
             yield lock
         finally:
             with suppress(OSError):  # of a store that is full or read-only by now; the lock itself is released
-                path.write_bytes(b"")
+                _rewrite(file, b"")
+
+
+def _rewrite(file: IO[bytes], data: bytes) -> None:
+    file.truncate(0)
+    file.write(data)
+    file.flush()
 
 
 def _flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:

@@ -281,8 +281,17 @@ class StudyError(ValueError):
 
 
 def default_journal(storage: Storage, name: str) -> Path:
-    """The journal of a sweep's study where no storage is given: in its folder, or of remote storage in this one."""
-    return storage.path(STUDY) or Path(f"{name}-study.log")
+    """The journal of a sweep's study where no storage is given: in its folder, or of remote storage in this one.
+
+    Raises:
+        OSError: a link, a device or a pipe is in its place.
+    """
+    path = storage.path(STUDY)
+    if path is None:
+        return Path(f"{name}-study.log")
+    if storage.exists(STUDY) and (file := storage.open(STUDY, "ab+")):  # Optuna opens it by its name
+        file.close()
+    return path
 
 
 def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: str | None) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -40,15 +42,72 @@ def hidden_name(name: str) -> str:
     return f"{HIDDEN}{name}.{uuid.uuid4().hex}"
 
 
+def open_regular(path: str | Path, mode: Literal["rb", "ab+"]) -> IO[bytes]:
+    """Open a file to read it, or to append to it or lock it, unless it is something else.
+
+    Raises:
+        OSError: a link, a device or a pipe; or a file with a second name, which may be outside of its folder, to write.
+    """
+    with_write = mode != "rb"
+    try:
+        _check_regular(os.lstat(path), with_write)  # first, because opening a device or a pipe may wait
+    except FileNotFoundError:
+        if not with_write:
+            raise
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if with_write else os.O_RDONLY
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        _check_regular(os.fstat(handle), with_write)
+        return os.fdopen(handle, mode)
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _check_regular(facts: os.stat_result, with_write: bool) -> None:
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "a link, a device or a pipe in the place of a file; remove it")
+    if with_write and facts.st_nlink > 1:
+        raise OSError(errno.EMLINK, "has a second name (a hard link), so another file would change too; copy it first")
+
+
 class LocalFiles:
-    """Files of this machine. A file that was written is also on the disk."""
+    """Files of this machine. A file that was written is also on the disk.
+
+    root: a link below it that leads out of it is an error, so a folder that somebody else made gives no access to other
+    files; None: links are followed.
+    """
+
+    def __init__(self, root: str | None = None) -> None:
+        self.root = root
 
     def read(self, path: str) -> bytes:
-        return Path(path).read_bytes()
+        with self.open(path, "rb") as file:
+            return file.read()
+
+    def open(self, path: str, mode: Literal["rb", "ab+"]) -> IO[bytes]:
+        """Open a file (see `open_regular`). Creates the folder of one that is written."""
+        if self.root is None:
+            return open(path, mode)
+        place = self._inside(path)
+        if mode != "rb":
+            _make_folder(place.parent)
+        return open_regular(place, mode)
+
+    def _inside(self, path: str | Path) -> Path:
+        """The path without links. Raises OSError if a link leads out of the root."""
+        if self.root is None:
+            return Path(path)
+        place, root = Path(os.path.realpath(path)), os.path.realpath(self.root)
+        if not place.is_relative_to(root):
+            raise OSError(errno.ELOOP, f"a link leads out of {self.root}, to {place}; replace it by what it links to")
+        return place
 
     def write(self, path: str, data: bytes) -> None:
-        """Replace an earlier file. Creates its folder."""
-        target = Path(path)
+        """Replace an earlier file, or a link. Creates its folder."""
+        target = self._inside(os.path.dirname(path)) / os.path.basename(path)
         _make_folder(target.parent)
         hidden = target.with_name(hidden_name(target.name))
         try:
@@ -64,29 +123,37 @@ class LocalFiles:
 
     def move(self, old: str, new: str) -> None:
         """Rename a file, replacing an earlier one of the new name. Creates its folder."""
-        folder = Path(new).parent
+        folder = self._inside(os.path.dirname(new))
         _make_folder(folder)
-        os.replace(old, new)
+        os.replace(self._inside(os.path.dirname(old)) / os.path.basename(old), folder / os.path.basename(new))
         _sync_folder(folder)
 
     def remove(self, path: str) -> None:
-        os.unlink(path)
+        os.unlink(self._inside(os.path.dirname(path)) / os.path.basename(path))
 
     def is_file(self, path: str) -> bool:
-        return os.path.isfile(path)
+        """Whether there is a file. Raises OSError for a link that leads out, a device or a pipe."""
+        try:
+            _check_regular(os.stat(self._inside(path)), with_write=False)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False
+        return True
 
     def names(self, folder: str) -> list[str]:
-        """The complete files directly in a folder; none if there is no such folder."""
+        """The complete files directly in a folder; none if there is no such folder. Links, devices and pipes are among
+        them: reading them is an error.
+        """
         try:
-            with os.scandir(folder or "/") as entries:
-                return [entry.name for entry in entries if not entry.name.startswith(HIDDEN) and entry.is_file()]
+            with os.scandir(self._inside(folder or "/")) as entries:
+                found = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
+        return [name for name in found if not name.startswith(HIDDEN)]
 
     def unfinished(self, folder: str) -> dict[str, float]:
         """The files directly in a folder that `write` did not finish, with the seconds since each last changed."""
         found = {}
-        with suppress(FileNotFoundError), os.scandir(folder or "/") as entries:
+        with suppress(FileNotFoundError), os.scandir(self._inside(folder or "/")) as entries:
             for entry in entries:
                 if _UNFINISHED.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     found[entry.path] = time.time() - entry.stat(follow_symlinks=False).st_mtime

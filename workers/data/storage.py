@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from search_spaces.paths import check_utf8, is_remote, local_path
@@ -51,7 +51,8 @@ class StorageError(OSError):
 
 
 class Storage:
-    """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates nothing.
+    """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates nothing. Links that
+    lead out of a local root are errors.
 
     Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's
     own; the URI's path is then a path inside it.
@@ -77,11 +78,12 @@ class Storage:
         if remote and filesystem is None:
             check_quoting(text)
             filesystem, self._root = self._connect()
-        self._files = LocalFiles() if filesystem is None else RemoteFiles(filesystem)
+        self._files = LocalFiles(self._root or "/") if filesystem is None else RemoteFiles(filesystem)
 
     @classmethod
     def holding(cls, file: str | Path) -> tuple[Storage, str]:
-        """The storage of the folder of a file's path or URI, and the file's name in it.
+        """The storage of the folder of a file's path or URI, and the file's name in it. Links are followed: a user has
+        named the file.
 
         Raises:
             ValueError: a malformed URI, or one that ends in a slash.
@@ -89,7 +91,9 @@ class Storage:
         text = str(file)
         if not is_remote(text):
             path = Path(os.path.abspath(local_path(text)))
-            return cls(path.parent), path.name
+            storage = cls(path.parent)
+            storage._files = LocalFiles()
+            return storage, path.name
         base, mark, options = text.partition("?")
         folder, _, name = base.rpartition("/")
         if not name or folder.endswith("/"):
@@ -179,8 +183,18 @@ class Storage:
         if isinstance(files, RemoteFiles) and not self._call("", lambda _: files.has_bucket(self._root)):
             raise FileNotFoundError(f"{self.display_name}: there is no such bucket; create it, or correct its name")
 
+    def open(self, name: str, mode: Literal["rb", "ab+"]) -> IO[bytes] | None:
+        """A local file, to read it line by line, append to it or lock it; None if the storage is remote.
+
+        Raises:
+            FileNotFoundError: there is no such file to read.
+            StorageError: a link out of the root, a device or a pipe is in its place.
+        """
+        path, files = self._at(name), self._files
+        return self._call(name, lambda _: files.open(path, mode)) if isinstance(files, LocalFiles) else None
+
     def path(self, name: str) -> Path | None:
-        """The local path of `name`; None if the storage is remote."""
+        """The local path of `name`, to name it; None if the storage is remote. `open` opens it."""
         path = self._at(name)
         return Path(path) if isinstance(self._files, LocalFiles) else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import platform
@@ -9,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from workers.data.storage import Storage
 
@@ -20,8 +21,12 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 _CANCELLED = "Cancelled"
 
 
-class _WorkerHandler(logging.FileHandler):
+class _WorkerHandler(logging.StreamHandler[TextIO]):
     """The handler that `open_log` added; a process has one."""
+
+    def close(self) -> None:
+        super().close()
+        self.stream.close()
 
 
 def open_log(storage: Storage, worker: str) -> logging.Logger:
@@ -29,17 +34,15 @@ def open_log(storage: Storage, worker: str) -> logging.Logger:
     logs/<worker>.log; otherwise it goes to standard error, which Ray keeps.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or is a link out of the folder.
     """
     logger, root = logging.getLogger(_LOGGER), logging.getLogger()
     for handler in [entry for entry in root.handlers if isinstance(entry, _WorkerHandler)]:
         root.removeHandler(handler)
         handler.close()
     logger.setLevel(logging.INFO)
-    path = storage.path(f"{_FOLDER}/{worker}.log")
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = _WorkerHandler(path, encoding="utf-8")
+    if (file := storage.open(f"{_FOLDER}/{worker}.log", "ab+")) is not None:
+        handler = _WorkerHandler(io.TextIOWrapper(file, encoding="utf-8"))
         handler.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(handler)
     logger.info("%s starts on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.display_name)

@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
-from orchestrator.report.page import as_script_data, page_data, report_page, write_report
+from orchestrator.report.page import as_script_data, page_data, render, report_page, write_report
 from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
@@ -167,8 +167,8 @@ def test_the_page_names_no_other_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> None:
-    plain = Elements(report_page(_hostile(tmp_path / "plain", "harmless")))
-    page = report_page(_hostile(tmp_path / "hostile", text))
+    plain = Elements(_hostile_page(tmp_path / "plain", "harmless"))
+    page = _hostile_page(tmp_path / "hostile", text)
     elements = Elements(page)
     assert [tag for tag, _ in elements.found] == [tag for tag, _ in plain.found]
     assert not set("<>&\u2028") & set(elements.scripts[0])
@@ -178,13 +178,14 @@ def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> Non
     assert data["sections"]["images"]["data"]["captions"] == [text] * 3
 
 
-def _hostile(folder: Path, text: str) -> Storage:
-    """A sweep that says `text` wherever a user may say something."""
-    records = write_drawn_sweep(folder, [text] * 3, trials=9, name=text, about=text)
+def _hostile_page(folder: Path, text: str) -> str:
+    """The page of a sweep that says `text` wherever a user may say something, and in its name, which readers refuse."""
+    records = write_drawn_sweep(folder, [text] * 3, trials=9, about=text)
     storage = Storage(folder)
     write_trial(storage, replace(records[1], label=text))
     write_trial(storage, replace(records[7], cause=text))
-    return storage
+    sweep = Sweep.open(storage)
+    return render(page_data([replace(sweep, identity=replace(sweep.identity, name=text))]))
 
 
 def test_script_data_is_still_the_same_data() -> None:

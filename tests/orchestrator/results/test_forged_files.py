@@ -73,7 +73,7 @@ def test_identities_are_read_or_refused() -> None:
         assert json.loads(json.dumps(read.to_mapping())), where
     for whole in ODD_VALUES:
         with pytest.raises(ValueError, match=r"."):
-            Identity.from_mapping(whole)  # type: ignore[arg-type]
+            Identity.from_mapping(whole)
 
 
 def test_records_are_read_or_refused(sweep: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_store_whose_launch_was_killed_early_goes_on() -> None:
 
 @pytest.mark.slow(seconds=20)
 def test_studies_that_are_opened_at_once_share_new_tables(url: str, tmp_path: Path) -> None:
-    studies = [(f"study {number}", number) for number in range(4)]
+    studies = [(f"study-{number}", number) for number in range(4)]
     assert open_studies_together(studies, url, tmp_path) == ["opened"] * 4
     names = optuna.get_all_study_names(open_storage(url))
     assert sorted(names) == sorted(name for name, _ in studies)
