@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 
 HOST = "127.0.0.1"
+REQUEST_TIMEOUT_S = 30.0  # for each read from a reader and each write to it
 
 
 def version_of(storage: Storage) -> str:
@@ -50,6 +52,11 @@ class ReportServer(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/"
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing for a reader who has gone or does not go on: a browser cancels loads."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
     def version(self) -> str:
         return self._version()
 
@@ -63,6 +70,7 @@ class ReportServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
+    timeout = REQUEST_TIMEOUT_S
 
     def do_GET(self) -> None:
         hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}

@@ -6,6 +6,8 @@ import http.client
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import FAILED, WRONG_USAGE
+from orchestrator.report import server as report_server
 from orchestrator.report.server import HOST, ReportServer, version_of
 from orchestrator.results.locks import driver_lock
 from orchestrator.results.store import trial_file
@@ -153,3 +156,69 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     assert "--out" in error_of("report", str(tmp_path), "--serve", "--out", "page.html", code=WRONG_USAGE)
     assert "--serve" in error_of("report", str(tmp_path), "--port", "5001", code=WRONG_USAGE)
+
+
+REQUEST = "GET {} HTTP/1.1\r\nHost: 127.0.0.1:{}\r\n\r\n"
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a server has done with a connection."""
+    event, end = threading.Event(), ReportServer.shutdown_request
+
+    def note(server: ReportServer, request: socket.socket) -> None:
+        end(server, request)
+        event.set()
+
+    monkeypatch.setattr(ReportServer, "shutdown_request", note)
+    return event
+
+
+@pytest.mark.parametrize("path", ["/", "/version"])
+def test_a_load_that_the_browser_cancels_is_no_error(
+    path: str, ended: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, gone = threading.Event(), threading.Event()
+
+    def version() -> str:
+        asked.set()
+        assert gone.wait(60)
+        return "v" * 10_000_000 if path == "/version" else "v"
+
+    with ReportServer(0, version, lambda _: "p" * 10_000_000) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        with socket.create_connection((HOST, server.server_port)) as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            reader.sendall(REQUEST.format(path, server.server_port).encode())
+            assert asked.wait(60)
+        gone.set()
+        assert ended.wait(60)
+        server.shutdown()
+        thread.join()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fault_of_the_server_is_shown(ended: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
+    versions = ["a"]
+    with serving(versions, []) as port:
+        versions.clear()
+        with socket.create_connection((HOST, port)) as reader:
+            reader.sendall(REQUEST.format("/version", port).encode())
+            assert ended.wait(60)
+    assert "IndexError" in capsys.readouterr().err
+
+
+def test_a_connection_without_a_request_is_closed(
+    ended: threading.Event, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_server.REQUEST_TIMEOUT_S <= 60
+    monkeypatch.setattr(report_server._Handler, "timeout", 0.01)
+    with serving(["a"], []) as port, socket.create_connection((HOST, port)) as reader:
+        reader.sendall(b"GET / HTTP/1.1\r\n")
+        assert ended.wait(60)
+        reader.settimeout(60)
+        assert reader.recv(1) == b""
+        monkeypatch.undo()
+        assert ask(port).status == 200, "others are answered"
+    assert capsys.readouterr().err == ""
