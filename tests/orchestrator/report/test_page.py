@@ -385,7 +385,7 @@ def test_the_command_opens_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_no_sweep_there(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="no sweep here") as ended:
         command(str(tmp_path))
-    assert ended.value.code == 1
+    assert ended.value.code == 2
 
 
 def test_a_broken_trial_is_named(tmp_path: Path) -> None:
