@@ -228,7 +228,8 @@ TrackingUri = Annotated[
     typer.Option(
         metavar="URI",
         callback=output_place,
-        help="MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else SQLite in the output folder.",
+        help="MLflow's tracking URI. Default: of a resumed sweep the last one, else MLFLOW_TRACKING_URI, else SQLite "
+        "in the output folder.",
     ),
 ]
 Mlflow = Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log to MLflow.")]

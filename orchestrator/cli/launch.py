@@ -89,7 +89,7 @@ def launch(
     from workers.models.checkpoint_files import collect_notes
 
     with collect_notes() as notes:
-        uri, sampling = _preflight(config, storage, options, has_models=not missing_files)
+        sampling = _preflight(config, storage, options, has_models=not missing_files)
     from orchestrator.cli.launch_plan import describe_plan, describe_reference
 
     if options.check:  # else the workers report the notes
@@ -104,7 +104,7 @@ def launch(
 
         with ends_with(WRONG_USAGE), collect_notes():  # again
             options = replace(options, peak_bytes=peak_bytes(config))
-    run_sweep(config, storage, options, uri, as_json=as_json)
+    run_sweep(config, storage, options, as_json=as_json)
     return storage.uri
 
 
@@ -200,10 +200,8 @@ def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
     return tuple(sorted(map(int, chosen)))
 
 
-def _preflight(
-    config: SweepConfig, storage: Storage, options: LaunchOptions, *, has_models: bool
-) -> tuple[str, Sampling | None]:
-    """Check the sweep before any worker starts; returns the resolved tracking URI ("": no MLflow) and the sampling.
+def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions, *, has_models: bool) -> Sampling | None:
+    """Check the sweep before any worker starts; returns its sampling.
 
     has_models: see `preflight`.
 
@@ -212,11 +210,11 @@ def _preflight(
     """
     from orchestrator.run.preflight import preflight
     from orchestrator.run.tasks import PoolError
-    from orchestrator.views.mlflow_client import resolve_uri
+    from orchestrator.views.mlflow_place import TrackingPlace
 
-    uri = resolve_uri(storage, options.tracking_uri) if options.mlflow else ""
+    uri = TrackingPlace.resolve(storage, options.tracking_uri).uri if options.mlflow else ""
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
-        sampling = preflight(
+        return preflight(
             config,
             storage,
             address=options.address,
@@ -225,13 +223,10 @@ def _preflight(
             earlier=options.taken,
             has_models=has_models,
         )
-    return uri, sampling
 
 
-def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, *, as_json: bool) -> None:
+def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, *, as_json: bool) -> None:
     """Run the sweep, with progress, result files and MLflow; print a summary at the end.
-
-    uri: of MLflow ("": none).
 
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
@@ -249,10 +244,10 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, uri
         if lock.holder:
             say(f"the last launch ({lock.holder}) did not end by itself; this one takes over")
         remove_unfinished(storage)
-        _run(config, storage, options, uri, lock, as_json=as_json)
+        _run(config, storage, options, lock, as_json=as_json)
 
 
-def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str, lock: Lock, *, as_json: bool) -> None:
+def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lock, *, as_json: bool) -> None:
     """See `run_sweep`; raises KeyboardInterrupt. If another launch takes the lock over, nothing more is written."""
     from orchestrator.results.locks import check_lock
     from orchestrator.results.store import EVENTS, IDENTITY
@@ -265,7 +260,7 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, uri: str
 
     budget, events = config.budget, storage.path(EVENTS)
     state = progress.Progress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
-    mlflow = MlflowView(storage, uri) if uri else None
+    mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
     notices = Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
     kept = [*_sweep_views(config, storage, options.study), *filter(None, (mlflow, notices))]
     views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))

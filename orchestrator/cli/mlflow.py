@@ -38,34 +38,36 @@ def ui(
     Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
     instead.
     """
-    from orchestrator.results.store import command
-    from orchestrator.views.mlflow import find_location, last_place, share_views, sync
+    from orchestrator.views.mlflow import find_location, share_views, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
+    from orchestrator.views.mlflow_place import TrackingPlace
 
     with ends_with(WRONG_USAGE):
         opened = open_sweep(sweep)
-    uri, experiment = last_place(opened)
-    if is_server(uri):
-        found = find_location(opened, uri)
+    place = TrackingPlace.resolve(opened.storage)
+    if is_server(place.uri):
+        for note in place.notes:
+            say(note)
+        found = find_location(opened)
         try:
             share_views(opened, found)
         except TrackingError as error:  # such as a server that may only be read
             say(f"MLflow may lack the views of its trials: {error}")
         typer.echo(safe_text(_link_lines(found.links())))
         if (missing := len(opened.records) - len(found.runs)) > 0:
-            again = command(opened.storage, "sync")
+            again = place.sync_command(opened.storage)
             say(f"{counted(missing, 'trial')} not logged yet: {again}")
         return
     try:
-        found = sync(opened.storage, uri, experiment or None, say).location
+        found = sync(opened.storage, note=say).location
     except TrackingError as error:  # such as a running sweep, which logs its trials itself
         say(f"MLflow may lack trials: {error}")
-        found = find_location(opened, uri)
+        found = find_location(opened)
     if host not in _LOOPBACK:
         say(f"Anyone who can reach {host}:{port} can read and change MLflow's data.")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with serving(uri, host, port) as (base, server):
+        with serving(place.uri, host, port) as (base, server):
             typer.echo(safe_text([*_link_lines(found.links(base)), "Ctrl-C stops it."]))
             code = server.wait()
             raise OSError(f"MLflow's server exited (code {code})")
@@ -84,12 +86,15 @@ def _link_lines(links: Mapping[str, str]) -> list[str]:
 def sync(
     sweep: OneSweep,
     uri: str | None = option(
-        "MLflow's tracking URI. Default: MLFLOW_TRACKING_URI, else mlflow.db next to the sweep's folder.",
+        "MLflow's tracking URI. Default: the last one of this sweep, else MLFLOW_TRACKING_URI, else mlflow.db next to "
+        "the sweep's folder.",
         "URI",
         callback=output_place,
     ),
     experiment: str | None = option(
-        "MLflow's experiment. Default: MLFLOW_EXPERIMENT_NAME, else specfrontier/<name>.", "NAME"
+        "MLflow's experiment. Default: the last one of this sweep, else MLFLOW_EXPERIMENT_NAME, else "
+        "specfrontier/<name>.",
+        "NAME",
     ),
     as_json: AsJson = False,
 ) -> None:

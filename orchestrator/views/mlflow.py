@@ -14,23 +14,21 @@ seeds, samplers or machines share it.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.results import store
-from orchestrator.results.checked_text import read_lines
 from orchestrator.results.config_file import trial_text
 from orchestrator.results.launches import FAILED as LAUNCH_FAILED
 from orchestrator.results.launches import FINISHED, INTERRUPTED, KILLED, find_launch
 from orchestrator.results.locks import exclusive
-from orchestrator.results.store import MLFLOW_LOCK, MLFLOW_PLACE
+from orchestrator.results.store import MLFLOW_LOCK
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import redact_file
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
@@ -41,17 +39,15 @@ from orchestrator.views.mlflow_client import (
     TrackingError,
     as_tracking_error,
     connect,
-    default_uri,
     ensure_experiment,
     explain_error,
     public_uri,
     replace_damaged_database,
-    resolve_uri,
     was_moved,
 )
+from orchestrator.views.mlflow_place import TrackingPlace
 from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run
 from orchestrator.views.tables import replace_damaged
-from workers.data.checked_json import dump_checked, load_checked
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
@@ -65,8 +61,6 @@ _SWEEP_ARTIFACTS = (
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
 _STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
-_EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
-_EARLIER_PLACES = "mlflow.jsonl"  # of earlier versions: a line for each run
 
 
 @dataclass(slots=True)
@@ -82,18 +76,21 @@ class _TrialRun:
 class MlflowView(View[Sweep]):
     """A sweep in one MLflow experiment. One process at a time logs a sweep.
 
-    uri: tracking server or database (None: see `resolve_uri`). experiment: its name (None: MLFLOW_EXPERIMENT_NAME, else
-    `specfrontier/<sweep's name>`). is_running: whether the sweep's run is set to RUNNING while it is updated. logged:
-    number of runs that were created or completed. A trial's images must be in the store before its record.
+    uri, experiment: see `TrackingPlace.resolve`. is_running: of a launch, which writes its place before the first
+    contact and sets the sweep's run to RUNNING; `sync` writes its place when MLflow has responded. logged: number of
+    runs that were created or completed. A trial's images must be in the store before its record.
     """
 
     def __init__(
         self, storage: Storage, uri: str | None = None, experiment: str | None = None, *, is_running: bool = True
     ) -> None:
         super().__init__()
-        self.uri, self.logged = resolve_uri(storage, uri), 0
+        self._place = TrackingPlace.resolve(storage, uri, experiment)
+        self.notes += self._place.notes
+        self.uri = self._place.uri
+        self.logged = 0
         self.location: MlflowLocation | None = None  # after an update
-        self._storage, self._experiment, self._is_running = storage, experiment, is_running
+        self._storage, self._is_running = storage, is_running
         self._resources = ExitStack()
         self._is_open = self._is_moved = False
         self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
@@ -105,6 +102,8 @@ class MlflowView(View[Sweep]):
         if not self._is_open:
             with ExitStack() as resources:  # without a usable database, the lock is released
                 resources.enter_context(_sole_writer(self._storage))
+                if self._is_running:
+                    self._place.write(self._storage, source.identity.name)
                 self.notes += replace_damaged_database(self._storage, self.uri)
                 self._is_open, self._resources = True, resources.pop_all()
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
@@ -148,7 +147,7 @@ class MlflowView(View[Sweep]):
         return explain_error(error, self.uri)
 
     def describe(self, problem: str) -> str:
-        return f"MLflow is not complete ({problem}); log the rest with: {store.command(self._storage, 'sync')}"
+        return f"MLflow is not complete ({problem}); log the rest with: {self._place.sync_command(self._storage)}"
 
     @cached_property
     def _client(self) -> MlflowClient:
@@ -156,7 +155,7 @@ class MlflowView(View[Sweep]):
 
     def _read_experiment(self, sweep: Sweep) -> dict[int, _TrialRun]:
         """Find or create the experiment and the sweep's run; returns the existing trial runs by number."""
-        name = self._experiment or _default_experiment(sweep)
+        name = self._place.experiment_of(sweep.identity.name)
         self._experiment_id = ensure_experiment(self._client, self.uri, name)
         experiment = self._client.get_experiment(self._experiment_id)
         artifacts, self._views = experiment.artifact_location, dict(experiment.tags)
@@ -175,7 +174,7 @@ class MlflowView(View[Sweep]):
             identity = sweep.identity
             tags, started = runs.sweep_tags(identity) | {runs.KIND: "sweep"}, runs.milliseconds(identity.started)
             self._parent = self._client.create_run(self._experiment_id, started, tags, identity.name).info.run_id
-        self._write_place(name)
+        self._place.write(self._storage, sweep.identity.name)
         kept = {number: self._keep_one(group) for number, group in groups.items()}
         return {
             number: _TrialRun(
@@ -183,13 +182,6 @@ class MlflowView(View[Sweep]):
             )
             for number, run in kept.items()
         }
-
-    def _write_place(self, experiment: str) -> None:
-        """Write where the sweep was logged last, for `ui`."""
-        uri = "" if self.uri == default_uri(self._storage) else public_uri(self.uri)
-        place = dump_checked({"uri": uri, "experiment": experiment})
-        if not self._storage.exists(MLFLOW_PLACE) or self._storage.read(MLFLOW_PLACE) != place:
-            self._storage.write(MLFLOW_PLACE, place)
 
     def _keep_one(self, duplicates: list[Run]) -> Run:
         """Choose which of several runs of the same sweep or trial to keep; deletes the others.
@@ -332,26 +324,28 @@ def sync(
     return SyncResult(view.logged, len(sweep.records) - view.logged, view.location)
 
 
-def find_location(sweep: Sweep, uri: str) -> MlflowLocation:
-    """A sweep's location in MLflow, where another process may be logging it. Changes nothing.
+def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
+    """A sweep's location in MLflow, where another process may be logging it. Changes nothing. uri: see
+    `TrackingPlace.resolve`.
 
     Raises:
         TrackingError: MLflow cannot be reached.
     """
-    with as_tracking_error(uri):
-        client = connect(uri)
-        found = client.get_experiment_by_name(last_place(sweep)[1] or _default_experiment(sweep))
+    place = TrackingPlace.resolve(sweep.storage, uri)
+    with as_tracking_error(place.uri):
+        client = connect(place.uri)
+        found = client.get_experiment_by_name(place.experiment_of(sweep.identity.name))
         if found is None:
-            return MlflowLocation(sweep.identity, uri)
+            return MlflowLocation(sweep.identity, place.uri)
         parents, groups = _find_runs(client, found.experiment_id, sweep)
         trial_runs = {number: group[0].info.run_id for number, group in groups.items()}
         front = [record.number for record in sweep.front_records]
         parent = parents[0].info.run_id if parents else ""
-        return MlflowLocation(sweep.identity, uri, found.experiment_id, parent, trial_runs, front)
+        return MlflowLocation(sweep.identity, place.uri, found.experiment_id, parent, trial_runs, front)
 
 
 def share_views(sweep: Sweep, location: MlflowLocation) -> None:
-    """Make the shared views of a sweep (see `runs.shared_views`), which one that an earlier version logged lacks.
+    """Make the shared views of a sweep (see `runs.shared_views`) that its experiment lacks.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses.
@@ -369,25 +363,6 @@ def _share_views(client: MlflowClient, experiment_id: str, sweep: Sweep, tags: d
         if tags.get(key) != view:
             client.set_experiment_tag(experiment_id, key, view)
             tags[key] = view
-
-
-def last_place(sweep: Sweep) -> tuple[str, str]:
-    """The URI and the experiment to which a sweep was logged last; if it never was, those of `resolve_uri` and "".
-
-    The default database is the one beside the sweep, wherever its folder is now. A URI of the environment that is the
-    same but for its credentials has them.
-    """
-    place: dict[str, str] = {}
-    with suppress(ValueError):  # a damaged file
-        if sweep.storage.exists(MLFLOW_PLACE):
-            place = load_checked(sweep.storage.read(MLFLOW_PLACE))
-    if not place:
-        earlier = [entry for entry in read_lines(sweep.storage, _EARLIER_PLACES)[0] if "uri" in entry]
-        place = earlier[-1] if earlier else {}
-    given, logged = resolve_uri(sweep.storage, None), place.get("uri", "")
-    if not place or public_uri(given) == logged:
-        return given, place.get("experiment", "")
-    return logged or default_uri(sweep.storage), place.get("experiment", "")
 
 
 def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[list[Run], dict[int, list[Run]]]:
@@ -408,10 +383,6 @@ def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[
         token = page.token
         if not token:
             return parents, groups
-
-
-def _default_experiment(sweep: Sweep) -> str:
-    return os.environ.get(_EXPERIMENT_VARIABLE) or f"specfrontier/{sweep.identity.name}"
 
 
 def _now() -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -41,6 +42,7 @@ _SQLITE = "sqlite:///"
 _COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is for GenAI
 _MAX_PROBLEM = 400  # characters
+_WEB_PAGE = re.compile(r"""(?is)['"]?(<!doctype html|<html).*""")  # of a proxy, or another server at the address
 # A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own retries could create
 # two runs for one trial, so the user's environment does not override this setting.
 _NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
@@ -117,6 +119,15 @@ def was_moved(uri: str, artifacts: str) -> bool:
     """Whether a local database was moved or copied after an experiment had got this folder for its artifacts."""
     folder, other = artifact_folder(uri), Path(artifacts).parent
     return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
+
+
+def absolute_uri(uri: str) -> str:
+    """A tracking URI with the absolute path of a local database."""
+    database = local_file(uri) if "://" in uri else None
+    if database is None or database.is_absolute():
+        return uri
+    _, sign, query = uri.partition("?")
+    return f"{_sqlite_url(database.absolute())}{sign}{query}"
 
 
 def public_uri(uri: str) -> str:
@@ -249,14 +260,15 @@ def as_tracking_error(uri: str) -> Iterator[None]:
 
 
 def explain_error(error: Exception, uri: str) -> str:
-    """Where and why MLflow failed, with credentials redacted. MLflow, its database, its transport and the storage share
-    no class of errors.
+    """Where and why MLflow failed, in one line and with credentials redacted. MLflow, its database, its transport and
+    the storage share no class of errors.
     """
     if isinstance(error, TrackingError):
         return str(error)
     if isinstance(error, ImportError):
         return f"{error}; pip install mlflow"
-    text = _redact(str(error) or type(error).__name__, uri)
+    text = _redact(str(error) or type(error).__name__, uri).partition("\n[SQL: ")[0]
+    text = " ".join(_WEB_PAGE.sub("a web page", text).split())
     text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
     return f"MLflow at {public_uri(uri)}: {text}"
 

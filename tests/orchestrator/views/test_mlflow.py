@@ -416,18 +416,19 @@ def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage, monkeyp
     assert "127.0.0.1:9" in problem
     assert "specfrontier sync" in problem
     assert "hidden" not in problem
-    assert not storage.exists("mlflow.json")
+    assert b"hidden" not in storage.read("mlflow.json")
+    assert load_checked(storage.read("mlflow.json"))["uri"] == "http://127.0.0.1:9"
 
 
 @pytest.mark.parametrize("uri", ["sqlite:////proc/no/x.db", "nonsense://x", "/a/folder"])
 def test_an_invalid_place_is_a_problem_not_an_error(storage: Storage, uri: str) -> None:
     with pytest.raises(TrackingError, match=uri):
         sync(storage, uri)
+    assert not storage.exists("mlflow.json")
     views, follower = views_of(storage, uri)
     views.start(load_identity(storage), read_trials(storage))
     wait_until(lambda: follower.problem is not None)
     assert views.end("interrupted") != []
-    assert not storage.exists("mlflow.json")
 
 
 def test_a_folder_with_an_odd_name(tmp_path: Path, empty_database: Path) -> None:

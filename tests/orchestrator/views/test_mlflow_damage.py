@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator.results.store import MLFLOW_PLACE
 from orchestrator.results.sweep import Sweep
-from orchestrator.views.mlflow import MlflowView, last_place, sync
+from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError, database_problem, default_uri
+from orchestrator.views.mlflow_place import TrackingPlace
 from tests.fakes.mlflow_processes import sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import write_sweep
-from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
 
 TRIALS = 3
@@ -87,7 +87,7 @@ def test_a_damaged_file_of_the_place_is_written_anew(storage: Storage, content: 
     sync(storage)
     written = storage.read(MLFLOW_PLACE)
     storage.write(MLFLOW_PLACE, content)
-    assert last_place(Sweep.open(storage)) == (default_uri(storage), "")
+    assert TrackingPlace.resolve(storage) == TrackingPlace(default_uri(storage), "")
     assert sync(storage) == sync(storage)
     assert storage.read(MLFLOW_PLACE) == written
 
@@ -100,15 +100,9 @@ def test_a_moved_database_keeps_its_runs_and_leaves_the_old_folder_alone(storage
         )
     moved, notes = Storage(tmp_path / "new" / "sweep"), list[str]()
     shutil.rmtree(tmp_path / "mlartifacts")
-    assert last_place(Sweep.open(moved)) == (default_uri(moved), "specfrontier/demo")
+    assert TrackingPlace.resolve(moved) == TrackingPlace(default_uri(moved), "specfrontier/demo")
     done = sync(moved, note=notes.append)
     assert done == sync_result(0, TRIALS)
     assert done.location.runs == before
     assert not (tmp_path / "mlartifacts").exists()
     assert ["was moved" in note for note in notes] == [True]
-
-
-def test_the_place_of_an_earlier_version_is_found(storage: Storage) -> None:
-    lines = [{"uri": "http://lab:5000", "experiment": "frontier", "run_id": "a"}, {"event": "finished"}]
-    storage.write("mlflow.jsonl", b"".join(dump_checked(line) + b"\n" for line in lines))
-    assert last_place(Sweep.open(storage)) == ("http://lab:5000", "frontier")

@@ -25,8 +25,9 @@ from orchestrator.results.store import read_trials, trial_file, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
 from orchestrator.views.follower import Views
-from orchestrator.views.mlflow import MlflowView, find_location, last_place, sync
+from orchestrator.views.mlflow import MlflowView, find_location, sync
 from orchestrator.views.mlflow_client import TrackingError, free_port
+from orchestrator.views.mlflow_place import TrackingPlace
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.mlflow_proxy import Address, proxy
@@ -148,7 +149,7 @@ def test_credentials_in_the_address_are_not_stored(
     storage: Storage, mlflow_server: str, shared_folder: Path, tmp_path: Path
 ) -> None:
     assert sync(storage, mlflow_server.replace("//", "//me:hidden-word@")).logged == TRIALS
-    assert last_place(Sweep.open(storage))[0] == mlflow_server
+    assert TrackingPlace.resolve(storage).uri == mlflow_server
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     database = shared_folder / "server" / "mlflow.db"
     assert [path for path in (*files, database) if b"hidden-word" in path.read_bytes()] == []

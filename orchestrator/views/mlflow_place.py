@@ -1,0 +1,100 @@
+"""Where a sweep is logged in MLflow: the tracking URI and the experiment, which a sweep's folder remembers.
+
+A launch writes its place before the first contact with MLflow, so a server that does not respond has a name too.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from orchestrator.results.store import MLFLOW_PLACE, SWEEP, command
+from orchestrator.results.text import without_credentials
+from orchestrator.views.mlflow_client import URI_VARIABLE, absolute_uri, default_uri, public_uri
+from workers.data.checked_json import dump_checked, load_checked
+from workers.data.storage import Storage
+
+_EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class TrackingPlace:
+    """uri: with credentials. experiment: its name, "" for `specfrontier/<sweep's name>`. notes: sentences for the user
+    about environment variables that are not used.
+    """
+
+    uri: str
+    experiment: str
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def resolve(cls, storage: Storage, uri: str | None = None, experiment: str | None = None) -> Self:
+        """The given URI and experiment; else those to which the sweep was logged last; else those of the environment;
+        else the defaults.
+
+        A URI without credentials gets those of MLFLOW_TRACKING_URI if it is the same otherwise. The default database
+        is the one next to the sweep's folder, wherever that is now.
+        """
+        variable, name = os.environ.get(URI_VARIABLE, ""), os.environ.get(_EXPERIMENT_VARIABLE, "")
+        stored = _read(storage)
+        default = default_uri(storage)
+        used = uri or ((stored["uri"] or default) if stored else variable or default)
+        if variable and _address(variable) == used:
+            used = variable
+        used_name = experiment or stored.get("experiment", "") or name
+        notes = []
+        if variable and not uri and _address(variable) != _address(used):
+            notes.append(_describe_unused(URI_VARIABLE, _address(used), "--uri"))
+        if name and not experiment and name != used_name:
+            notes.append(_describe_unused(_EXPERIMENT_VARIABLE, f"the experiment {used_name}", "--experiment"))
+        return cls(used, used_name, tuple(notes))
+
+    def experiment_of(self, sweep: str) -> str:
+        """The experiment's name for a sweep of this name."""
+        return self.experiment or f"specfrontier/{sweep}"
+
+    def write(self, storage: Storage, sweep: str) -> None:
+        """Remember the place, without credentials. sweep: its name."""
+        uri = "" if self.uri == default_uri(storage) else _address(self.uri)
+        place = dump_checked({"uri": uri, "experiment": self.experiment_of(sweep)})
+        if not storage.exists(MLFLOW_PLACE) or storage.read(MLFLOW_PLACE) != place:
+            storage.write(MLFLOW_PLACE, place)
+
+    def sync_command(self, storage: Storage) -> str:
+        """The command that logs a sweep here, from any folder and with any environment. A credential that
+        MLFLOW_TRACKING_URI does not hold is shown as `***`.
+        """
+        address = _address(self.uri)
+        has_credentials = without_credentials(self.uri) != self.uri
+        if has_credentials and os.environ.get(URI_VARIABLE) != self.uri:
+            address = without_credentials(self.uri)
+        is_beside = self.uri == default_uri(storage) and storage.path(SWEEP) is not None
+        options = [] if is_beside else ["--uri", address]
+        options += ["--experiment", self.experiment] if self.experiment else []
+        return command(storage, "sync", *options)
+
+
+def _read(storage: Storage) -> dict[str, str]:
+    """The place to which a sweep was logged last; empty if it never was, or if the file is damaged."""
+    with suppress(ValueError):
+        if storage.exists(MLFLOW_PLACE):
+            place = load_checked(storage.read(MLFLOW_PLACE))
+            return {key: str(place.get(key, "")) for key in ("uri", "experiment")}
+    return {}
+
+
+def _address(uri: str) -> str:
+    """A tracking URI for another process: absolute, and without credentials. The rest of its query stays: it may name
+    a schema or a socket.
+    """
+    uri = absolute_uri(uri)
+    parts = uri.partition("?")[2].partition("#")[0].split("&")
+    kept = "&".join(part for part in parts if part and without_credentials(f"?{part}") == f"?{part}")
+    return f"{public_uri(uri)}?{kept}" if kept else public_uri(uri)
+
+
+def _describe_unused(variable: str, place: str, option: str) -> str:
+    again = f"`specfrontier sync {option}`"
+    return f"{variable} is not used: this sweep is logged to {place}, as the last time; {again} changes that"
