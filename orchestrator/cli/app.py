@@ -31,6 +31,7 @@ from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import clean
+from orchestrator.streams import open_closed_streams
 from search_spaces.params import ConfigError
 from search_spaces.paths import check_utf8
 from search_spaces.plugins import load_plugins, plugin_line, plugin_modules
@@ -114,6 +115,7 @@ def options(
 
 def main() -> None:
     """Run the command line; a `CommandError` ends it with its message and exit code."""
+    open_closed_streams()
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
     keep_freed_memory()
     os.environ.update(without_proxy())
