@@ -1,6 +1,7 @@
-"""SIGINT and SIGTERM: the first one ends a command cleanly, the second one at once.
+"""SIGINT, SIGTERM and SIGHUP: the first one ends a command cleanly, the second one at once.
 
-Ctrl-C sends SIGINT. Slurm, Kubernetes and spot instances send SIGTERM, and SIGKILL some seconds later.
+Ctrl-C sends SIGINT. Slurm, Kubernetes and spot instances send SIGTERM, and SIGKILL some seconds later. A terminal that
+is closed sends SIGHUP, often twice, so a SIGHUP is never the second signal.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from orchestrator.errors import INTERRUPTED, last_words
+from orchestrator.streams import drop_lost_terminal
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"  # a live view hides it
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. Whatever ends cleanly at Ctrl-C ends cleanly at this."""
+    """SIGTERM or SIGHUP arrived. Whatever ends cleanly at Ctrl-C ends cleanly at this."""
 
 
 @dataclass
@@ -41,7 +44,7 @@ _command = _Command()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block at the first SIGINT, `Terminated` at the first SIGTERM.
+    """Raise KeyboardInterrupt in the block at the first SIGINT, `Terminated` at the first SIGTERM or SIGHUP.
 
     A second signal ends the process at once. Signals that are ignored stay ignored.
     """
@@ -49,7 +52,7 @@ def interruptible() -> Iterator[None]:
     _command, outer = _Command(), _command
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
     for number, handler in before.items():
         if handler not in (signal.SIG_IGN, None):
             signal.signal(number, _handle)
@@ -86,11 +89,15 @@ def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_code(code: str | int | None) -> str | int | None:
-    """The command's exit code: 143 instead of 130 if SIGTERM interrupted it."""
+    """The command's exit code: instead of 130, 143 if SIGTERM interrupted it, and 129 if SIGHUP did."""
     return 128 + _command.received if code == INTERRUPTED and _command.received else code
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        drop_lost_terminal()
+        if _command.received is not None:
+            return
     if _command.received is not None:
         _end_at_once(number)
     _command.received = number
@@ -98,7 +105,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
         _command.timer = threading.Timer(_command.timeout_s, _end_at_once, [number])
         _command.timer.daemon = True
         _command.timer.start()
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _end_at_once(number: int) -> None:

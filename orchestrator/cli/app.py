@@ -61,7 +61,8 @@ app = typer.Typer(
     name="specfrontier",
     help="Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on Ray, compares "
     "fronts, logs to MLflow.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated (SIGTERM).",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 129 hung up (SIGHUP), 143 terminated "
+    "(SIGTERM).",
     no_args_is_help=True,
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,

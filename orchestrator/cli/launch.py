@@ -17,6 +17,7 @@ from orchestrator.interrupts import ending_within
 from orchestrator.options import command_line, flag, grouped
 from orchestrator.results.text import counted
 from orchestrator.run.options import LaunchOptions
+from orchestrator.streams import drop_lost_terminal
 from search_spaces.paths import is_remote, local_path
 
 if TYPE_CHECKING:
@@ -338,7 +339,9 @@ def _finish(views: Views, how: Ending) -> None:
     """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
     if how == "finished":
         say("writing tables, plot and report")  # from a slow bucket this takes minutes
-    for text in views.end(how):
+    texts = views.end(how)
+    drop_lost_terminal()
+    for text in texts:
         say(text)
 
 

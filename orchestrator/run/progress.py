@@ -24,6 +24,7 @@ from orchestrator.results.text import clean, counted
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.study import Proposal
 from orchestrator.run.tasks import Event, EventSink
+from orchestrator.streams import drop_lost_terminal
 from workers.data.shards import TAKEN_FROM
 from workers.metrics.estimate import measured
 
@@ -437,16 +438,19 @@ def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[
 
 
 def event_sink(progress: Progress, show: EventSink, file: Path | None, *others: EventSink) -> EventSink:
-    """A sink that adds the time to each event and passes it to the progress, to `show`, to a JSON lines file and to
+    """A sink that adds the time to each event and passes it to the progress, to a JSON lines file, to `show` and to
     others.
     """
 
     def emit(event: Event) -> None:
         stamped = {"at": utc_now(), **event}
         progress.update(stamped)
-        show(stamped)
-        if file is not None:
-            append_line(file, stamped, sync=False)
+        try:
+            if file is not None:
+                append_line(file, stamped, sync=False)
+        finally:
+            drop_lost_terminal()  # of a disowned command
+            show(stamped)
         for other in others:
             other(stamped)
 

@@ -181,8 +181,8 @@ def _create_tables(uri: str) -> None:
 def _client(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
-    for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("mlflow", "alembic", "sqlalchemy"):  # they log tracebacks of errors that they raise, too
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -34,7 +37,7 @@ def command():
 with mock.patch.object(app, "app", command):
     app.main()
 """
-INT, TERM = signal.SIGINT, signal.SIGTERM
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,8 @@ INT, TERM = signal.SIGINT, signal.SIGTERM
         (3600.0, 3600.0, [INT, TERM], 143, "cleaned up"),
         (3600.0, 3600.0, [TERM, INT], 130, "cleaned up"),
         (3600.0, 0.2, [TERM], 143, "cleaned up"),
+        (0.0, 3600.0, [HUP], 129, "Ended cleanly"),
+        (3600.0, 3600.0, [HUP, HUP, TERM], 143, "cleaned up"),
     ],
 )
 def test_how_a_command_ends(
@@ -64,3 +69,51 @@ def test_how_a_command_ends(
     at_once = printed == "cleaned up"
     assert ("Resume with: this" in err) == at_once
     assert ("cleaned up" in out) == at_once
+
+
+ON_TERMINAL = """
+import signal, sys, time
+from pathlib import Path
+from unittest import mock
+from orchestrator.cli import app
+from orchestrator.errors import CommandError
+from orchestrator.run.progress import Progress, event_sink, recorded_end, show_lines
+
+def command():
+    file = Path(sys.argv[1])
+    progress = Progress(1, 1, is_upper_bound=False)
+    try:
+        with recorded_end(event_sink(progress, show_lines(progress), file)):
+            print("ready", file=sys.stderr, flush=True)
+            while not (is_ignored and file.with_suffix(".gone").exists()):
+                time.sleep(0.02)
+    except KeyboardInterrupt:
+        raise CommandError("ended cleanly", 130) from None
+    print("goes on", file=sys.stderr, flush=True)
+
+is_ignored = sys.argv[2] == "ignored"
+if is_ignored:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with mock.patch.object(app, "app", command):
+    app.main()
+"""
+
+
+@pytest.mark.parametrize(("handling", "code", "state"), [("default", 129, "interrupted"), ("ignored", 0, "finished")])
+def test_a_command_whose_terminal_is_closed_records_its_end(
+    handling: str, code: int, state: str, tmp_path: Path
+) -> None:
+    """With SIGHUP ignored, as by `nohup`, it goes on without the terminal."""
+    file = tmp_path / "events"
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(ROOT)
+        os.execv(sys.executable, [sys.executable, "-c", ON_TERMINAL, str(file), handling])
+    shown = b""
+    while b"ready\r\n" not in shown:
+        shown += os.read(terminal, 1024)
+    os.close(terminal)
+    file.with_suffix(".gone").touch()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == code
+    assert [json.loads(line)["state"] for line in file.read_text().splitlines()] == [state]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from orchestrator.views.mlflow import sync
+from orchestrator.results.launches import load_identity
+from orchestrator.results.store import read_trials
+from orchestrator.results.sweep import Sweep
+from orchestrator.views import follower
+from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError
 from orchestrator.views.study import open_storage
 from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_result, sync_together
@@ -103,3 +108,36 @@ def test_a_database_with_tables_of_no_program_gets_mlflows(tmp_path: Path) -> No
     assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [str(sync_result(TRIALS, 0))]
     with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
         assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)
+
+
+def test_a_database_that_ends_in_the_middle_of_a_sweep_is_one_sentence(
+    server: PostgreSQL,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """MLflow and SQLAlchemy log a traceback for each attempt, besides the error that they raise."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(follower, "RETRY_S", (0.05, 0.05))
+    write_sweep(tmp_path / "sweeps" / "one", TRIALS, failed=())
+    storage = Storage(tmp_path / "sweeps" / "one")
+    records, url = read_trials(storage), server.create("dying")
+    view = MlflowView(storage, url)
+    view.update(Sweep(storage, load_identity(storage), tuple(records[:1])))
+    server.stop()
+    try:
+        views = follower.Views(storage, [view])
+        views.start(load_identity(storage), records)
+        deadline = time.monotonic() + 60
+        while views._followers[0].problem is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (problem,) = views.end("finished")
+        views._followers[0]._thread.join(60)
+    finally:
+        server.start()
+    assert len(problem.splitlines()) == 1
+    assert "Connection refused" in problem
+    assert caplog.messages == []
+    assert capfd.readouterr() == ("", "")

@@ -62,7 +62,12 @@ def assert_complete(url: str, name: str, trials: int = TRIALS) -> None:
     assert [trial.values for trial in study.trials] == [[number + 1.0] * 2 for number in range(trials)]
 
 
-def test_a_database_that_is_restarted_loses_nothing(server: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_is_restarted_loses_nothing(
+    server: PostgreSQL,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     give_time(monkeypatch, StudyView)
     url = server.create("restarted")
     views = started_views(named_config("restarted"), url)
@@ -80,6 +85,8 @@ def test_a_database_that_is_restarted_loses_nothing(server: PostgreSQL, monkeypa
     views.update(plain_record(TRIALS))
     assert_ends(views)
     assert_complete(url, "restarted", TRIALS + 1)
+    assert caplog.messages == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_database_that_does_not_answer_delays_the_study_alone(
