@@ -7,6 +7,7 @@ differently, such as `1:30`, `0200`, `1_000` and `no`, are refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from search_spaces.params import ConfigError, Path
 
 MAX_VALUES = 100_000  # aliases of aliases expand to any size
 _MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
+_HASH_LENGTH = 12  # of a text that is cut
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
 # What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17
 _OTHER_NUMBERS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$")
@@ -184,9 +186,19 @@ def describe_differences(changes: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as on one line of YAML; a long one by its first characters."""
+    """A value as on one line of YAML, shortened."""
     text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_SHOWN_LENGTH else f"{text[: _MAX_SHOWN_LENGTH - 3]}..."
+    return shorten(text, _MAX_SHOWN_LENGTH)
+
+
+def shorten(text: str, limit: int, ellipsis: str = "… ") -> str:
+    """A text of at most `limit` characters. A longer one is cut and ends in an ellipsis and a hash of all of it, so
+    that different texts stay different.
+    """
+    if len(text) <= limit:
+        return text
+    mark = ellipsis + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_HASH_LENGTH]
+    return text[: limit - len(mark)] + mark
 
 
 class _Builder:

@@ -19,6 +19,7 @@ from orchestrator.results.names import describe
 from orchestrator.results.pareto import Floats, costs, nondominated, possible_front
 from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity
+from search_spaces.documents import shorten
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import (
     ATTRIBUTES,
@@ -34,6 +35,7 @@ from workers.metrics.definition import (
     Metric,
 )
 
+_MAX_VALUE_LENGTH = 60  # in a message
 _MARGIN = 0.1  # distance of a reference point from the worst value, as a share of the objective's range
 
 
@@ -338,5 +340,5 @@ def _against(identities: Sequence[Identity], values: Sequence[Any]) -> str:
     for identity, value in zip(identities, values, strict=True):
         text = describe(value) if isinstance(value, DecodingConfig) else str(value)
         if value is not None:
-            names.setdefault(text if len(text) <= 60 else text[:57] + "…", []).append(identity.name)
+            names.setdefault(shorten(text, _MAX_VALUE_LENGTH), []).append(identity.name)
     return " against ".join(f"{text} in {' and '.join(found)}" for text, found in names.items())

@@ -29,12 +29,13 @@ from orchestrator.results.text import clean, markdown, without_credentials
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.views.mlflow_client import public_uri
 from search_spaces.constraints import AT_BATCH, split_batch
+from search_spaces.documents import shorten
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-MAX_PARAM = 6000  # characters; MLflow's limit, as the next two
-_MAX_NAME, MAX_TAG = 250, 5000
+# MLflow's limits in characters. That of tags is larger on newer servers.
+_MAX_PARAM, _MAX_TAG, _MAX_NAME = 6000, 5000, 250
 ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"  # groups: standard errors; values by images, and by batch
 _PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")  # of a metric's names
 _MAX_OBJECTIVES = 3  # of a hypervolume
@@ -85,7 +86,12 @@ def sweep_params(identity: Identity) -> dict[str, str]:
     """The params of a sweep's run: facts that stay the same while it runs."""
     keys = ("target", "seed", "image_size", "captions", "reference", "objectives", "constraints", "baseline")
     plain = identity.to_mapping()
-    return {key: value[:MAX_PARAM] for key, value in flatten({key: plain[key] for key in keys}) if value}
+    return {key: param(value) for key, value in flatten({key: plain[key] for key in keys}) if value}
+
+
+def param(value: Any) -> str:
+    """The value of a param, shortened if MLflow would refuse or cut it."""
+    return shorten(str(value), _MAX_PARAM)
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -110,13 +116,13 @@ def user() -> str:
 
 def legal_name(name: str) -> str:
     """A name that MLflow accepts for a param, a metric or a tag."""
-    return _ILLEGAL.sub("_", name).strip("/. ")[:_MAX_NAME] or "_"
+    return shorten(_ILLEGAL.sub("_", name).strip("/. "), _MAX_NAME, "-") or "_"
 
 
 def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     """Tags as text with credentials redacted; omits None and empty ones."""
     texts = {key: without_credentials(str(value)) for key, value in tags.items() if value is not None}
-    return {key[:_MAX_NAME]: text[:MAX_TAG] for key, text in texts.items() if text}
+    return {shorten(key, _MAX_NAME, "-"): shorten(text, _MAX_TAG) for key, text in texts.items() if text}
 
 
 def milliseconds(moment: str) -> int:
@@ -133,13 +139,13 @@ def span(record: TrialRecord, identity: Identity) -> tuple[int, int]:
 
 def run_name(record: TrialRecord, names: SettingNames) -> str:
     """The trial's number, its label if it has one, and its setting's name."""
-    return clean(f"{record.number} {title(record.label, names.name(record.config))}")[:_MAX_NAME]
+    return shorten(clean(f"{record.number} {title(record.label, names.name(record.config))}"), _MAX_NAME)
 
 
 def params(record: TrialRecord) -> dict[str, str]:
     """A trial's config by flat key."""
     flat = record.config.flat() if record.config is not None else {}
-    return {legal_name(key): str(value)[:MAX_PARAM] for key, value in flat.items()}
+    return {legal_name(key): param(value) for key, value in flat.items()}
 
 
 def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list[Metric]:
@@ -217,7 +223,7 @@ def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
     """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run. `timed_on`: the device
     of its speeds.
     """
-    violated = "; ".join(name for name, value in record.constraints.items() if value > 0)[:MAX_TAG]
+    violated = shorten("; ".join(name for name, value in record.constraints.items() if value > 0), _MAX_TAG)
     return {
         PARENT: parent, PARETO: boolean(pareto), FEASIBLE: boolean(record.feasible), VIOLATED: violated,
         TIMED_ON: record.device,
@@ -335,7 +341,7 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
     members = f"[front with its parameters]({front_link(sweep.identity, experiment_id)})"
     all_of_them = f"[side by side]({compare_link(front, experiment_id)})"
     links = {number: run_link(run_id, experiment_id) for number, run_id in runs.items()}
-    return "\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)])[:MAX_TAG]
+    return shorten("\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)]), _MAX_TAG)
 
 
 def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
@@ -351,7 +357,7 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     heads = [f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)]
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
-    rows = [[name, *(f"{_GAP}{value}" for value in own)] for name, own in zip(names, values, strict=True)]
+    rows = [[markdown(name), *(f"{_GAP}{value}" for value in own)] for name, own in zip(names, values, strict=True)]
     return [f"| {' | '.join(cells)} |" for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)]
 
 
@@ -372,7 +378,10 @@ def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
     keys = dict.fromkeys(key for settings in flat for key in settings)
     differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][:_VIEW_PARAMS]
     objectives = [metric.name for metric in sweep.identity.objectives]
-    columns = [*(f"metrics.`{name}`" for name in objectives), *(f"params.`{legal_name(key)}`" for key in differing)]
+    columns = [
+        *(f"metrics.`{legal_name(name)}`" for name in objectives),
+        *(f"params.`{legal_name(key)}`" for key in differing),
+    ]
     condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
     order = {"orderByKey": columns[0], "orderByAsc": sweep.identity.objectives[0].direction == "minimize"}
     return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.views.follower import Ending, View
 from orchestrator.views.mlflow_client import RUN_STATUS, connect, ensure_experiment, explain_error
-from orchestrator.views.mlflow_runs import MAX_PARAM, clean_tags, legal_name, user
+from orchestrator.views.mlflow_runs import clean_tags, legal_name, param, user
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -97,6 +97,6 @@ class TrainingView(View[Path]):
 
         tags = {"mlflow.user": user(), "mlflow.source.name": "specfrontier train", "mlflow.source.type": "LOCAL"}
         run = client.create_run(experiment_id, run_name=self._journal.parent.name, tags=clean_tags(tags))
-        params = [Param(legal_name(key), str(value)[:MAX_PARAM]) for key, value in self._params.items()]
+        params = [Param(legal_name(key), param(value)) for key, value in self._params.items()]
         client.log_batch(run.info.run_id, params=params)
         return str(run.info.run_id)

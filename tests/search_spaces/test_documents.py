@@ -200,3 +200,5 @@ def test_long_differences_are_shortened() -> None:
     assert "key5" not in text
     assert "4 more" in text
     assert len(text) < 1000
+    was, _, now = describe_differences({"key": ("x" * 1000, "x" * 1001)}).partition(", is ")
+    assert was.removeprefix("key was ") != now

@@ -153,6 +153,13 @@ def test_reasons_are_words() -> None:
     assert reason == "the extractor 'features': scenes-features 2d2d2d2d in a against inception 9999 in b"
 
 
+def test_long_values_that_differ_at_their_end_stay_different() -> None:
+    pair = [identity(name, **HERE | {"device": "cpu" * 40 + name}) for name in ("one", "two")]
+    (reason,) = obstacles(pair, "latency")
+    devices = [part.rpartition(" in ")[0] for part in reason.removeprefix("devices: ").split(" against ")]
+    assert len(set(devices)) == 2
+
+
 def test_what_is_worth_a_word() -> None:
     captions = {"count": 8, "hash": "x", "source": "other"}
     pair = [identity("a"), identity("b", target="llamagen", captions=captions, seed=3)]

@@ -13,6 +13,7 @@ from orchestrator.views.mlflow_runs import (
     compare_link,
     describe_run,
     front_link,
+    legal_name,
     run_link,
     shared_views,
     sweep_id,
@@ -52,6 +53,24 @@ def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Pat
     empty = describe_run(replace(sweep, records=()), {}, "7")
     assert empty.startswith(all_trials)
     assert empty.endswith("No trial is on the front yet.")
+
+
+def test_a_metrics_name_is_literal_in_the_description_and_legal_in_the_view(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", 6)
+    sweep, odd = Sweep.open(tmp_path / "sweep"), "f|i`d <b>*x*"
+    facts = dict(sweep.identity.metrics)
+    facts[odd] = replace(facts.pop("fid"), name=odd)
+    objectives = [replace(metric, name=odd) if metric.name == "fid" else metric for metric in sweep.identity.objectives]
+    records = [
+        replace(record, metrics={odd if name == "fid" else name: value for name, value in record.metrics.items()})
+        for record in sweep.records
+    ]
+    identity = replace(sweep.identity, metrics=facts, objectives=tuple(objectives))
+    sweep = replace(sweep, identity=identity, records=tuple(records))
+    text = describe_run(sweep, {record.number: "r1" for record in records}, "7")
+    assert "| f\\|i\\`d \\<b\\>\\*x\\* | " in text
+    columns = {column for view in shared_views(sweep).values() for column in json.loads(view)["selectedColumns"]}
+    assert f"metrics.`{legal_name(odd)}`" in columns
 
 
 def test_a_long_front_is_shown_from_end_to_end(tmp_path: Path) -> None:

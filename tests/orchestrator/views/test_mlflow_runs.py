@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.mlflow import _sole_writer as sole_writer
 from orchestrator.views.mlflow_client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
 from search_spaces.presets import PRESETS
-from search_spaces.trial import Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
@@ -80,6 +81,39 @@ def test_what_is_not_a_finite_number_is_never_sent() -> None:
 )
 def test_names_are_made_legal(name: str, expected: str) -> None:
     assert runs.legal_name(name) == expected
+
+
+def test_long_texts_that_differ_at_their_end_stay_different(sweep: Sweep) -> None:
+    """MLflow cuts long params and refuses long tags and names."""
+
+    def logged(end: str) -> list[str]:
+        text = "a" * 9000 + end
+        record = replace(RECORD, label=text, cause=text, constraints={f"fid <= {text}": 1.0})
+        tags = runs.trial_tags(record, sweep.identity)
+        name = runs.run_name(record, SettingNames(sweep.identity.sampling))
+        violated = runs.marks("abc", record, pareto=False)["specfrontier.violated_constraints"]
+        named = [runs.legal_name(text), *runs.clean_tags({text: "x"})]
+        assert all(re.fullmatch(r"[\w\-]{,250}", key) for key in named)
+        assert len(name) <= 250
+        values = [tags["specfrontier.label"], tags["specfrontier.cause"], violated, runs.param(text)]
+        assert max(map(len, values)) <= 6000
+        assert all("…" in value for value in (name, *values))
+        return [*named, name, *values]
+
+    for one, other in zip(logged("b"), logged("c"), strict=True):
+        assert one != other
+    assert runs.param("short") == "short"
+
+
+def test_long_trees_that_differ_at_their_end_have_different_params() -> None:
+    def paths(last: int) -> str:
+        nodes = [[number, *[0] * depth] for number in range(60) for depth in range(10)]
+        tree = {"policy": "static", "paths": [*nodes, *([60 + number] for number in range(last))]}
+        config = DecodingConfig.from_mapping(SETTING.to_mapping() | {"tree": tree})
+        return runs.params(replace(RECORD, config=config))["tree.paths"]
+
+    assert len(paths(1)) == 6000
+    assert paths(1) != paths(2)
 
 
 def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
