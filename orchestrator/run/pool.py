@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ LOST_NODE = 0.25  # attempts that a lost node counts for: spot nodes are reclaim
 _REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
 _MAX_FAILED_STARTS = 3  # in a row, while no worker is alive
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
+_MEMORY_MONITOR = re.compile(r"low on memory\b.*?\bwas ([\d.]+ ?\w+ used / [\d.]+ ?\w+ limit)", re.DOTALL)
 _IMAGE_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _WATCH_INTERVAL_S = 2.0  # between checks for silent and unneeded workers
@@ -449,6 +451,8 @@ def describe_error(error: BaseException) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     if isinstance(cause, ActorUnavailableError):
         return "no connection to it: its process, its node or the network failed"
+    if found := _MEMORY_MONITOR.search(str(cause)):  # followed by a page of advice
+        return f"its node ran low on memory ({found[1]}), so Ray ended it"
     if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
         return lines[-1] if lines else type(cause).__name__
     return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")

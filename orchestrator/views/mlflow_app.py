@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlflow.server import app as pages
 from mlflow.server.fastapi_app import app
+from starlette.middleware import Middleware
 from starlette.responses import HTMLResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -36,4 +37,5 @@ class WithoutAssistant:
         await answer(scope, receive, send)
 
 
-app.add_middleware(WithoutAssistant)
+# The innermost: MLflow's own first refuse foreign hosts and add their headers.
+app.user_middleware.append(Middleware(WithoutAssistant))

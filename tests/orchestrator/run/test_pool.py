@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 import ray
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
-from orchestrator.run.pool import Attempts, AwakeClock, Pool
+from orchestrator.run.pool import Attempts, AwakeClock, Pool, describe_error
 from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, PoolError, SweepError, Task, TaskResult
 from tests.fakes.waiting import HANG_S, wait_until
@@ -28,6 +29,15 @@ from workers.data.storage import StorageError
 from workers.runtime.process import cores
 
 pytestmark = pytest.mark.slow(seconds=100)
+
+
+# Of Ray 2.60, without most of its advice.
+LOW_ON_MEMORY = """1 worker(s) were killed due to the node running low on memory. \
+Memory on the node (IP: 192.0.2.2, ID: 7e2ba2e82bd2) was 15.65GB used / 16.54GB limit (0.954964)
+OOM kill reason: Memory usage 15824865280B exceeded threshold of 15505530272B (95.0% of 16276514304B limit)
+Selected to kill: (Task: job ID=01000000, task name=A.__init__, required resources={CPU: 1}, pid=8105)
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/ Consider provisioning more \
+memory on this node. To disable worker killing, set `RAY_memory_monitor_refresh_ms` to zero."""
 
 
 class Echo:
@@ -184,6 +194,13 @@ def collect_until(pool: Pool, reached: Callable[[], object]) -> None:
 
 def both_up(pool: Pool) -> None:
     collect_until(pool, lambda: pool.alive >= 2)
+
+
+def test_a_worker_that_the_memory_monitor_ended_says_how_much_memory_was_used() -> None:
+    died = ray.exceptions.ActorDiedError(ActorDiedErrorContext(error_message=LOW_ON_MEMORY, actor_id=b"0" * 16))
+    for error in (ray.exceptions.OutOfMemoryError(LOW_ON_MEMORY), died):
+        assert "(15.65GB used / 16.54GB limit)" in (said := describe_error(error))
+        assert "RAY_" not in said
 
 
 def test_every_task_returns_once(make: Any, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -243,6 +245,21 @@ def test_ui_makes_the_view_that_an_earlier_version_did_not(storage: Storage, mlf
     assert shown.code == 0, "the links are worth having"
     assert "viewStateShareKey=" in shown.out
     assert "read-only" in shown.err
+
+
+@pytest.mark.parametrize("path", ["", "api/2.0/mlflow/experiments/search", "ajax-api/3.0/mlflow/assistant/config"])
+def test_a_page_of_another_site_whose_name_leads_here_gets_nothing(path: str, mlflow_server: str) -> None:
+    request = urllib.request.Request(f"{mlflow_server}/{path}", headers={"Host": "evil.example"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    assert refused.value.code == HTTPStatus.FORBIDDEN
+    assert b"Invalid Host" in refused.value.read()
+
+
+def test_the_first_page_has_the_headers_of_mlflows_others(mlflow_server: str) -> None:
+    with urllib.request.urlopen(f"{mlflow_server}/") as answer:
+        assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
+        assert b"panelOpen_v1" in answer.read()
 
 
 def test_mistakes_are_one_message(storage: Storage, tmp_path: Path) -> None:
