@@ -57,7 +57,7 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             self._answer(*answer_now, "text/html")
             return
         if fault:
-            assert self.healed.wait(120)
+            assert self.healed.wait(HANG_S)
             if fault == "hang":
                 self.close_connection = True
                 return

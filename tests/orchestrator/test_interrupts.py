@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.real_sweeps import ROOT
-from tests.fakes.waiting import HANG_S
+from tests.fakes.waiting import HANG_S, wait_until
 
 COMMAND = """
 import sys, time
@@ -114,6 +114,7 @@ def test_a_command_whose_terminal_is_closed_records_its_end(
         shown += os.read(terminal, 1024)
     os.close(terminal)
     file.with_suffix(".gone").touch()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == code
+    ended: list[int] = []
+    wait_until(lambda: ended.extend(os.waitpid(child, os.WNOHANG)) or any(ended))
+    assert os.waitstatus_to_exitcode(ended[-1]) == code
     assert [json.loads(line)["state"] for line in file.read_text().splitlines()] == [state]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S
 
 _COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 # Exits with the numbers of standard descriptors that are the null device, of a process (tens) and of its child (ones).
@@ -25,7 +26,7 @@ sys.exit(10 * own + subprocess.run([sys.executable, "-c", code]).returncode)
 def run_without(redirections: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command with redirections of a POSIX shell."""
     shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
-    return subprocess.run([*shell, *words], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([*shell, *words], capture_output=True, text=True, timeout=HANG_S, check=False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from orchestrator.views.study import open_storage
 from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_result, sync_together
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S, wait_until
 from workers.data.storage import Storage
 
 pytestmark = pytest.mark.slow(seconds=60)
@@ -129,12 +129,9 @@ def test_a_database_that_ends_in_the_middle_of_a_sweep_is_one_sentence(
     try:
         views = follower.Views(storage, [view])
         views.start(load_identity(storage), records)
-        deadline = time.monotonic() + 60
-        while views._followers[0].problem is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: views._followers[0].problem is not None)
         (problem,) = views.end("finished")
-        views._followers[0]._thread.join(60)
+        views._followers[0]._thread.join(HANG_S)
     finally:
         server.start()
     assert len(problem.splitlines()) == 1

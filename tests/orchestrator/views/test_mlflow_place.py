@@ -20,6 +20,7 @@ from orchestrator.views.mlflow_place import TrackingPlace
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.mlflow_proxy import FAULTS, failing_proxy
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
@@ -44,7 +45,7 @@ def run(line: str) -> CommandResult:
 
 def until_idle(follower: Follower[Sweep]) -> None:
     """Wait for the end of a follower's thread, which a launch would not wait for."""
-    follower._thread.join(60)
+    follower._thread.join(HANG_S)
     assert not follower._thread.is_alive()
 
 
