@@ -59,9 +59,9 @@ def test_how_a_command_ends(
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    for number in signals:
+    for place, number in enumerate(signals):
         process.send_signal(number)
-        if number == signals[0]:
+        if place == 0:
             assert process.stdout.readline() == "ending\n"
     out, err = process.communicate(timeout=HANG_S)
     assert process.returncode == code
@@ -114,7 +114,6 @@ def test_a_command_whose_terminal_is_closed_records_its_end(
         shown += os.read(terminal, 1024)
     os.close(terminal)
     file.with_suffix(".gone").touch()
-    ended: list[int] = []
-    wait_until(lambda: ended.extend(os.waitpid(child, os.WNOHANG)) or any(ended))
-    assert os.waitstatus_to_exitcode(ended[-1]) == code
+    wait_until(lambda: os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
     assert [json.loads(line)["state"] for line in file.read_text().splitlines()] == [state]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.core.generated import common_pb2
 
 from orchestrator.run import pool as pool_module
 from orchestrator.run.placement import Slots
@@ -197,8 +197,9 @@ def both_up(pool: Pool) -> None:
 
 
 def test_a_worker_that_the_memory_monitor_ended_says_how_much_memory_was_used() -> None:
-    died = ray.exceptions.ActorDiedError(ActorDiedErrorContext(error_message=LOW_ON_MEMORY, actor_id=b"0" * 16))
-    for error in (ray.exceptions.OutOfMemoryError(LOW_ON_MEMORY), died):
+    context = common_pb2.ActorDiedErrorContext(error_message=LOW_ON_MEMORY, actor_id=b"0" * 16)  # type: ignore[attr-defined]
+    ended = ray.exceptions.OutOfMemoryError(LOW_ON_MEMORY)  # type: ignore[no-untyped-call]
+    for error in (ended, ray.exceptions.ActorDiedError(context)):
         assert "(15.65GB used / 16.54GB limit)" in (said := describe_error(error))
         assert "RAY_" not in said
 
