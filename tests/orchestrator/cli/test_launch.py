@@ -11,12 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import optuna
 import pytest
 import ray
+import torch
 import yaml
 from PIL import Image
 
@@ -29,6 +30,7 @@ from orchestrator.cli.launch import (
 )
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
 from orchestrator.doctor.plan import peak_bytes
+from orchestrator.results import locks
 from orchestrator.results.locks import Lock, driver_lock
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.trials import EarlyStop, TrialRecord
@@ -44,6 +46,9 @@ from tests.fakes.waiting import HANG_S
 from workers.data.captions import captions_hash, read_captions
 from workers.data.files import hidden_name
 from workers.data.storage import Storage
+from workers.loading.models_yaml import find_entry
+from workers.metrics.extractors import Extractors
+from workers.scenes.images import IMAGE_SIZE
 
 SPACE = """\
 name: tested
@@ -280,9 +285,23 @@ def write_store(**changes: Any) -> Storage:
     """The store of a sweep that started as tested.yaml, with one trial."""
     storage = Storage("sweeps/tested")
     captions = read_captions(source="scenes", count=96, seed=1)
-    facts = {"captions": {"count": 96, "hash": captions_hash(captions), "source": "scenes"}, **changes}
+    sweep, entry = SweepConfig.read("tested.yaml"), find_entry("builtin")
+    extractors = Extractors.load(
+        entry.folder,
+        image_size=IMAGE_SIZE,
+        captions=[caption.text for caption in captions],
+        device=torch.device("meta"),
+        weights=entry.metrics,
+        metrics=sorted(sweep.requested_metrics) or None,
+    )
+    facts = {
+        "captions": {"count": 96, "hash": captions_hash(captions), "source": "scenes"},
+        "models": entry.hashes,
+        "extractors": extractors.identities,
+        **changes,
+    }
     write_identity(storage, identity("tested", **facts))
-    storage.write("sweep.yaml", SweepConfig.read("tested.yaml").to_yaml().encode())
+    storage.write("sweep.yaml", sweep.to_yaml().encode())
     write_trial(storage, TrialRecord(0, "vanilla", "failed", DecodingConfig(), cause="no"))
     return storage
 
@@ -500,15 +519,15 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
 ) -> None:
     """The driver's lock is written first and last."""
     full = OSError(errno.ENOSPC, "No space left on device", "sweeps/tested/driver.lock")
-    write_bytes, names = Path.write_bytes, list[str]()
+    rewrite, writes = locks._rewrite, list[bytes]()
 
-    def write(path: Path, data: bytes) -> int:
-        names.append(path.name)
-        if names.count("driver.lock") > written:
+    def write(file: IO[bytes], data: bytes) -> None:
+        writes.append(data)
+        if len(writes) > written:
             raise full
-        return write_bytes(path, data)
+        rewrite(file, data)
 
-    monkeypatch.setattr(Path, "write_bytes", write)
+    monkeypatch.setattr(locks, "_rewrite", write)
 
     def launch(
         sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
