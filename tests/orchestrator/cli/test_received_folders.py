@@ -16,6 +16,7 @@ from orchestrator.results.store import DRIVER_LOCK, EVENTS, IDENTITY, MLFLOW_LOC
 from orchestrator.views.study import default_journal
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.files import hidden_name
 from workers.data.storage import Storage
 from workers.runtime.logs import open_log
 
@@ -156,6 +157,19 @@ def test_a_launch_writes_through_no_link(received: Path) -> None:
     assert f"{DRIVER_LOCK}: a link leads out of" in done.err
     assert secret.read_text() == SECRET
     assert [path.name for path in (received.parent / "new").iterdir()] == [DRIVER_LOCK]
+
+
+def test_nothing_is_removed_from_another_folder(received: Path) -> None:
+    other = received.parent / "other"
+    other.mkdir()
+    storage = Storage(received)
+    (other / hidden_name("00001.json")).write_text("mine")
+    shutil.rmtree(received / "trials")
+    (received / "trials").symlink_to(other)
+    for act in (storage.remove_unfinished, lambda folder: storage.remove(f"{folder}/00001.json")):
+        with pytest.raises(OSError, match="a link leads out of"):
+            act("trials")
+    assert len(list(other.iterdir())) == 1
 
 
 @pytest.mark.parametrize("replace", [replace_by_pipe, replace_by_device, replace_by_link])
