@@ -213,8 +213,8 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions, *,
     from orchestrator.run.tasks import PoolError
     from orchestrator.views.mlflow_place import TrackingPlace
 
-    uri = TrackingPlace.resolve(storage, options.tracking_uri).uri if options.mlflow else ""
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
+        uri = TrackingPlace.resolve(storage, options.tracking_uri).uri if options.mlflow else ""
         return preflight(
             config,
             storage,

@@ -46,6 +46,14 @@ _WEB_PAGE = re.compile(r"""(?is)['"]?(<!doctype html|<html).*""")  # of a proxy,
 # A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own retries could create
 # two runs for one trial, so the user's environment does not override this setting.
 _NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+_CREDENTIAL_VARIABLES = (
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_AUTH",
+    "MLFLOW_TRACKING_AWS_SIGV4",
+    "MLFLOW_TRACKING_CLIENT_CERT_PATH",
+)
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -119,6 +127,15 @@ def was_moved(uri: str, artifacts: str) -> bool:
     """Whether a local database was moved or copied after an experiment had got this folder for its artifacts."""
     folder, other = artifact_folder(uri), Path(artifacts).parent
     return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
+
+
+def credential_source() -> str:
+    """Where MLflow finds credentials that it sends to any tracking server; empty if nowhere."""
+    from mlflow.utils.credentials import read_mlflow_creds
+
+    if given := [name for name in _CREDENTIAL_VARIABLES if os.environ.get(name)]:
+        return given[0]
+    return "~/.mlflow/credentials" if read_mlflow_creds().username else ""
 
 
 def absolute_uri(uri: str) -> str:

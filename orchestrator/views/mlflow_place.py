@@ -12,7 +12,15 @@ from typing import Self
 
 from orchestrator.results.store import MLFLOW_PLACE, SWEEP, command
 from orchestrator.results.text import without_credentials
-from orchestrator.views.mlflow_client import URI_VARIABLE, absolute_uri, default_uri, public_uri
+from orchestrator.views.mlflow_client import (
+    URI_VARIABLE,
+    TrackingError,
+    absolute_uri,
+    credential_source,
+    default_uri,
+    is_server,
+    public_uri,
+)
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 
@@ -36,6 +44,10 @@ class TrackingPlace:
 
         A URI without credentials gets those of MLFLOW_TRACKING_URI if it is the same otherwise. The default database
         is the one next to the sweep's folder, wherever that is now.
+
+        Raises:
+            TrackingError: credentials would be sent to a server that only the sweep's folder names: somebody else may
+                have made it.
         """
         variable, name = os.environ.get(URI_VARIABLE, ""), os.environ.get(_EXPERIMENT_VARIABLE, "")
         stored = _read(storage)
@@ -43,6 +55,12 @@ class TrackingPlace:
         used = uri or ((stored["uri"] or default) if stored else variable or default)
         if variable and _address(variable) == used:
             used = variable
+        is_named_by_folder = bool(stored) and not uri and used != variable
+        if is_named_by_folder and is_server(used) and (source := credential_source()):
+            raise TrackingError(
+                f"{storage.locate(MLFLOW_PLACE)}: the credentials of {source} would be sent to {used}, which only "
+                f"this file names; if it is your server, set {URI_VARIABLE}={used}"
+            )
         used_name = experiment or stored.get("experiment", "") or name
         notes = []
         if variable and not uri and _address(variable) != _address(used):

@@ -170,3 +170,23 @@ def test_the_command_of_a_place_needs_no_environment_and_shows_no_credential(
     assert words("http://me:pw@lab:5000") == ["--uri", "http://***@lab:5000"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@lab:5000")
     assert words("http://me:pw@lab:5000") == ["--uri", "http://lab:5000"]
+
+
+@pytest.mark.parametrize("variable", ["MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "HOME"])
+def test_credentials_are_not_sent_to_a_server_that_only_the_folder_names(
+    variable: str, storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with failing_proxy("http://127.0.0.1:9") as server:
+        TrackingPlace(server.address, EXPERIMENT).write(storage, "tested")
+        assert TrackingPlace.resolve(storage).uri == server.address
+        monkeypatch.setenv(variable, str(tmp_path))
+        if variable == "HOME":
+            (tmp_path / ".mlflow").mkdir()
+            (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_username = me\n")
+        for command in ("sync", "ui"):
+            message = error_of(command, storage.uri, code=FAILED)
+            assert MLFLOW_PLACE in message
+            assert f"MLFLOW_TRACKING_URI={server.address}" in message
+        assert TrackingPlace.resolve(storage, server.address).uri == server.address
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
+        assert TrackingPlace.resolve(storage).uri == server.address
