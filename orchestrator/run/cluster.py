@@ -6,12 +6,11 @@ Ray itself retries for minutes, then aborts the process.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import Any
 import grpc
 import ray
 
-from orchestrator.interrupts import Terminated, cleaned_up
+from orchestrator.interrupts import cleaned_up
 from orchestrator.proxies import without_proxy
 from orchestrator.results.text import without_credentials
 from orchestrator.run import ray_internals
@@ -36,6 +35,7 @@ _AUTO = "auto"
 _ADDRESS, _AUTH_MODE, _JOB_CONFIG = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _TOKEN, _TOKEN_PATH, _DEFAULT_TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
+_START_ATTEMPTS = 5  # half a minute each
 _ESSENTIAL_PROCESSES = frozenset({"gcs_server", "raylet"})
 _PROBE_INTERVAL_S = 1.0
 _CONNECT_TIMEOUT_S = 3.0
@@ -202,24 +202,14 @@ def connected(
     """
     cluster = None if address is None else resolve_address(address)
     with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         stack.enter_context(_environment(without_proxy(ray.util.get_node_ip_address())))  # type: ignore[no-untyped-call]
         if cluster is None:
-            guard = stack.enter_context(contextlib.closing(ClusterGuard()))
-            stack.enter_context(cleaned_up(guard.kill))
-            # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts. The files of a job,
-            # if this process is one, are on the job's own cluster.
-            variables = {**environment, **guard.mark, **_new_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
-            stack.enter_context(_environment(variables))
-            stack.enter_context(ray_internals.on_loopback())
-            stack.enter_context(ray_internals.without_services())
             local_cores = max(cores, round((slots.count or 1) * slots.cpus + 0.5))
-            options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-            options |= {"num_cpus": local_cores, "_temp_dir": str(guard.folder / "ray")}
+            guard = _start(stack, local_cores, environment)
         else:
             stack.enter_context(_environment({_AUTH_MODE: os.environ.get(_AUTH_MODE)}))
-        stack.callback(ray.shutdown)
-        _connect(cluster, options)
+            stack.callback(ray.shutdown)
+            _connect(cluster, {})
         nodes = alive_nodes()
         slots = fit(slots, nodes)
         placement.check(slots, nodes)
@@ -228,6 +218,37 @@ def connected(
         except ClusterLost:
             guard.kill()  # what is left would take seconds to notice
             raise
+
+
+def _start(stack: contextlib.ExitStack, cores: int, environment: Mapping[str, str]) -> ClusterGuard:
+    """Start Ray on this machine until the stack is closed. On a busy machine, Ray gives up after seconds: it is started
+    again then.
+
+    Raises:
+        PoolError, ValueError: as `connected`.
+    """
+    for attempts_left in reversed(range(_START_ATTEMPTS)):
+        with contextlib.ExitStack() as attempt:
+            guard = attempt.enter_context(contextlib.closing(ClusterGuard()))
+            attempt.enter_context(cleaned_up(guard.kill))
+            # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts. The files of a job,
+            # if this process is one, are on the job's own cluster.
+            variables = {**environment, **guard.mark, **_new_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
+            attempt.enter_context(_environment(variables))
+            attempt.enter_context(ray_internals.on_loopback())
+            attempt.enter_context(ray_internals.without_services())
+            attempt.callback(ray.shutdown)
+            files = guard.folder / "ray"
+            options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES, "num_cpus": cores}
+            try:
+                _connect(None, options | {"_temp_dir": str(files)})
+            except PoolError:
+                if not attempts_left or not ray_internals.has_late_agents(files):
+                    raise
+                continue
+            stack.push(attempt.pop_all())
+            break
+    return guard
 
 
 @contextlib.contextmanager
@@ -273,23 +294,22 @@ def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None
 
     Raises:
         PoolError: no cluster; the message has the cause and the fix.
-        Terminated: SIGTERM arrived meanwhile.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle processes, which no actor takes
     if cluster is not None:
         _authenticate(cluster)
-    handler = signal.getsignal(signal.SIGTERM)
     ray_internals.hide_worker_logs()
-    try:
-        ray.init("local" if cluster is None else cluster.address, **options)
-    except SystemExit:  # by Ray's own handler
-        raise Terminated from None
-    except Exception as error:  # Ray has no class of its own for a node that did not start in time
-        raise _connect_problem(cluster, error) from error
-    finally:
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)
+    with ray_internals.keeping_sigterm():
+        try:
+            ray.init(
+                "local" if cluster is None else cluster.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **options,
+            )
+        except Exception as error:  # Ray has no class of its own for a node that did not start in time
+            raise _connect_problem(cluster, error) from error
 
 
 def _authenticate(cluster: ClusterAddress) -> None:

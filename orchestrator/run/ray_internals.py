@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import StrEnum
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -22,6 +25,7 @@ from orchestrator.run.tasks import PoolError
 ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _PROXY_VARIABLE = "RAY_grpc_enable_http_proxy"
 _PING_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
+_AGENTS_ARE_LATE = b"Timed out waiting for file"  # with the port of an agent; last words of a raylet
 
 
 class PrivateName(StrEnum):
@@ -42,6 +46,7 @@ class PrivateName(StrEnum):
     PARAMETERS = "ray._private.parameter:RayParams"
     PING_REQUEST = "ray.core.generated.ray_client_pb2:ClusterInfoRequest"
     PING_TYPE = "ray.core.generated.ray_client_pb2:ClusterInfoType.PING"
+    SIGTERM_SETTER = "ray._private.utils:set_sigterm_handler"
     TOKENS = "ray._raylet:AuthenticationTokenLoader.instance"
     WORKER_LOGS = "ray._private.worker:_worker_logs_enabled"
 
@@ -106,6 +111,37 @@ def without_services() -> Iterator[None]:
             stack.enter_context(_replaced(PrivateName.PARAMETERS, parameters))
             stack.enter_context(_replaced(PrivateName.API_SERVER, lambda *_, **__: ("", None)))
         yield
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """What SIGTERM does stays as it is, in the block and after it. Ray would exit with code 15, and its C++ code prints
+    a stack; in a thread other than the main one, it does neither.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def keep(_: object = None) -> None:
+        if handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+    try:
+        with ExitStack() as stack:
+            with suppress(MissingName):
+                stack.enter_context(_replaced(PrivateName.SIGTERM_SETTER, keep))
+            yield
+    finally:
+        keep()
+
+
+def has_late_agents(folder: Path) -> bool:
+    """Whether a raylet whose files are in this folder aborted because its agents did not start within 15 s, as on a
+    machine with much other work. Ray has no setting for it (2.60).
+    """
+    logs = folder.glob("session_*/logs/raylet.*")
+    return any(_AGENTS_ARE_LATE in log.read_bytes() for log in logs)
 
 
 def hide_worker_logs() -> None:

@@ -188,7 +188,7 @@ def test_a_slurm_job_starts_ray_on_every_node_and_then_the_sweep(code: int, tmp_
 
 
 def test_a_slurm_job_at_its_time_limit_stops_the_sweep_and_is_queued_again(tmp_path: Path) -> None:
-    job = start_batch(tmp_path, rounds=600)
+    job = start_batch(tmp_path, rounds=12_000)
     wait_until(lambda: calls(tmp_path, "specfrontier"))
     job.send_signal(signal.SIGTERM)
     assert job.wait(HANG_S) == 143

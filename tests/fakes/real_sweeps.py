@@ -99,6 +99,14 @@ def processes(folder: Path, title: str = "") -> list[psutil.Process]:
     return found
 
 
+def command_line(process: psutil.Process) -> list[str]:
+    """The words of its command line; none if it has ended meanwhile."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> None:
     """Send a signal (SIGSTOP, SIGCONT) to every process that still exists."""
     assert workers
@@ -175,6 +183,16 @@ class SweepRun:
             exited = self.process is not None and self.process.poll() is not None
             assert not exited or condition(), f"ended too early:\n{self.output}"
             time.sleep(interval_s)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The process does nothing while the block runs: what is looked for there is not over before it is found."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill_when(self, condition: Callable[[], object]) -> None:
         """Kill the process as soon as a condition holds. The process is stopped whenever it is looked at, so that it

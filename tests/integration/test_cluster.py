@@ -19,9 +19,9 @@ from orchestrator.run.ray_internals import without_services
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import Address, proxy
 from tests.fakes.ports import claim_port
+from tests.fakes.ray_starts import start_ray
 from tests.fakes.real_sweeps import (
     CAPTIONS,
-    COMMAND,
     ROOT,
     SWEEP,
     SweepRun,
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow(seconds=110)
 TRIALS = 12
+# The command, which does not take a worker that the test stops for one that hangs, however long a new node takes.
+PATIENT_COMMAND = """
+from orchestrator.cli.app import main
+from orchestrator.run import pool
+pool._SILENCE_TIMEOUT_S = 3600.0
+main()
+"""
 STATUS_INTERVAL_S = 0.2  # each question about a job costs milliseconds in three of Ray's processes
 OBJECT_STORE_BYTES = 80 << 20
 HEALTH_CHECK = {  # a dead node is lost after seconds, and a slow one is waited for; in milliseconds
@@ -65,7 +72,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": claim_port()}
         head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
-        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        cluster: Any = start_ray(lambda: Cluster(initialize_head=True, head_node_args=dict(head)))
         for _ in range(2):
             add_node(cluster)
         yield cluster
@@ -76,7 +83,7 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
 
 def add_node(cluster: Any) -> Any:
     with without_services():
-        return cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port())
+        return start_ray(lambda: cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port()))
 
 
 def agent_port() -> dict[str, int]:
@@ -139,7 +146,9 @@ def job(
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", address.url)
     environment = {"env_vars": {"PYTHONPATH": run.environment["PYTHONPATH"]}}
-    submitted = submit(client, shlex.join([*COMMAND, *run.arguments(*options)]), environment)
+    submitted = submit(
+        client, shlex.join([sys.executable, "-c", PATIENT_COMMAND, *run.arguments(*options)]), environment
+    )
 
     def running() -> bool:
         return not client.get_job_status(submitted).is_terminal()

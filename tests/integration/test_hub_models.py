@@ -16,6 +16,7 @@ from orchestrator.run.ray_internals import without_services
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.hub import HubServer, hub_server
 from tests.fakes.local_pool import local_launches
+from tests.fakes.ray_starts import start_ray
 from tests.fakes.real_sweeps import SWEEP, SweepRun, ray_folder
 from tests.fakes.tiny_models import tiny_scenes
 from workers.loading.hub import HubFile
@@ -108,11 +109,10 @@ def test_pull_on_every_node(hub: HubServer) -> None:
         patch.setenv("RAY_TMPDIR", str(folder))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         memory: dict[str, Any] = {"object_store_memory": 80 << 20}
-        cluster: Any = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False} | memory
-        )
+        head = {"num_cpus": 0, "include_dashboard": False} | memory
+        cluster: Any = start_ray(lambda: Cluster(initialize_head=True, head_node_args=dict(head)))
         try:
-            cluster.add_node(num_cpus=1, **memory)
+            start_ray(lambda: cluster.add_node(num_cpus=1, **memory))
             done = list(pull_on_nodes(cluster.address, ["hf://lab/scenes", "hf://lab/nothing"]))
         finally:
             cluster.shutdown()

@@ -24,6 +24,7 @@ from tests.fakes.real_sweeps import (
     SweepRun,
     assert_every_image_once,
     assert_same,
+    command_line,
     files,
     processes,
     ray_folder,
@@ -31,6 +32,7 @@ from tests.fakes.real_sweeps import (
 from tests.fakes.waiting import wait_until
 
 pytestmark = pytest.mark.slow(seconds=120)
+STARTED = "loading the models"  # Ray runs; while it starts, its C++ code may have the signals
 Files = dict[str, tuple[int, int]]
 Left = tuple[list[str], list[str]]  # command lines of Ray's processes, and Ray's files
 
@@ -49,14 +51,14 @@ class BrokenSweep:
 
 def ray_leftovers(ray: Path) -> Left:
     """What is left of Ray when a driver has ended and its guard is gone."""
-    wait_until(lambda: not [found for found in processes(ray) if cluster_guard.__file__ in found.cmdline()], 0.1)
+    wait_until(lambda: not [found for found in processes(ray) if cluster_guard.__file__ in command_line(found)], 0.1)
     return [" ".join(process.cmdline()) for process in processes(ray)], [path.name for path in ray.iterdir()]
 
 
 def kill_ray_process(ray: Path, name: str) -> None:
     """Kill a process of Ray by its program's name."""
-    (found,) = (process for process in processes(ray) if Path(process.cmdline()[0]).name == name)
-    found.kill()
+    programs = {Path(*command_line(process)[:1]).name: process for process in processes(ray)}
+    programs[name].kill()
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +85,12 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
 
         run.start(*options, "--resume")
         run.wait_for(lambda: run.count("shard") >= 9)
-        run.wait_for(lambda: processes(ray, "ray::Worker.run"))
-        processes(ray, "ray::Worker.run")[0].kill()
+        run.wait_for(lambda: [found.kill() for found in processes(ray, "ray::Worker.run")])
         run.wait_for(lambda: "worker-1" in run.workers)
         for essential in ("gcs_server", "raylet"):
             launches = run.count("launch")
-            kill_ray_process(ray, essential)
+            with run.stopped():
+                kill_ray_process(ray, essential)
             run.wait_for(lambda: run.count("launch") > launches)  # noqa: B023
             shards = run.count("shard")
             run.wait_for(lambda: run.count("shard") > shards)  # noqa: B023
@@ -96,8 +98,9 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
         output = run.output
         after_signal = files(run.store)
 
+        starts = run.output.count(STARTED)
         run.start(*options, "--resume")
-        run.wait_for(lambda: processes(ray, "ray::"))
+        run.wait_for(lambda: run.output.count(STARTED) > starts)
         end(signal.SIGTERM, signal.SIGINT)
 
         resume = shlex.split(output.rpartition("resume with: specfrontier ")[2])

@@ -5,19 +5,23 @@ Whatever Ray raises becomes one sentence, with the advice for its cause.
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 import ray
 from ray._private import services
 
-from orchestrator.run import cluster, ray_internals
+from orchestrator.run import cluster, cluster_guard, ray_internals
 from orchestrator.run.cluster import ClusterMonitor, connected, requires_token, resolve_address
-from orchestrator.run.placement import Slots
+from orchestrator.run.placement import Node, Slots
 from orchestrator.run.tasks import ClusterLost, PoolError
 from tests.fakes.odd_servers import HTTP, REDIS, fake_gcs, odd_server
 from tests.fakes.ports import HOST, claim_port
@@ -230,7 +234,7 @@ def test_a_ray_that_does_not_start_ends_in_one_sentence(
     monkeypatch.delenv("RAY_TMPDIR")  # pytest's folder is too long for sockets
     with (
         mock.patch("orchestrator.run.cluster.requires_token", return_value=False),
-        mock.patch("ray.init", side_effect=error),
+        mock.patch("ray.init", side_effect=error) as init,
         pytest.raises(PoolError) as raised,
         connected(address, Slots(1), 1),
     ):
@@ -240,6 +244,66 @@ def test_a_ray_that_does_not_start_ends_in_one_sentence(
         assert part in message
     assert "\n" not in message
     assert ("token" in message) is False, "no token was involved"
+    assert init.call_count == 1
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """The folders of the clusters that start, each without its agents: Ray's words then, and what its raylet logs."""
+    folders: list[Path] = []
+
+    def start(_: str, *, _temp_dir: str, **options: object) -> None:
+        folders.append(Path(_temp_dir))
+        logs = folders[-1] / "session_2026-11-27_15-00-59_077074_17930" / "logs"
+        logs.mkdir(parents=True)
+        logs.joinpath("raylet.out").write_text("Check failed: Timed out waiting for file /tmp/metrics_agent_port_71\n")
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.delenv("RAY_TMPDIR")  # pytest's folder is too long for sockets
+    with mock.patch("ray.init", side_effect=start):
+        yield folders
+
+
+def test_a_node_whose_agents_are_late_is_started_again(starts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray gives them 15 seconds, too few on a busy machine."""
+    start: Any = cast("Any", ray.init).side_effect
+    outcomes = iter([start, start, lambda *_, **options: starts.append(Path(options["_temp_dir"]))])
+    cast("Any", ray.init).side_effect = lambda *given, **options: next(outcomes)(*given, **options)
+    monkeypatch.setattr(cluster, "alive_nodes", lambda: [Node({"CPU": 1.0}, {})])
+    before = dict(os.environ)
+    with connected(None, Slots(1), 1):
+        assert [folder.parent.exists() for folder in starts] == [False, False, True]
+        assert os.environ[cluster_guard.MARK] == str(starts[-1].parent)
+    assert not starts[-1].parent.exists()
+    assert cluster_guard.MARK not in os.environ
+    assert before.items() <= os.environ.items()
+
+
+def test_a_node_whose_agents_never_start_ends_the_launch(starts: list[Path]) -> None:
+    with pytest.raises(PoolError, match="its load"), connected(None, Slots(1), 1):
+        raise AssertionError("connected")
+    assert len(set(starts)) == cluster._START_ATTEMPTS
+    assert not any(folder.parent.exists() for folder in starts)
+
+
+def test_ray_does_not_handle_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its handler, SIGTERM and SIGINT at once could end a launch with code 15 and no word."""
+    handled: list[str] = []
+
+    def start(*_: object, **options: object) -> None:
+        ray._private.utils.set_sigterm_handler(lambda *_: sys.exit(15))  # type: ignore[no-untyped-call]
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's C++ code does
+
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setattr(cluster, "alive_nodes", lambda: [Node({"CPU": 1.0}, {})])
+    before = signal.signal(signal.SIGTERM, lambda *_: handled.append("ours"))
+    try:
+        with mock.patch("ray.init", side_effect=start), connected(None, Slots(1), 1):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert handled == ["ours"] * 2
 
 
 @pytest.fixture

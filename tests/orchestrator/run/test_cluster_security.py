@@ -19,6 +19,7 @@ import ray
 from orchestrator.run.ray_internals import ALIVE_METHOD
 from tests.fakes.odd_servers import HTTP, OddServer, odd_server
 from tests.fakes.ports import claim_port
+from tests.fakes.ray_starts import start_ray
 from tests.fakes.real_sweeps import ROOT, processes, ray_folder
 from tests.fakes.waiting import HANG_S
 
@@ -36,6 +37,7 @@ import sys, ray
 {ACTOR}
 from orchestrator.run.cluster import Slots, connected
 from orchestrator.run.ray_internals import without_services
+from tests.fakes.ray_starts import start_ray
 def answer():
     print(ask(), ray.get_runtime_context().gcs_address, flush=True)
     sys.stdin.readline()
@@ -58,7 +60,7 @@ def in_own():
         answer()
 in_own()
 with without_services():
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    start_ray(lambda: ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False))
 answer()
 ray.shutdown()
 in_own()
@@ -192,13 +194,16 @@ def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, t
     environment |= {"PYTHONPATH": str(ROOT)}
     options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}"]
     command = [sys.executable, "-c", RAY, "start", *options, "--object-store-memory=83886080"]
-    subprocess.run(
-        [*command, "--disable-usage-stats", f"--dashboard-agent-listen-port={claim_port()}"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=True,
-    )
+    command += ["--disable-usage-stats", f"--dashboard-agent-listen-port={claim_port()}"]
+
+    def start() -> None:
+        for process in processes(folder):  # of an attempt before
+            process.kill()
+        with (tmp_path / "output").open("w") as output:
+            code = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode
+        assert code == 0, (tmp_path / "output").read_text()
+
+    start_ray(start)
     with (
         odd_server(HTTP) as proxy,
         driver(f"127.0.0.1:{port}", folder, tmp_path, http_proxy=f"http://{proxy.address}") as address,

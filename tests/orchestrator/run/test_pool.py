@@ -24,6 +24,7 @@ from orchestrator.run.placement import Slots
 from orchestrator.run.pool import Attempts, AwakeClock, Pool, describe_error
 from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, PoolError, SweepError, Task, TaskResult
+from tests.fakes.ray_starts import start_ray
 from tests.fakes.waiting import HANG_S, wait_until
 from workers.data.storage import StorageError
 from workers.runtime.process import cores
@@ -102,9 +103,9 @@ class Echo:
 def cluster() -> Iterator[None]:
     # workers need not import this module, and pytest with it
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+    options: dict[str, Any] = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 80 << 20}
     with without_services():
-        ray.init("local", num_cpus=3, include_dashboard=False, object_store_memory=80 << 20,
-                 logging_level=logging.ERROR, log_to_driver=False)  # fmt: skip
+        start_ray(lambda: ray.init("local", **options, logging_level=logging.ERROR, log_to_driver=False))
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]

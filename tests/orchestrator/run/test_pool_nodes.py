@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from orchestrator.run.pool import Pool
 from orchestrator.run.ray_internals import without_services
 from orchestrator.run.tasks import Event, EventSink, PoolError, Task, TaskResult
 from tests.fakes.autoscaling import autoscaling_cluster
+from tests.fakes.ray_starts import start_ray
 from tests.fakes.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow(seconds=85)
@@ -76,9 +78,9 @@ def mixed() -> Iterator[Any]:
 
     head: dict[str, Any] = {**NODE, "num_cpus": 0, "include_dashboard": False}
     with without_services():
-        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        cluster: Any = start_ray(lambda: Cluster(initialize_head=True, head_node_args=head))
         for labels in (H100, A10G):
-            cluster.add_node(**NODE, labels=labels)
+            start_ray(partial(cluster.add_node, **NODE, labels=labels))
     cluster.wait_for_nodes()
     ray.init(cluster.address, logging_level=logging.ERROR, log_to_driver=False)
     yield cluster
