@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = "SPECFRONTIER_CLUSTER"  # environment variable of the cluster's processes; its value is the cluster's folder
-_KILL_TIMEOUT_S = 5.0
+_KILL_TIMEOUT_S = 30.0  # the kernel may take seconds to end a process, such as one with a GPU
 _DEAD = ("Z", "X")  # states of processes
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # in the guard: schedulers send them to all processes
 _PARENT_VARIABLE = "RAY_TMPDIR"  # environment variable in which users name the parent folder
@@ -100,8 +100,8 @@ def parent_folder() -> str:
 
 
 def kill_cluster(folder: Path) -> None:
-    """Kill the cluster's processes, those that start meanwhile included, for at most five seconds; then remove the
-    folder.
+    """Kill the cluster's processes, those that start meanwhile included, for at most half a minute; then remove
+    the folder.
     """
     end = time.monotonic() + _KILL_TIMEOUT_S
     while (found := _processes(folder)) and time.monotonic() < end:

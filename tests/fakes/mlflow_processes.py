@@ -35,7 +35,7 @@ def run_in_child(function: Callable[..., None], *arguments: str) -> int:
     """Call a function of this module in a child process; its exit code, negative for a signal."""
     process = _CONTEXT.Process(target=function, args=arguments)
     process.start()
-    process.join(120)
+    process.join(HANG_S)
     assert process.exitcode is not None, "it hangs"
     return process.exitcode
 

@@ -102,7 +102,7 @@ def processes(folder: Path, title: str = "") -> list[psutil.Process]:
 def command_line(process: psutil.Process) -> list[str]:
     """The words of its command line; none if it has ended meanwhile."""
     try:
-        return process.cmdline()
+        return list(process.cmdline())
     except psutil.Error:
         return []
 

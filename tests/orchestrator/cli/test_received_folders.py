@@ -16,6 +16,7 @@ from orchestrator.results.store import DRIVER_LOCK, EVENTS, IDENTITY, MLFLOW_LOC
 from orchestrator.views.study import default_journal
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.files import hidden_name
 from workers.data.storage import Storage
 from workers.runtime.logs import open_log
@@ -61,7 +62,7 @@ def replace_by_device(file: Path, target: Path) -> None:
 def test_no_command_reads_outside(replace: Callable[[Path, Path], None], name: str, received: Path) -> None:
     replace(received / name, received.parent / "secret")
     for command, *options in READERS:
-        signal.alarm(60)  # ends the tests if a command waits for a pipe
+        signal.alarm(int(HANG_S))  # ends the tests if a command waits for a pipe
         done = specfrontier(command, str(received), *options)
         signal.alarm(0)
         assert "hunter2" not in done.out + done.err

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from orchestrator.results.locks import driver_lock
 from orchestrator.results.store import trial_file
 from tests.fakes.command_line import error_of
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.waiting import HANG_S
 from workers.data.storage import Storage
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()", "report")
@@ -182,7 +183,7 @@ def test_a_load_that_the_browser_cancels_is_no_error(
 
     def version() -> str:
         asked.set()
-        assert gone.wait(60)
+        assert gone.wait(HANG_S)
         return "v" * 10_000_000 if path == "/version" else "v"
 
     with ReportServer(0, version, lambda _: "p" * 10_000_000) as server:
@@ -191,9 +192,9 @@ def test_a_load_that_the_browser_cancels_is_no_error(
         with socket.create_connection((HOST, server.server_port)) as reader:
             reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
             reader.sendall(REQUEST.format(path, server.server_port).encode())
-            assert asked.wait(60)
+            assert asked.wait(HANG_S)
         gone.set()
-        assert ended.wait(60)
+        assert ended.wait(HANG_S)
         server.shutdown()
         thread.join()
     assert capsys.readouterr().err == ""
@@ -205,7 +206,7 @@ def test_a_fault_of_the_server_is_shown(ended: threading.Event, capsys: pytest.C
         versions.clear()
         with socket.create_connection((HOST, port)) as reader:
             reader.sendall(REQUEST.format("/version", port).encode())
-            assert ended.wait(60)
+            assert ended.wait(HANG_S)
     assert "IndexError" in capsys.readouterr().err
 
 
@@ -215,10 +216,11 @@ def test_a_connection_without_a_request_is_closed(
     assert report_server.REQUEST_TIMEOUT_S <= 60
     monkeypatch.setattr(report_server._Handler, "timeout", 0.01)
     with serving(["a"], []) as port, socket.create_connection((HOST, port)) as reader:
-        reader.sendall(b"GET / HTTP/1.1\r\n")
-        assert ended.wait(60)
-        reader.settimeout(60)
-        assert reader.recv(1) == b""
+        with suppress(ConnectionError):  # on a busy machine it is closed before this is sent
+            reader.sendall(b"GET / HTTP/1.1\r\n")
+            assert ended.wait(HANG_S)
+            assert reader.recv(1) == b""
+        assert ended.wait(HANG_S)
         monkeypatch.undo()
         assert ask(port).status == 200, "others are answered"
     assert capsys.readouterr().err == ""

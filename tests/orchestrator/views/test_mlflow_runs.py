@@ -220,7 +220,7 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
     code = (
         "import sys, time; from workers.data.storage import Storage\n"
         "from orchestrator.views.mlflow import _sole_writer as sole_writer\n"
-        "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(3600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
