@@ -9,10 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from benchmarks import chaos
+from benchmarks import chaos, chaos_cluster, chaos_faults, chaos_sweep
 from benchmarks.chaos_faults import KINDS, plan
 from benchmarks.sweep_results import compare
 from tests.fakes.real_sweeps import METRICS, SWEEP, SweepRun
+from tests.fakes.waiting import HANG_S
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
 
@@ -51,6 +52,16 @@ def test_lost_doubled_and_changed_images_are_counted(small: SweepRun, tmp_path: 
     assert compare(small.store, store, METRICS).trials_differ == [int(record.stem)]
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow node is not a dead one, and nothing is given up because the machine is busy."""
+    monkeypatch.setitem(chaos_cluster.HEALTH_CHECKS, "health_check_timeout_ms", 60_000)
+    monkeypatch.setattr(chaos_cluster, "_START_TIMEOUT_S", HANG_S)
+    monkeypatch.setattr(chaos_faults, "_SIGTERM_TIMEOUT_S", HANG_S)
+    monkeypatch.setattr(chaos_sweep, "_TIMEOUT_S", HANG_S)
+
+
+@pytest.mark.usefixtures("patient")
 def test_faults_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "TRIALS", 40)
     sweep = SweepRun(tmp_path / "calm", SWEEP)

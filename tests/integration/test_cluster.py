@@ -158,7 +158,8 @@ def job(
         assert condition(), client.get_job_logs(submitted)
 
     wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished"))
-    assert not run.store.joinpath("mlflow.json").exists()
+    assert address.url in run.store.joinpath("mlflow.json").read_text(), "the place is known before it answers"
+    assert not trial_runs(mlflow_server, "small")
     before = files(run.store)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # kills its raylet
     others = processes(cluster_files, "ray::Worker")

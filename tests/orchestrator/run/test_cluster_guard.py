@@ -109,12 +109,13 @@ def test_nothing_of_a_cluster_outlives_its_driver(end: str, folder: Path) -> Non
 
 def test_a_signal_does_not_end_a_guard_that_is_still_starting(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     guard = ClusterGuard()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         guard._guard.send_signal(number)
     with pytest.raises(subprocess.TimeoutExpired):
         guard._guard.wait(0.5)
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     guard.close()
 
 
