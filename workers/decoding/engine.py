@@ -95,8 +95,7 @@ class Engine:
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
         self._batch: Batch | None = None  # of the run before, with its graphs
-        # the least captions of a prefill; on a CPU each caption takes as long in a group
-        self._prefill_size = 1 if self.device.type == "cpu" else batch_size // _PREFILLS
+        self.groups_prompts = self.device.type != "cpu"  # there each caption takes as long in a group as alone
         self._ahead: Prefill | None = None  # of the queue's first captions, which wait for rows
 
     @torch.inference_mode()
@@ -324,7 +323,8 @@ class Engine:
         """Read the prompts of the queue's first captions: as many as there are rows, into these rows of the batch's
         cache, or on an accelerator a part of a batch, into a cache of their own.
         """
-        count = min(len(queue), max(len(rows), self._prefill_size))
+        least = self.batch_size // _PREFILLS if self.groups_prompts else 1
+        count = min(len(queue), max(len(rows), least))
         requests = list(islice(queue, count))
         cache, cache_rows = batch.cache, batch.rows(torch.tensor(rows, device=self.device))
         if count > len(rows):

@@ -166,7 +166,7 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle2", "adt", "sjd"])
 def test_prompts_are_read_in_groups_ahead_of_free_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an accelerator: a quarter of a batch of 16, or as many as there are free rows, with the images of captions
-    that are read alone.
+    that are read alone. The size of the batch is set after the engine is made, as `Engines` does.
     """
     target = toy_target(config=SMALL)
     config, requests = fitted(PRESETS[name], Sampling(cfg=2.0)), [Request(n, CAPTIONS[n % 7]) for n in range(40)]
@@ -178,9 +178,11 @@ def test_prompts_are_read_in_groups_ahead_of_free_rows(name: str, monkeypatch: p
         return read(captions, guided=guided)
 
     monkeypatch.setattr(target, "encode", counted)
-    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=16)
+    engine = Engine(target, config, toy_drafter(config.drafter.kind, target))
+    engine.batch_size = 16
     tape.without_shortcuts(monkeypatch)
-    engine.new_capture, engine._prefill_size = lambda: tape.capture, 4
+    engine.new_capture = lambda: tape.capture
+    engine.groups_prompts = True
     for result in engine.run(requests):
         expected = alone[result.request.caption_id]
         assert torch.equal(result.tokens, expected.tokens)
