@@ -14,6 +14,7 @@ from search_spaces.params import ConfigError
 from search_spaces.paths import local_path
 from search_spaces.presets import preset
 from search_spaces.trial import DecodingConfig
+from workers.data.folders import size_on_disk
 from workers.loading import hub
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Capabilities
@@ -114,11 +115,11 @@ def _check_file(key: str, place: str, pull_fix: str) -> dict[str, Any]:
         return found | {"problem": f"{place}: not in the cache of the Hugging Face Hub; {pull_fix}"}
     if not path.exists():
         return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
-    parts = [part for part in path.rglob("*") if part.is_file()] if path.is_dir() else [path]
-    if path.is_dir() and not parts:
-        return found | {"problem": f"{path}: the folder is empty; download its files"}
     try:
-        found |= {"bytes": sum(part.stat().st_size for part in parts), "hash": content_hash(path)}
+        size = size_on_disk(path)
+        if size == 0 and path.is_dir():
+            return found | {"problem": f"{path}: the folder is empty; download its files"}
+        found |= {"bytes": size, "hash": content_hash(path)}
     except (ValueError, OSError) as error:
         return found | {"problem": str(error)}
     with suppress(WeightsError):  # loading the model reports it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +17,14 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from search_spaces.paths import check_utf8
+from workers.data.folders import find_files
 from workers.data.pictures import centre_square, is_intact_png, without_png_text
 from workers.data.text_files import collect_errors
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
-_FOLDER, _READ_BEFORE, _SPECIAL, _NO_ENDING = "folder", "linked twice", "not a regular file", "without an ending"
+_READ_BEFORE = "linked twice"
+_SPECIAL = "not a regular file"
+_NO_ENDING = "without an ending"
 _MAX_KINDS = 6  # that are named
 _THREADS = 8  # that read images at once; each holds one image
 
@@ -57,73 +60,33 @@ class ImageFiles:
 def find_images(folder: Path) -> ImageFiles:
     """The images of a folder and its subfolders. Opens none of them.
 
-    Links are followed, and no folder is read twice. Hidden files and folders, and `__MACOSX`, are skipped.
-
     Raises:
-        ValueError: no such folder; a link to something that does not exist, a folder that cannot be read, or a folder's
-            or image's name that is not UTF-8.
+        ValueError: no such folder; see `find_files`; the path of an image that is not UTF-8.
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images")
     check_utf8(str(folder.resolve()))
-    images, others, read = dict[str, Path](), dict[str, str](), set[tuple[int, int]]()
-    folders = deque([("", folder)])
-    links = deque[tuple[str, Path]]()  # after all other folders: what is reached in both ways has its folder's name
+    files = find_files(folder)
+    images = dict[str, Path]()
+    others = dict.fromkeys(files.repeated, _READ_BEFORE)
     with collect_errors("path") as collect:
-        while folders or links:
-            prefix, path = (folders or links).popleft()
-            entries = list[os.DirEntry[str]]()
+        for name, entry in files.entries.items():
             with collect():
-                if (key := _identity(path)) in read:
-                    others[prefix] = _READ_BEFORE
+                kind = _kind(entry)
+                if kind in ENDINGS:
+                    check_utf8(entry.path)
+                    images[name] = folder / name
                 else:
-                    entries = _entries(path)
-                read.add(key)
-            for entry in entries:
-                with collect():
-                    name, kind = f"{prefix}{entry.name}", _kind(entry)
-                    if kind == _FOLDER:
-                        (links if entry.is_symlink() else folders).append((f"{name}/", path / entry.name))
-                    elif kind in ENDINGS:
-                        images[name] = path / entry.name
-                    else:
-                        others[name] = kind
-    return ImageFiles(folder, dict(sorted(images.items())), dict(sorted(others.items())))
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    """What is equal for two paths of one folder."""
-    status = folder.stat()
-    return status.st_dev, status.st_ino
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder shows, by name."""
-    try:
-        with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
-    except OSError as error:
-        raise ValueError(f"{folder}: cannot be read ({error.strerror}); correct its permissions, or move it") from error
-    return sorted(shown, key=lambda entry: entry.name)
+                    others[name] = kind
+    return ImageFiles(folder, images, dict(sorted(others.items())))
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
-    """`_FOLDER`, a file's ending in lower case, or another word for what is not a file of an ending.
-
-    Raises:
-        ValueError: see `find_images`.
-    """
-    if entry.is_symlink() and not os.path.exists(entry.path):
-        raise ValueError(
-            f"{entry.path}: a link to {os.readlink(entry.path)}, which does not exist; restore it, or remove the link"
-        )
-    if not entry.is_dir() and not entry.is_file():
+    """A file's ending in lower case, or another word for what is not a file of an ending."""
+    if not entry.is_file():
         return _SPECIAL
     ending = os.path.splitext(entry.name)[1].lower() or _NO_ENDING
-    kind = _FOLDER if entry.is_dir() else ending
-    if kind in (_FOLDER, *ENDINGS):
-        check_utf8(entry.path)
-    return kind if kind.isprintable() else ascii(kind)
+    return ending if ending.isprintable() else ascii(ending)
 
 
 def check_images(paths: Sequence[Path]) -> None:

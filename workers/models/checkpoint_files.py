@@ -28,6 +28,7 @@ from torch import Tensor
 
 from search_spaces.documents import parse_json
 from search_spaces.paths import check_utf8
+from workers.data.folders import find_files
 from workers.models.layouts import find_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -212,11 +213,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def content_hash(path: str | Path) -> str:
     """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a folder's files.
 
-    Hidden files of a folder are ignored. A process reads a file once, unless its size or modification time changes;
-    inside `shapes_only` it reads none.
+    The files of a folder are those of `find_files`: links are followed, hidden files are ignored. A process reads a
+    file once, unless its size or modification time changes; inside `shapes_only` it reads none.
 
     Raises:
-        WeightsError: the path does not exist, or an index is damaged.
+        WeightsError: the path does not exist, an index is damaged, or a folder has a link without a target.
     """
     path = Path(path)
     if not path.exists():
@@ -224,8 +225,11 @@ def content_hash(path: str | Path) -> str:
     if is_shapes_only():
         return HASH_NOT_READ
     if path.is_dir():
-        relative = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
-        return _files_hash(path, sorted(f.as_posix() for f in relative if not any(p.startswith(".") for p in f.parts)))
+        try:
+            entries = find_files(path).entries
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+        return _files_hash(path, [name for name, entry in entries.items() if entry.is_file()])
     if path.name.lower().endswith(_INDEX):
         return _files_hash(path.parent, [path.name, *sorted(set(_weight_map(path).values()))])
     return _file_hash(path)

@@ -17,6 +17,7 @@ from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.trials import PageTrial
 from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
 from orchestrator.results.sweep import Sweep
+from workers.data.folders import size_on_disk
 from workers.data.pictures import is_intact_png
 from workers.data.storage import in_parallel
 
@@ -174,8 +175,7 @@ def _load_target(sweep: Sweep) -> Target:
     with plugins_of(sweep.storage):  # the target's family may be a plugin's
         entry = find_entry(sweep.models)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        files = [Path(path) for path in entry.family.target_files.values()]
-        size = sum(part.stat().st_size for path in files for part in (path, *path.rglob("*")) if part.is_file())
+        size = sum(size_on_disk(Path(path)) for path in entry.family.target_files.values())
         if device.type == "cpu" and size > _MAX_BYTES_ON_CPU:
             gib = f"{size / 2**30:.0f} GiB"
             raise ValueError(f"{sweep.models}: the target's files have {gib}; write the report on a GPU machine")

@@ -370,6 +370,24 @@ def test_content_hash(tmp_path: Path) -> None:
         content_hash(one.parent)
 
 
+def test_a_folder_is_hashed_with_what_its_links_lead_to(tmp_path: Path) -> None:
+    folder, shared = tmp_path / "model", tmp_path / "shared"
+    for path in (folder, shared):
+        path.mkdir()
+    (folder / "config.json").write_text("{}")
+    (shared / "tokenizer.json").write_text("1")
+    (folder / "text").symlink_to(shared)
+    before = content_hash(folder)
+    (shared / "tokenizer.json").write_text("22")
+    after = content_hash(folder)
+    assert after != before, "a model reads through the link"
+    (shared / "again").symlink_to(folder)  # a loop
+    assert content_hash(folder) == after
+    (folder / "model.safetensors").symlink_to("blobs/none")
+    with pytest.raises(WeightsError, match=r"model\.safetensors: a link to blobs/none, which does not exist"):
+        content_hash(folder)
+
+
 @pytest.mark.parametrize("shapes", [True, False])
 def test_quantised_tensors_are_named(tmp_path: Path, shapes: bool) -> None:
     path = tmp_path / "mlx.safetensors"
