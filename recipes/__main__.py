@@ -53,7 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoints in the folder")
     options = parser.parse_args(arguments)
-    check_working_directory()
+    try:
+        check_working_directory()
+        _train(options)
+    except (ValueError, OSError) as error:
+        parser.exit(1, f"error: {error}\n")
+
+
+def _train(options: argparse.Namespace) -> None:
+    """Train the components and print their files."""
     from recipes.components import train_component
 
     if options.threads is not None:

@@ -47,10 +47,15 @@ def read_folder(folder: Path) -> ImageFolder:
             return _listed(find_images(folder), folder / name, read(folder / name))
     files = find_images(folder)
     files.check()
-    texts = {os.path.splitext(name)[0]: name for name, ending in files.others.items() if ending == ".txt"}
-    texts = {image: texts[stem] for image in files.images if (stem := os.path.splitext(image)[0]) in texts}
-    captions = _from_texts(files, texts) if texts else _from_classes(files)
-    return ImageFolder(tuple(files.images.values()), captions, files.left_out(texts.values()))
+    texts = {_stem(name): name for name, ending in files.others.items() if ending == ".txt"}
+    captioned = {image: texts[_stem(image)] for image in files.images if _stem(image) in texts}
+    captions = _from_texts(files, captioned) if captioned else _from_classes(files)
+    return ImageFolder(tuple(files.images.values()), captions, files.left_out(captioned.values()))
+
+
+def _stem(name: str) -> str:
+    """A file's name, with its folders, without its ending."""
+    return os.path.splitext(name)[0]
 
 
 def _from_texts(files: ImageFiles, texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -134,15 +139,21 @@ def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> ImageFolder:
                 if not (folder / name).is_file():
                     raise ValueError(f"{location}: {name!r} is not a file in {folder}")
                 pairs.append((name, caption))
-    listed = {os.path.normpath(name) for name, _ in pairs}
+    listed = {_place(folder / name) for name, _ in pairs}
     with collect_errors("image") as collect:
-        for name, path in files.images.items():
+        for path in files.images.values():
             with collect():
-                if name not in listed:
+                if _place(path) not in listed:
                     raise ValueError(f"{path}: no caption in {file.name}; add its line, or remove the image")
     pairs.sort()
-    paths, captions = tuple(folder / name for name, _ in pairs), tuple(text for _, text in pairs)
-    return ImageFolder(paths, captions, files.left_out([file.name, *listed]))
+    paths = tuple(folder / name for name, _ in pairs)
+    captions = tuple(text for _, text in pairs)
+    return ImageFolder(paths, captions, files.left_out([file.name, *(os.path.normpath(name) for name, _ in pairs)]))
+
+
+def _place(file: Path) -> str:
+    """What is equal for all paths of a name in a folder: absolute ones, and those through links to the folder."""
+    return os.path.join(os.path.realpath(file.parent), file.name)
 
 
 _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {

@@ -120,6 +120,17 @@ def test_listed_images_are_in_any_folder(name: str, tmp_path: Path) -> None:
     assert folder.left_out == "1 .doc"
 
 
+def test_listed_images_may_have_absolute_paths_or_those_through_links(tmp_path: Path) -> None:
+    picture(tmp_path / "a.png", "red")
+    picture(tmp_path / "b" / "0.png", "blue")
+    (tmp_path / "link").symlink_to("b")
+    (tmp_path / "captions.csv").write_text(f"file,caption\n{tmp_path / 'a.png'},a\nlink/0.png,b\n")
+    assert sorted(read_folder(tmp_path).captions) == ["a", "b"]
+    (tmp_path / "b" / "1.png").symlink_to("0.png")  # another file of the folder, which has no caption
+    with pytest.raises(ValueError, match=r"b/1\.png: no caption in captions\.csv"):
+        read_folder(tmp_path)
+
+
 def no_folder(folder: Path) -> None:
     folder.rmdir()
 

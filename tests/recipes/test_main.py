@@ -54,3 +54,10 @@ def test_an_unknown_component_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         main(["tokeniser"])
     assert "invalid choice: 'tokeniser'" in capsys.readouterr().err
+
+
+def test_mistakes_end_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tokenizer", "--out", str(tmp_path / "out"), "--data", str(tmp_path / "none")])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'none'}: no such folder of images\n"
