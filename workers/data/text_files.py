@@ -23,10 +23,10 @@ _KINDS = (
     (rb"BZh[1-9]1AY&SY", "a bzip2 archive", _ARCHIVE),
     (rb"\xfd7zXZ\0|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!\x1a", "an archive", _ARCHIVE),
     (rb"(?s).{257}ustar", "a tar archive", _ARCHIVE),
-    (rb"PAR1", "a Parquet file", "give it a name that ends in .parquet"),
-    (rb"ARROW1|\x89HDF|SQLite format 3\0", "a database or table of another program", "export it as .csv"),
+    (rb"PAR1[\x00-\x1f]", "a Parquet file", "give it a name that ends in .parquet"),
+    (rb"ARROW1\0|\x89HDF|SQLite format 3\0", "a database or table of another program", "export it as .csv"),
     (rb"%PDF-", "a PDF", "save its text as .txt"),
-    (rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP", "an image", "give a file of captions"),
+    (rb"(?s)\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", "an image", "give a file of captions"),
     (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
     (rb"(?i)\s*(<!doctype html|<html)", "a web page", "download the file itself"),
 )

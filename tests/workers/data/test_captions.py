@@ -300,7 +300,7 @@ FOREIGN: list[tuple[str, bytes, str]] = [
     ("a.txt", gzip.compress(b"one", mtime=0), "not text but a gzip archive; unpack it"),
     ("a.csv", b"PK\x03\x04rest", "not text but a zip archive or an office program's document; unpack it"),
     ("a.txt", b"\x89PNG\r\n\x1a\n", "not text but an image"),
-    ("a.txt", b"PAR1rest", r"not text but a Parquet file; give it a name that ends in \.parquet"),
+    ("a.txt", b"PAR1\x15\x04rest", r"not text but a Parquet file; give it a name that ends in \.parquet"),
     ("a.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS; .*git lfs pull"),
     ("a.txt", b"\n<!DOCTYPE html>\n<html>", "not text but a web page"),
     ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "not a Parquet file but a pointer of Git LFS"),
@@ -329,6 +329,12 @@ def test_a_file_of_another_kind_is_named(name: str, content: bytes, message: str
         read_captions(path)
     assert str(raised.value).startswith(str(path))
     assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("caption", ["GIF87 frames of a cat", "PAR1 is a golf course", "ARROW1 pointing up"])
+def test_captions_may_begin_like_files_of_other_kinds(caption: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.txt", f"{caption}\ntwo\n".encode())
+    assert sorted(found.text for found in read_captions(path)) == sorted([caption, "two"])
 
 
 @pytest.mark.parametrize(
