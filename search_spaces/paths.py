@@ -19,8 +19,10 @@ def is_remote(text: str) -> bool:
     return bool(SCHEME.match(text)) and not text.lower().startswith(_FILE)
 
 
-def local_path(text: str | Path) -> Path:
+def local_path(text: str | Path, base: Path | None = None) -> Path:
     """The path of a file or folder on this machine: of a path, in which `~` and `~user` are expanded, or a file:// URI.
+
+    base: the folder of relative paths; None: the working directory.
 
     Raises:
         ValueError: it is empty, not UTF-8, the URI of another place, or starts with the home of nobody or a shell's
@@ -40,7 +42,7 @@ def local_path(text: str | Path) -> Path:
         fix = f"write its value, or ./{variable[0]} for a file of that name"
         raise ValueError(f"{text}: the variable {variable[0]} is not expanded here; {fix}")
     if not text.startswith("~"):
-        path = Path(text)
+        path = Path(text) if base is None else base / text
         return path.absolute() if str(path).startswith(("~", "$")) else path  # of ./~: not to be expanded later
     try:
         return Path(text).expanduser()

@@ -39,7 +39,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import Caption, captions_hash, read_captions
-from workers.data.reference import check_reference
+from workers.data.reference import FILE, check_reference
 from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 from workers.data.text_files import and_more
@@ -95,9 +95,10 @@ def preflight(
 ) -> Sampling | None:
     """Raise an error for anything that would fail later, in the workers or after their work.
 
-    Returns the sampling of the sweep, by default the target's; None if its files are not here. Takes a few seconds;
-    starts and writes nothing. mlflow: the tracking URI, "" for none. earlier: what the sweep takes over. has_models:
-    False if their files are still to be fetched.
+    Returns the sampling of the sweep, by default the target's; None if its files are not here. Starts and writes
+    nothing. Takes a few seconds, and the time to read the reference images, or a resumed sweep's weights. mlflow: the
+    tracking URI, "" for none. earlier: what the sweep takes over. has_models: False if their files are still to be
+    fetched.
 
     Raises:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
@@ -130,7 +131,7 @@ def preflight(
     check_owners(sweep.name, directions, storage, identity, study, mlflow)
     if not has_models or (cluster is not None and cluster.is_client):
         return sweep.sampling  # the cluster's machines have the files, and its workers check them
-    inputs = _read_inputs(sweep, registered)
+    inputs = _read_inputs(sweep, registered, storage)
     if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
         changed = f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started"
         raise ConfigError(("captions",), f"{changed}; restore the original, or launch under another --name")
@@ -186,7 +187,7 @@ def models_entry(sweep: SweepConfig) -> Entry:
         return find_entry(models.file, models.name)
 
 
-def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry) -> _Inputs:
+def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry, storage: Storage) -> _Inputs:
     """Read the headers of the models' files, the captions, and the reference if the extractor takes the images.
 
     Raises:
@@ -210,7 +211,10 @@ def _read_inputs(sweep: SweepConfig, metrics: MetricRegistry) -> _Inputs:
     if takes_images and sweep.reference.source != NO_REFERENCE:
         with in_section("reference"):
             check_reference(
-                **sweep.reference.to_mapping(), extractors=tuple(extractors.values()), size=capabilities.image_size
+                **sweep.reference.to_mapping(),
+                extractors=tuple(extractors.values()),
+                size=capabilities.image_size,
+                has_features=storage.exists(FILE),
             )
     return _Inputs(sweep.resolve(capabilities.sampling), entry, capabilities, extractors, captions, metrics)
 

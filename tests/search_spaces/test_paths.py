@@ -29,6 +29,16 @@ def test_what_is_not_a_path_is_refused(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_relative_paths_have_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert local_path("a", Path("folder")) == Path("folder/a")
+    assert local_path("./~", Path("folder")) == Path("folder/~")
+    assert local_path("./~", Path()) == tmp_path / "~"
+    assert local_path("~", Path("folder")) == tmp_path / "home"
+    assert local_path("file:///a", Path("folder")) == local_path("/a", Path("folder")) == Path("/a")
+
+
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(home := tmp_path / "home"))
     assert local_path("~") == home

@@ -323,7 +323,7 @@ def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
                 raise ConfigError((key,), str(error)) from error
             continue
         try:
-            found[key] = str((base / local_path(path)).absolute())
+            found[key] = str(local_path(path, base).absolute())
         except ValueError as error:
             raise ConfigError((key,), f"{error}, or a file of the Hub as hf://ORG/REPO/FILE") from error
     return found

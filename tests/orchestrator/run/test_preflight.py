@@ -30,6 +30,7 @@ from search_spaces.sweep import SweepConfig
 from tests.fakes.png_files import broken_chunk_type
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
+from workers.data.reference import FILE as REFERENCE
 from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 from workers.loading.models_yaml import Entry
@@ -260,6 +261,16 @@ def write_reference() -> None:
 def test_references(prepare: Callable[[], None], source: str, parts: Words) -> None:
     prepare()
     assert_contains(problem(reference={"source": source}), ("reference: ", *parts))
+
+
+def test_images_whose_features_are_stored_are_not_read_again() -> None:
+    write_broken_photo()
+    assert_contains(problem(reference={"source": "photos"}), ("photos/7.png: not a readable image",))
+    Storage("sweeps/tested").write(REFERENCE, b"the features")  # workers check them
+    assert_passes(reference={"source": "photos"})
+    Path("photos").rename("elsewhere")
+    with pytest.raises(ValueError, match="photos: no such folder"):
+        assert_passes(reference={"source": "photos"})
 
 
 def copy_model(drop: str | None = None, cut: str | None = None) -> None:
