@@ -161,7 +161,9 @@ def _verify_children(
         child = tl.load(children + rank).to(tl.int32)
         if tl.load(eligible + child) != 0:
             x = tl.load(tokens + child)
-            own, drawn, p_x = tl.load(source + x) / mass, 1.0, 1.0  # drawn: p_x before it is normalised
+            own = tl.load(source + x) / mass
+            drawn = 1.0  # p_x before it is normalised
+            p_x = 1.0
             if SAMPLED:
                 drawn = tl.load(proposal + x)
                 p_x = drawn / share

@@ -84,7 +84,9 @@ class DynamicTree(TreeDrafting):
             all_scores.append(child_scores)
             if level < depth:
                 # `topk` promises no order of equal scores, of which there are many in 16 bits
-                scores, best = (part[:, :width] for part in child_scores.sort(dim=1, descending=True, stable=True))
+                ranked = child_scores.sort(dim=1, descending=True, stable=True)
+                scores = ranked.values[:, :width]
+                best = ranked.indices[:, :width]
                 tokens, parents = children.gather(1, best), best // width
                 expanded.append(best)
         expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids

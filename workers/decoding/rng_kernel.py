@@ -29,7 +29,9 @@ def bits(
     row = (tl.program_id(0) // blocks).to(tl.int64)
     within = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     inside = within < size
-    column, layer, index = (within // layers).to(tl.int64), (within % layers).to(tl.int64), row * size + within
+    column = (within // layers).to(tl.int64)
+    layer = (within % layers).to(tl.int64)
+    index = row * size + within
     key = tl.load(keys + row * key_strides[0] + column * key_strides[1] + layer * key_strides[2], mask=inside)
     place = row * position_strides[0] + column * position_strides[1] + layer * position_strides[2]
     position = tl.load(positions + place, mask=inside)

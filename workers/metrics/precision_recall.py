@@ -65,8 +65,8 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
         MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
     """
     sizes = block_sizes(blocks)
-    # without a block, at most `largest` of a row's neighbours are left out
-    nearest, largest = [], int(sizes.max())
+    largest = int(sizes.max())  # of a row's neighbours, at most so many are of one block
+    nearest = list[Tensor]()
     for rows, distances, neighbours in _nearest(features, k + largest):
         nearest.append(_reaches(distances, blocks[neighbours], blocks[rows], sizes.numel(), k))
     shares = inside(reference, features.double(), torch.cat(nearest)).double().mean(0)

@@ -352,7 +352,9 @@ class LlamaGen(Family):
     @property
     def name_notes(self) -> list[str]:
         body, codec = (Path(path).name for path in (self.transformer, self.vq))
-        notes, transformer, vq = list[str](), _TRANSFORMER_NAME.search(body), _VQ_NAME.search(codec)
+        notes = list[str]()
+        transformer = _TRANSFORMER_NAME.search(body)
+        vq = _VQ_NAME.search(codec)
         if transformer and int(transformer["pixels"]) != self.image_size:
             fix = f"image_size {self.image_size}; set image_size to {transformer['pixels']}, or rename the file"
             notes.append(f"by its name, {body} makes images of {transformer['pixels']} pixels, the entry has {fix}")
