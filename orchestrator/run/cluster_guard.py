@@ -115,6 +115,9 @@ def kill_cluster(folder: Path) -> None:
 def _processes(folder: Path) -> set[int]:
     """Ids of the cluster's processes: those with the folder's mark, those that write to its files, and descendants of
     both. Dead ones have neither environment nor files.
+
+    Neither this process nor its parent is one: they are the driver, which writes to Ray's logs while it is connected,
+    and its guard. The driver's other children stay too.
     """
     children: defaultdict[int, list[int]] = defaultdict(list)
     found: set[int] = set()
@@ -126,11 +129,12 @@ def _processes(folder: Path) -> set[int]:
                 children[int(parent)].append(pid)
             if _has_mark(process, folder) or _writes_to(process, folder):
                 found.add(pid)
+    found -= {os.getpid(), os.getppid()}
     new = set(found)
     while new:
         new = {child for pid in new for child in children[pid]} - found
         found |= new
-    return found - {os.getpid()}
+    return found - {os.getpid(), os.getppid()}
 
 
 def _has_mark(process: Path, folder: Path) -> bool:

@@ -37,6 +37,7 @@ guard = ClusterGuard()
 (guard.folder / "session").mkdir()
 log = guard.folder / "session" / "log"
 log.touch()
+own_log = open(guard.folder / "session" / "driver.log", "w")  # Ray's driver has one while it is connected
 marked, sleep = os.environ | guard.mark, ["sleep", "300"]
 overwrites = [sys.executable, "-c", {OVERWRITES!r}]
 
