@@ -352,8 +352,12 @@ def field_types(part: type) -> Mapping[str, Any]:
 
 
 def _fit_entry(key: str, annotation: Any, value: object) -> Any:
-    if annotation is str and type(value) is str:  # the most frequent one, in lists of thousands
+    if annotation is str and type(value) is str:  # these are the most frequent ones, in lists of thousands
         return value
+    if annotation is int and type(value) is int and value in _STORED_WHOLE:
+        return value
+    if annotation is float and type(value) is float and math.isfinite(value):
+        return value + 0
     with at(key):
         return fit_type(annotation, value)
 

@@ -176,7 +176,7 @@ def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float,
 
 def parse_history(given: Sequence[Any]) -> History:
     """A trial's history from plain data. Raises ValueError for anything else."""
-    pairs = (fit_type(tuple[Any, ...], entry) for entry in expect_list(given))
+    pairs = map(expect_list, expect_list(given))
     return tuple((fit_type(int, images), parse_metrics(metrics)) for images, metrics in pairs)
 
 
