@@ -20,6 +20,7 @@ import yaml
 from search_spaces.params import ConfigError, Path
 
 MAX_VALUES = 100_000  # aliases of aliases expand to any size
+MAX_LENGTH = 1_000_000  # characters or bytes of a document, which take PyYAML several seconds
 _MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
 _HASH_LENGTH = 12  # of a text that is cut
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
@@ -116,7 +117,14 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read_document(text: str | bytes, file: str) -> Document:
-    """The document in `text`; `file` is its name in messages. ConfigError, with the line, if it is not plain YAML."""
+    """The document in `text`; `file` is its name in messages.
+
+    Raises:
+        ConfigError: it is not plain YAML, with the line, or longer than `MAX_LENGTH`.
+    """
+    if len(text) > MAX_LENGTH:
+        problem = f"{len(text)} characters are too many for a YAML file; {MAX_LENGTH} are the limit"
+        raise ConfigError((), problem, f"{file}:1")
     try:
         loader = _Loader(text)
         try:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_spaces.documents import (
+    MAX_LENGTH,
     MAX_VALUES,
     Document,
     describe_differences,
@@ -132,6 +133,12 @@ def test_the_presets_are_read_alike_by_both_parsers() -> None:
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"^f:1: not valid YAML: "):
         read_document(b"a: \xff\xfe\xfa", "f")
+
+
+def test_a_document_that_would_take_minutes_to_read_is_refused() -> None:
+    values = ", ".join(["x"] * (MAX_LENGTH // 3 + 1))
+    with pytest.raises(ConfigError, match=f"{MAX_LENGTH} are the limit"):
+        read_document(f"a: [{values}]", "f")
 
 
 def test_aliases_cannot_unfold_without_end() -> None:
