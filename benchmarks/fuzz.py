@@ -1,7 +1,7 @@
 """Damaged files, hostile inputs and surroundings, at random: nothing may be silent or end in a traceback, no command
 may take longer than 20 s, and no launch that cannot work longer than 15 s.
 
-    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--surroundings 270] [--out FILE.json]
+    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--surroundings 570] [--out FILE.json]
 
 Files: a sweep of a tiny model is run, with MLflow and all its tables, and a fourth trial is left half done. A bit of a
 copy's file is flipped, or the file is cut, at random; then the commands that read this kind of file run, and their
@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", type=int, default=2000, help="damaged files")
     parser.add_argument("--inputs", type=int, default=300, help="hostile inputs")
-    parser.add_argument("--surroundings", type=int, default=270, help="hostile surroundings")
+    parser.add_argument("--surroundings", type=int, default=570, help="hostile surroundings")
     parser.add_argument("--processes", type=int, default=12, help="of the inputs, to run in a process of their own")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     args = parser.parse_args()

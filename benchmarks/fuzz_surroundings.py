@@ -1,4 +1,4 @@
-"""Hostile surroundings: files and services of other users, and inputs in unusual forms.
+"""Hostile surroundings: files and services of other users, inputs in unusual forms, and received sweeps.
 
 Each case is a valid command in random surroundings: a study, a folder or a database of another user, an address of Ray
 or a proxy that does not respond, a URI, captions with unusual line breaks, checkpoints whose tensors have a prefix, a
@@ -15,9 +15,10 @@ import os
 import random
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, chdir
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal
@@ -28,9 +29,12 @@ from ray._private import services
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.fuzz_cases import Case, Maker
 from benchmarks.fuzz_files import Pristine, Tally
 from benchmarks.fuzz_inputs import run, set_up
-from benchmarks.fuzz_readers import NAME, Outcome, digests, timed
+from benchmarks.fuzz_readers import MAX_SECONDS, NAME, Outcome, digests, timed
+from benchmarks.fuzz_received import RECEIVED
+from benchmarks.fuzz_user_data import USER_DATA
 from tests.fakes.odd_servers import HTTP, REDIS, odd_server
 from workers.data.captions import read_captions
 
@@ -39,25 +43,6 @@ _CHECK = ("launch", "space.yaml", "--check")
 _GENERATE = ("generate", "a large red circle", "--models", "weights", "--seed", "3")
 _DIRECTIONS: Final = ("maximize", "minimize")  # of the sweep's objectives
 LINE_BREAKS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")  # of str.splitlines alone
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A command and its surroundings.
-
-    may_pass, must_pass: whether exit code 0 is right, and whether it alone is. named: what a refusal must name.
-    environment: its variables. check: whether the result of a command that passed is right.
-    """
-
-    words: tuple[str, ...]
-    may_pass: bool = False
-    must_pass: bool = False
-    named: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[], bool] = lambda: True
-
-
-Maker = Callable[[random.Random, Path, ExitStack], Case]
 
 
 def foreign_study(rng: random.Random, place: Path, _: ExitStack) -> Case:
@@ -224,6 +209,8 @@ MAKERS: Mapping[str, Maker] = {
     "line breaks": line_breaks,
     "prefixes": renamed_tensors,
     "endings": output_endings,
+    **USER_DATA,
+    **RECEIVED,
 }
 
 
@@ -234,7 +221,8 @@ def verdict(case: Case, got: Outcome, *, is_unchanged: bool) -> str:
     if got.code == 0:
         if not case.may_pass:
             return "adopted"
-        return "accepted" if case.check() else "wrong result"
+        is_right = case.check() and case.output in " ".join(f"{got.text} {got.data}".split())
+        return "accepted" if is_right else "wrong result"
     if case.must_pass or got.code not in (1, 2) or "Error" not in got.text:
         return "unexplained"
     if case.words[0] == "launch" and got.seconds > MAX_LAUNCH_SECONDS:
@@ -242,6 +230,15 @@ def verdict(case: Case, got: Outcome, *, is_unchanged: bool) -> str:
     if not is_unchanged:
         return "left something behind"
     return "refused" if case.named in " ".join(got.text.split()) else "unnamed"
+
+
+def run_process(case: Case) -> tuple[int, str, None]:
+    """Run the command in a process of its own, with the case's standard streams closed."""
+    closed = " ".join(f"{stream}>&-" for stream in case.closed)
+    program = [sys.executable, "-c", "from orchestrator.cli.app import main; main()", *case.words]
+    shell = ["bash", "-c", f'exec "$@" {closed}', "bash", *program]
+    result = subprocess.run(shell, capture_output=True, text=True, timeout=MAX_SECONDS, check=False)
+    return result.returncode, result.stderr + result.stdout, None
 
 
 def fuzz_surroundings(
@@ -263,7 +260,9 @@ def fuzz_surroundings(
             case = makers[name](rng, place, stack)
             before = digests(place)
             stack.enter_context(mock.patch.dict(os.environ, case.environment))
-            got = timed(partial(run, case.words))
+            needs_process = case.closed or case.words[0] == "sync"  # MLflow keeps connections of its own
+            run_case = partial(run_process, case) if needs_process else partial(run, case.words)
+            got = timed(run_case)
             result = verdict(case, got, is_unchanged=digests(place) == before)
         words: Sequence[str] = [word[:120] for word in case.words]
         about = f"{' '.join(words)!r} {dict(case.environment)}: code {got.code}, {got.text[-500:]}"
