@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from search_spaces.documents import parse_json
 from search_spaces.paths import local_path
 from workers.data.shards import digest
-from workers.data.text_files import collect_errors, file_kind, read_lines, read_table, read_text, split_lines
+from workers.data.text_files import HEAD, collect_errors, file_kind, read_lines, read_table, read_text, split_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,7 +36,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what is left where li
 _EXCERPT = 20  # characters at each side of one
 _INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-_HEAD = 4096  # bytes that tell what a file is
 _COLUMNS = ("caption", "text", "prompt")  # in order of preference
 
 
@@ -178,7 +177,7 @@ def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
 
     try:
         with path.open("rb") as opened:
-            head = opened.read(_HEAD)
+            head = opened.read(HEAD)
         if not head.startswith(b"PAR1") and (kind := file_kind(head)):
             raise ValueError(f"{path}: not a Parquet file but {kind}")
         with pq.ParquetFile(path) as file:

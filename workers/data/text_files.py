@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-_HEAD = 4096  # bytes that tell what a file is
+HEAD = 4096  # bytes that tell what a file is
 _ARCHIVE = "unpack it, and give a file of it"
 # How files of other kinds begin, what they are, and what to do.
 _KINDS = (
@@ -94,13 +94,13 @@ def decode(data: bytes, name: str) -> str:
 
 def _is_utf16(data: bytes) -> bool:
     """Whether text starts with UTF-16's byte order mark, or has NULs as UTF-16 has them: at odd or even places only."""
-    places = [data[start:_HEAD:2].count(0) for start in (0, 1)]
+    places = [data[start:HEAD:2].count(0) for start in (0, 1)]
     return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (min(places) == 0 and max(places) > 1)
 
 
 def file_kind(data: bytes) -> str:
     """What a file is that is not text, by its first bytes, and the fix; "" if it is not known."""
-    known = (f"{kind}; {fix}" for magic, kind, fix in _KINDS if re.match(magic, data[:_HEAD]))
+    known = (f"{kind}; {fix}" for magic, kind, fix in _KINDS if re.match(magic, data[:HEAD]))
     return next(known, "")
 
 
