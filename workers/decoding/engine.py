@@ -35,7 +35,7 @@ from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
 _TARGET_NONFINITE, _DRAFTER_NONFINITE = 2, 4  # what failed in a row, by bit; 1: its prefill
-_PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
+PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
 
 
 Observer = Callable[[Batch, DraftTree, Tensor], None]
@@ -323,7 +323,7 @@ class Engine:
         """Read the prompts of the queue's first captions: as many as there are rows, into these rows of the batch's
         cache, or on an accelerator a part of a batch, into a cache of their own.
         """
-        least = self.batch_size // _PREFILLS if self.groups_prompts else 1
+        least = self.batch_size // PREFILLS if self.groups_prompts else 1
         count = min(len(queue), max(len(rows), least))
         requests = list(islice(queue, count))
         cache, cache_rows = batch.cache, batch.rows(torch.tensor(rows, device=self.device))

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trial import DecodingConfig
-from workers.decoding.engine import Engine
+from workers.decoding.engine import PREFILLS, Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import StatisticsRecorder
 from workers.loading.models import Models
@@ -273,8 +273,8 @@ class _BatchCost(NamedTuple):
 
 
 def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: int = 2) -> _BatchCost:
-    """Prefill a batch and run a pass with existing tables; or, with `passes` 1, the pass that creates them, with
-    their bytes added to its peak: an upper bound in half the time.
+    """Prefill a batch and run a pass with existing tables; or, with `passes` 1, the pass that creates them, with their
+    bytes added to its peak: an upper bound in half the time. On an accelerator further captions wait meanwhile.
     """
     target = models.target
     drafter, text = models.drafters.get(config.drafter.kind), sample_caption(target)
@@ -287,7 +287,12 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: i
         recorder = StatisticsRecorder(batch, engine.timer)
         requests = deque([Request(number, text) for number in range(batch)])
         engine.admit(state, recorder, list(range(batch)), requests)
-        prefill, before_tables = meter.take_work(), meter.live
+        prefill = meter.take_work()
+        if engine.groups_prompts and batch >= 2 * PREFILLS:  # captions that wait, with their prompts' keys and values
+            waiting = deque(Request(batch + number, text) for number in range(batch // PREFILLS))
+            engine.admit(state, StatisticsRecorder(batch, engine.timer), [0], waiting)
+            meter.take_work()
+        before_tables = meter.live
         state.sync_host_counts([engine.image_len])
         engine.step(state)  # the first pass creates tables that the next ones share
         first = meter.take_work()

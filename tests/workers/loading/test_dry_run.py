@@ -117,11 +117,14 @@ def test_caches_and_parameters_are_the_real_ones(config: DecodingConfig) -> None
         assert found.cache == pytest.approx(caches, rel=0.1, abs=4096)  # trees' little tables are beside the caches
 
 
-def profiled_peak(models: Models, config: DecodingConfig, batch: int) -> int:
+def profiled_peak(models: Models, config: DecodingConfig, batch: int, *, groups_prompts: bool = False) -> int:
     """The most that torch's own allocator has handed out at once during prefill and two rounds at full caches."""
     engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), batch_size=batch)
+    engine.groups_prompts = groups_prompts
+    queue = deque([Request(i, "caption") for i in range(2 * batch)])
     with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        state, _ = engine.open(deque([Request(i, "caption") for i in range(batch)]))
+        state, recorder = engine.open(queue)
+        engine.admit(state, recorder, [0], queue)
         state.max_emitted = engine.image_len
         engine.step(state)
         engine.step(state)
@@ -147,6 +150,16 @@ def test_peaks_are_the_real_ones(config: DecodingConfig) -> None:
     peak = profiled_peak(toys(**changes), config, 8)
     found = footprint(on_meta(toys(**changes)), config, 8, 1)
     assert found.cache + found.activations == pytest.approx(peak, rel=0.1)
+
+
+def test_captions_that_wait_on_an_accelerator_are_in_the_peak() -> None:
+    """Their prompts have keys and values of their own, beside which the passes of a batch run."""
+    changes: dict[str, Any] = {"n_layers": 60, "prompt_len": 40}
+    config = DecodingConfig(sampling=CFG)
+    alone, grouped = (profiled_peak(toys(**changes), config, 16, groups_prompts=groups) for groups in (False, True))
+    found = footprint(on_meta(toys(**changes)), config, 16, 1)
+    assert grouped > 1.1 * alone
+    assert found.cache + found.activations == pytest.approx(grouped, rel=0.05)
 
 
 def test_the_longest_pass_is_planned_for() -> None:
