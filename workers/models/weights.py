@@ -259,7 +259,8 @@ def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[st
 def _describe_infinite(value: Tensor, kind: torch.dtype) -> str:
     """Why a tensor is not finite as `kind`, and the fix."""
     if bool(value.isfinite().all()):
-        return f"overflows in {str(kind).removeprefix('torch.')}; use dtype bfloat16 or float32"
+        fix = "use dtype bfloat16 or float32" if kind == torch.float16 else "give weights within its range"
+        return f"overflows in {str(kind).removeprefix('torch.')}; {fix}"
     return "holds NaN or infinite values; the file is damaged"
 
 

@@ -212,6 +212,21 @@ def test_dtypes() -> None:
     assert isinstance(new.a.weight, nn.Parameter)
 
 
+@pytest.mark.parametrize(
+    ("value", "kind", "fix"),
+    [
+        (torch.tensor([1e5]), torch.float16, "use dtype bfloat16 or float32"),
+        (torch.tensor([1e300], dtype=torch.float64), torch.float32, "give weights within its range"),
+        (torch.tensor([1e300], dtype=torch.float64), torch.bfloat16, "give weights within its range"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*float64")
+def test_values_that_overflow_are_refused(value: Tensor, kind: torch.dtype, fix: str) -> None:
+    module = nn.ParameterDict({"w": torch.zeros(1)}).to("meta")
+    with pytest.raises(WeightsError, match=f"x: w overflows in {str(kind).removeprefix('torch.')}; {fix}"):
+        load_weights(module, {"w": value}, [KeyMapping("w", "w")], where="x", dtype=kind)
+
+
 FAULTS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "missing": ({"b.weight": None}, r"x\.pt: missing weights \(1\): b\.weight"),
     "unknown": ({"c.weight": torch.ones(1)}, r"tensors unknown to this model \(1\): c\.weight"),
