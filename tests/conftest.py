@@ -41,6 +41,7 @@ _DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # an idle process per core, which no test uses
+os.environ |= {"RAY_memory_monitor_refresh_ms": "0"}  # else other programs' memory could end the workers of a test
 # A shell starts background jobs with Ctrl-C ignored, and the commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
