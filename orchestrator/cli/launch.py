@@ -95,7 +95,8 @@ def launch(
 
     if options.check:  # else the workers report the notes
         config = config if sampling is None else config.resolve(sampling)
-        plan = describe_plan(config, storage, options.taken, missing_files, notes)
+        with ends_with(WRONG_USAGE):
+            plan = describe_plan(config, storage, options.taken, missing_files, notes)
         typer.echo(safe_text(plan.split("\n")))
         return storage.uri
     if not is_remote(source := config.reference.source) and local_path(source).is_dir():

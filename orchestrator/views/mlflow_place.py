@@ -6,10 +6,10 @@ A launch writes its place before the first contact with MLflow, so a server that
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
+from orchestrator.results.databases import expand_home
 from orchestrator.results.store import MLFLOW_PLACE, SWEEP, command
 from orchestrator.results.text import without_credentials
 from orchestrator.views.mlflow_client import (
@@ -21,6 +21,7 @@ from orchestrator.views.mlflow_client import (
     is_server,
     public_uri,
 )
+from search_spaces.params import fit_entries
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 
@@ -49,20 +50,20 @@ class TrackingPlace:
             TrackingError: credentials would be sent to a server that only the sweep's folder names: somebody else may
                 have made it.
         """
-        variable, name = os.environ.get(URI_VARIABLE, ""), os.environ.get(_EXPERIMENT_VARIABLE, "")
-        stored = _read(storage)
-        default = default_uri(storage)
-        used = uri or ((stored["uri"] or default) if stored else variable or default)
-        if variable and _address(variable) == used:
+        variable, name = expand_home(os.environ.get(URI_VARIABLE, "")), os.environ.get(_EXPERIMENT_VARIABLE, "")
+        stored_uri, stored_name, problem = _read(storage)
+        remembered = variable or default_uri(storage) if stored_uri is None else stored_uri
+        used = expand_home(uri) if uri else remembered
+        if variable and used in (_address(variable), f"{_address(variable)}/"):
             used = variable
-        is_named_by_folder = bool(stored) and not uri and used != variable
+        is_named_by_folder = stored_uri is not None and not uri and used != variable
         if is_named_by_folder and is_server(used) and (source := credential_source()):
             raise TrackingError(
                 f"{storage.locate(MLFLOW_PLACE)}: the credentials of {source} would be sent to {used}, which only "
                 f"this file names; if it is your server, set {URI_VARIABLE}={used}"
             )
-        used_name = experiment or stored.get("experiment", "") or name
-        notes = []
+        used_name = experiment or stored_name or name
+        notes = [problem] if problem and not uri else []
         if variable and not uri and _address(variable) != _address(used):
             notes.append(_describe_unused(URI_VARIABLE, _address(used), "--uri"))
         if name and not experiment and name != used_name:
@@ -75,7 +76,7 @@ class TrackingPlace:
 
     def write(self, storage: Storage, sweep: str) -> None:
         """Remember the place, without credentials. sweep: its name."""
-        uri = "" if self.uri == default_uri(storage) else _address(self.uri)
+        uri = "" if self._is_beside(storage) else _address(self.uri)
         place = dump_checked({"uri": uri, "experiment": self.experiment_of(sweep)})
         if not storage.exists(MLFLOW_PLACE) or storage.read(MLFLOW_PLACE) != place:
             storage.write(MLFLOW_PLACE, place)
@@ -88,19 +89,29 @@ class TrackingPlace:
         has_credentials = without_credentials(self.uri) != self.uri
         if has_credentials and os.environ.get(URI_VARIABLE) != self.uri:
             address = without_credentials(self.uri)
-        is_beside = self.uri == default_uri(storage) and storage.path(SWEEP) is not None
-        options = [] if is_beside else ["--uri", address]
+        options = [] if self._is_beside(storage) else ["--uri", address]
         options += ["--experiment", self.experiment] if self.experiment else []
         return command(storage, "sync", *options)
 
+    def _is_beside(self, storage: Storage) -> bool:
+        """Whether this is the database next to the sweep's folder, which moves with it. The one of remote storage is in
+        the working directory, so it has a path.
+        """
+        return self.uri == default_uri(storage) and storage.path(SWEEP) is not None
 
-def _read(storage: Storage) -> dict[str, str]:
-    """The place to which a sweep was logged last; empty if it never was, or if the file is damaged."""
-    with suppress(ValueError):
-        if storage.exists(MLFLOW_PLACE):
-            place = load_checked(storage.read(MLFLOW_PLACE))
-            return {key: str(place.get(key, "")) for key in ("uri", "experiment")}
-    return {}
+
+def _read(storage: Storage) -> tuple[str | None, str, str]:
+    """The URI and the experiment to which a sweep was logged last, and "". None and "" if it never was, or if the file
+    is damaged, with a sentence about it.
+    """
+    if not storage.exists(MLFLOW_PLACE):
+        return None, "", ""
+    try:
+        place = fit_entries({"uri": str, "experiment": str}, load_checked(storage.read(MLFLOW_PLACE)))
+    except ValueError as error:
+        fix = "so the place of its last log is unknown; --uri and --experiment of `specfrontier sync` name it"
+        return None, "", f"{storage.locate(MLFLOW_PLACE)}: damaged ({error}), {fix}"
+    return place.get("uri") or default_uri(storage), place.get("experiment", ""), ""
 
 
 def _address(uri: str) -> str:

@@ -12,9 +12,20 @@ import pytest
 
 from orchestrator.results.checked_text import append_line
 from orchestrator.results.locks import exclusive, read_holder, waiting_lock
-from orchestrator.results.store import DRIVER_LOCK, EVENTS, IDENTITY, MLFLOW_LOCK, REPORT, STUDY, SWEEP
+from orchestrator.results.store import (
+    DRIVER_LOCK,
+    EVENTS,
+    IDENTITY,
+    MLFLOW_LOCK,
+    REPORT,
+    STUDY,
+    SWEEP,
+    write_sweep_text,
+)
 from orchestrator.views.study import default_journal
-from tests.fakes.command_line import specfrontier
+from search_spaces.documents import write_document
+from search_spaces.sweep import SweepConfig
+from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
 from workers.data.files import hidden_name
@@ -187,3 +198,11 @@ def test_a_result_replaces_a_link(received: Path) -> None:
     assert specfrontier("report", str(received)).code == 0
     assert not (received / REPORT).is_symlink()
     assert secret.read_text() == SECRET
+
+
+def test_a_check_names_a_lock_that_is_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage = Storage("sweeps/quickstart")
+    write_sweep_text(storage, write_document(SweepConfig.read("quickstart").to_mapping()))
+    replace_by_pipe(Path(storage.uri, DRIVER_LOCK), tmp_path)
+    assert DRIVER_LOCK in error_of("launch", "quickstart", "--resume", "--check", code=2)

@@ -141,6 +141,39 @@ def test_what_is_given_comes_first_and_the_last_place_before_the_environment(
     assert places() == (local, "specfrontier/demo")
 
 
+def test_the_variable_names_the_home_folder_as_the_option_does(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///~/own.db")
+    assert TrackingPlace.resolve(storage).uri == f"sqlite:///{tmp_path}/own.db"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert TrackingPlace.resolve(storage, "sqlite:///~/own.db").uri == f"sqlite:///{tmp_path}/own.db"
+
+
+def test_a_place_that_cannot_be_read_is_said(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
+    for damaged in (b'{"uri": 5}', b"[" * 9000, b"", b"{}x"):
+        storage.write(MLFLOW_PLACE, damaged)
+        place = TrackingPlace.resolve(storage)
+        assert place.uri == "http://lab:5000"
+        assert [MLFLOW_PLACE in note and "damaged" in note for note in place.notes] == [True]
+        assert TrackingPlace.resolve(storage, "http://lab:5000").notes == ()
+
+
+def test_the_database_of_remote_storage_is_found_from_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow.fs import LocalFileSystem
+
+    (tmp_path / "elsewhere").mkdir()
+    remote = Storage(f"mock://host{tmp_path}/store/demo", filesystem=LocalFileSystem())
+    monkeypatch.chdir(tmp_path)
+    TrackingPlace.resolve(remote).write(remote, "demo")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert TrackingPlace.resolve(remote).uri == f"sqlite:///{tmp_path}/mlflow.db"
+
+
 @pytest.mark.parametrize(
     ("uri", "stored"),
     [
