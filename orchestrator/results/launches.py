@@ -92,7 +92,7 @@ class EventLog:
             self.started.clear()
             self.launched, self.ended, self.phase, self.workers = event["at"], None, "", None
             self.plateau = None
-            self.resume = _checked_resume(event.get("resume", _RESUME))
+            self.resume = event.get("resume", _RESUME)
             self.lost = [*self.lost, event] if event.get("note") else []  # with a note, it replaces a lost cluster
         elif kind == "end":
             self.ended, self.workers = event, None
@@ -122,6 +122,8 @@ def read_events(storage: Storage) -> EventLog:
             log.add(event or {})
             log.ends_damaged = False
         log.damaged += log.ends_damaged
+    if not _is_resume(log.resume, storage):
+        log.resume = _RESUME
     return log
 
 
@@ -136,15 +138,29 @@ def _check_event(event: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _checked_resume(text: str) -> str:
-    """The command that resumes a launch, if it is a command of this project and nothing else: a user will run it."""
+def _is_resume(text: str, storage: Storage) -> bool:
+    """Whether a text is the command of a launch and nothing else: a user will run it. A plugin in the sweep's folder
+    would be code that came with the sweep.
+    """
     plain = text.replace(NOTIFY_VARIABLE, "NOTIFY")
     try:
         words = shlex.split(plain)
     except ValueError:  # of quotation marks
-        return _RESUME
-    is_command = words[:1] == ["specfrontier"] and shlex.join(words) == plain
-    return text if is_command or text == RESUME_CALL else _RESUME
+        return False
+    if not text.isprintable():
+        return False
+    if text == RESUME_CALL:
+        return True
+    modules, rest = [], words[1:]
+    while rest and (option := rest[0].partition("="))[0] == "--plugin":
+        modules.append(option[2] or "".join(rest[1:2]))
+        rest = rest[1 if option[1] else 2 :]
+    file = storage.path(EVENTS)
+    brought = file is not None and any(
+        Path(*module.split(".")).resolve().is_relative_to(file.parent.resolve()) for module in modules
+    )
+    is_launch = words[:1] == ["specfrontier"] and rest[:1] == ["launch"]
+    return is_launch and not brought and shlex.join(words) == plain
 
 
 def describe_event(event: Mapping[str, Any]) -> str:

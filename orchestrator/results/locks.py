@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO
 
 from orchestrator.results.store import DRIVER_LOCK
+from search_spaces.documents import parse_json
 from workers.data.files import open_regular
 from workers.data.storage import Storage
 
@@ -271,6 +272,6 @@ def _describe(data: bytes) -> str | None:
     if not data:
         return None
     with suppress(ValueError, TypeError, KeyError):
-        facts = json.loads(data)
+        facts = parse_json(data)
         return f"process {facts['pid']} on {facts['host']}, since {facts['since']}"
     return _UNKNOWN

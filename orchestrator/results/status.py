@@ -20,6 +20,7 @@ from orchestrator.results.store import EARLIER, EVENTS, Identity, command, plann
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, State, TrialRecord
+from search_spaces.params import expect_mapping, fit_entries
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 from workers.metrics.timings import Device
@@ -126,9 +127,11 @@ def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, 
     if identity.grid is None or not record.images:
         return None
     tokens = record.images * (math.prod(identity.grid) - 1)
-    if length is not None:
+    if length is not None and length.value > 0:
         return tokens, tokens / length.value
-    if compression is not None:  # of the image's tokens over its passes, the prefill's among both
+    if (
+        compression is not None and compression.value > 0
+    ):  # of the image's tokens over its passes, the prefill's among both
         return tokens, (tokens + record.images) / compression.value - record.images
     return None
 
@@ -213,12 +216,14 @@ def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> M
     """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
     if not storage.exists(EARLIER):
         return None
+    types = {"name": str, "records": tuple[str, ...]}
     try:
-        sources = load_checked(storage.read(EARLIER))["sources"]
-    except ValueError as error:
+        sources = [fit_entries(types, expect_mapping(s)) for s in load_checked(storage.read(EARLIER))["sources"]]
+        names = [source["name"] for source in sources]
+        told = sum(len(source["records"]) for source in sources)
+    except (KeyError, TypeError, ValueError) as error:
         fix = "restore it; without it the sweep cannot be resumed"
         raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
-    names, told = [source["name"] for source in sources], sum(len(source["records"]) for source in sources)
     copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
     return {"sweeps": names, "images": copied.total(), "trials": told}
 

@@ -51,6 +51,7 @@ SWEEPS = "sweeps"  # default folder of sweeps
 _RESULT_FOLDERS = (TRIALS, SHARDS, TIMINGS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
 _UNFINISHED_S = 3600.0  # no write takes that long
 _MAX_NAMED = 4  # files in a message
+_MAX_SIZE = 1 << 16  # of a grid and an image in each direction, and of the images of a caption
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}")
@@ -158,8 +159,16 @@ class Identity:
                 fit_entries(types, getattr(self, part) or {})
         batch = self.timing.get("batch", 1)
         with at("timing", "batch"):
-            if not fit_type(tuple[int, ...], batch if isinstance(batch, list) else [batch]):
-                raise ConfigError((), "must not be empty")
+            sizes = fit_type(tuple[int, ...], batch if isinstance(batch, list) else [batch])
+            if not sizes or min(sizes) < 1:
+                raise ConfigError((), "must be at least 1")
+        for name, sizes in {
+            "grid": self.grid or (),
+            "image_size": () if self.image_size is None else (self.image_size,),
+            "samples": () if self.samples is None else (self.samples,),
+        }.items():
+            if any(not 1 <= size <= _MAX_SIZE for size in sizes):
+                raise ConfigError((name,), f"must be in [1, {_MAX_SIZE}], got {sizes}")
 
     @property
     def id(self) -> str:

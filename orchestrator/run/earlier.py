@@ -33,7 +33,7 @@ from orchestrator.results.trials import FAILED, TrialRecord, may_compare_speeds
 from orchestrator.run.placement import diff_images
 from orchestrator.run.racing import at_full_size
 from search_spaces.documents import describe_differences, differences
-from search_spaces.params import ConfigError, at, expect_mapping, field_types, fit_entries
+from search_spaces.params import ConfigError, at, expect_mapping, field_types, fit_entries, fit_type
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
@@ -189,6 +189,8 @@ class Source:
             fit_entries({**field_types(Identity), "baseline": Mapping[str, Any] | None}, facts)
             if missing := {"hash", "count"} - facts["captions"].keys():
                 raise ConfigError(("captions",), f"lacks {', '.join(sorted(missing))}")
+        if found["trials"] < 0:
+            raise ConfigError(("trials",), "is negative")
         records = tuple(TrialRecord.from_json(record.encode()) for record in found["records"])
         return cls(**found | {"records": records})
 
@@ -388,7 +390,10 @@ def _trials_before(sweep: Sweep) -> int:
     if not sweep.storage.exists(EARLIER):
         return 0
     try:
-        return sum(int(source["trials"]) for source in load_checked(sweep.storage.read(EARLIER))["sources"])
+        counts = [fit_type(int, source["trials"]) for source in load_checked(sweep.storage.read(EARLIER))["sources"]]
+        if min(counts, default=0) < 0:
+            raise ValueError("a number of trials is negative")
+        return sum(counts)
     except (KeyError, TypeError, ValueError) as error:
         problem = f"{sweep.storage.locate(EARLIER)} is damaged ({error}); restore it, or leave this sweep out"
         raise EarlierSweepError(f"--from {sweep.name}: {problem}") from error

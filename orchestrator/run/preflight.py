@@ -132,7 +132,7 @@ def preflight(
     if not has_models or (cluster is not None and cluster.is_client):
         return sweep.sampling  # the cluster's machines have the files, and its workers check them
     inputs = _read_inputs(sweep, registered, storage)
-    if identity is not None and identity.captions["hash"] != captions_hash(inputs.captions):
+    if identity is not None and identity.captions.get("hash") != captions_hash(inputs.captions):
         changed = f"{sweep.captions.source} has changed since the sweep in {storage.display_name} started"
         raise ConfigError(("captions",), f"{changed}; restore the original, or launch under another --name")
     for check in _CHECKS if identity else (*_CHECKS, _constraint_problems):  # an older version let such a sweep start

@@ -25,6 +25,7 @@ AnyFloats = TypeVar("AnyFloats", "Tensor", "NDArray[np.float64]")
 
 BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
 _ROUNDING = 1e-12  # relative to values above 1
+_MAX_NUMBER = 1e100  # in a file: sums of squares stay finite
 
 
 class MetricUnavailable(ValueError):
@@ -82,7 +83,8 @@ class Estimate:
             numbers = (found.value, found.noise, *found.replicates)
             is_typed = all(isinstance(count, int) for count in counts)
             is_typed &= all(isinstance(number, int | float) for number in (*numbers, found.error))
-            is_sound = is_typed and all(map(math.isfinite, numbers)) and float(found.error) >= 0 and min(counts) >= 0
+            is_sound = is_typed and all(abs(number) < _MAX_NUMBER for number in numbers) and min(counts) >= 0
+            is_sound &= found.error == math.inf or 0 <= found.error < _MAX_NUMBER
         except (TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"not a metric's value: {error}") from error
         if not is_sound or len(found.replicates) > BLOCKS:

