@@ -31,7 +31,9 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
-    return write_timed_sweep(folder, TRIALS, name="demo", failed=(7,)).storage
+    sweep = write_timed_sweep(folder, TRIALS, name="demo", seed=1, failed=(7,))
+    assert len(sweep.front_records) > 2
+    return sweep.storage
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,12 @@ def page(browser: Browser, links: dict[str, str]) -> Iterator[Page]:
     outside = [url for url in asked if not url.startswith((links["mlflow"], "data:", "blob:"))]
     assert asked
     assert outside == []
+
+
+def front_link(page: Page, storage: Storage) -> Locator:
+    """The first link to a trial of the front whose name is that of its setting."""
+    number = next(record.number for record in Sweep.open(storage).front_records if not record.label)
+    return page.get_by_role("link", name=re.compile(rf"^{number} eagle-")).first
 
 
 def keep(page: Page, name: str) -> None:
@@ -96,7 +104,7 @@ def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[st
     page.goto(links["compare"])
     heads = page.locator(".ag-header-cell")
     heads.filter(has_text="speedup").first.wait_for()
-    page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for()
+    front_link(page, storage).wait_for()
     keep(page, "compare")
     names = {name.strip() for name in heads.all_inner_texts()}
     assert {"speedup", "fid", "tree.policy", "acceptance.neighbourhood"} <= names
@@ -212,7 +220,7 @@ class Proxy(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str]) -> None:
+def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str], storage: Storage) -> None:
     """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not show."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -221,7 +229,7 @@ def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str]) 
         page = context.new_page()
         for name in ("sweep", "trials", "compare"):
             page.goto(links[name])
-            page.get_by_role("link", name=re.compile(r"^8 eagle-")).first.wait_for()
+            front_link(page, storage).wait_for()
         page.wait_for_timeout(3000)
         assert Proxy.asked == []
         with suppress(Exception):  # the proxy has no page

@@ -39,7 +39,8 @@ def test_a_command_without_its_output_succeeds(
     monkeypatch.chdir(tmp_path)
     ran = run_without(">&-", *_COMMAND, *words)
     assert (ran.returncode, "Traceback" in ran.stderr) == (0, False), ran.stderr
-    assert run_without("<&- >&- 2>&-", *_COMMAND, *words).returncode == 0
+    if words[0] != "launch":  # it takes seconds
+        assert run_without("<&- >&- 2>&-", *_COMMAND, *words).returncode == 0
 
 
 def test_closed_input_has_no_captions() -> None:
