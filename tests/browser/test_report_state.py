@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.store import write_trial
+from orchestrator.results.text import csv_cell
 from specfrontier import Sweep
 from tests.browser.report_pages import Open, front_of, on_front, point, settle
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
@@ -201,8 +202,7 @@ def test_the_table_downloads_as_csv(open_page: Open, folder: Path) -> None:
         record = records[int(row["number"])]
         assert float(row["fid"]) == record.metrics["fid"].value
         assert float(row["error/fid"]) == record.metrics["fid"].error
-        safe = "'" if record.label[:1] in {"=", "@", "-", "+"} else ""
-        assert row["label"] == safe + record.label
+        assert row["label"] == csv_cell(record.label)
     assert {LABELS[int(row["number"])][0] for row in rows if int(row["number"]) in LABELS} >= set("=@a"), "of some use"
 
 
