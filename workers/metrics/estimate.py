@@ -79,14 +79,17 @@ class Estimate:
             found = cls(**{**given, "replicates": tuple(given.get("replicates", ())), "noises": ()})
             if found.error is None:
                 found = replace(found, error=math.inf)
-            counts = (found.n, found.noise_dof, found.error_dof)
-            numbers = (found.value, found.noise, *found.replicates)
-            is_typed = all(isinstance(count, int) for count in counts)
-            is_typed &= all(isinstance(number, int | float) for number in (*numbers, found.error))
-            is_sound = is_typed and all(abs(number) < _MAX_NUMBER for number in numbers) and min(counts) >= 0
-            is_sound &= found.error == math.inf or 0 <= found.error < _MAX_NUMBER
-        except (TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"not a metric's value: {error}") from error
+            counts: tuple[Any, ...] = (found.n, found.noise_dof, found.error_dof)
+            numbers: tuple[Any, ...] = (found.value, found.error, found.noise, *found.replicates)
+            is_sound = all(isinstance(count, int) and count >= 0 for count in counts)
+            is_sound &= all(isinstance(number, int | float) for number in numbers)
+            values = [float(number) for number in numbers]
+            _, error, noise, *_ = values
+            is_sound &= not (error < 0 or noise < 0)
+            # NaN and infinity are for the driver, which fails the trial
+            is_sound &= not any(math.isfinite(value) and abs(value) >= _MAX_NUMBER for value in values)
+        except (TypeError, ValueError, AttributeError, OverflowError) as problem:
+            raise ValueError(f"not a metric's value: {problem}") from problem
         if not is_sound or len(found.replicates) > BLOCKS:
             raise ValueError(f"not a metric's value with at most {BLOCKS} replicates")
         return found
