@@ -24,9 +24,13 @@ MAX_LENGTH = 1_000_000  # characters or bytes of a document, which take PyYAML s
 _MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
 _HASH_LENGTH = 12  # of a text that is cut
 _PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
-# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17
-_OTHER_NUMBERS = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$")
-_NUMBER_FIX = "write a number without leading zeros, underscores and colons, and put text in quotes"
+# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17; and times such as 0:30
+_OTHER_NUMBERS = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$|[-+]?[0-9]+(:[0-5]?[0-9])+$"
+)
+_NUMBER_FIX = (
+    "write a number without leading zeros, underscores and colons, such as 1.5 for 1:30, and put text in quotes"
+)
 _TRUTH_FIX = "write true or false, and put text in quotes"
 #: The scalars of a type that all readers of YAML read alike, and how to write others
 _ACCEPTED = {

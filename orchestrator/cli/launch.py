@@ -74,13 +74,13 @@ def launch(
         config, storage = _read_space(space, options.changes(), options.out)
         config, options = _with_earlier(config, storage, options)
         say(f"{config.name}: checking models, captions and stores")
+        _check_stored(config, storage, resume=options.resume or options.check)
         from orchestrator.run.preflight import check_resources  # these imports take seconds
         from orchestrator.views.notices import check_webhook
 
         if options.notify is not None:
             check_webhook(options.notify)
         check_resources(options.slots, options.address, config.requested_metrics)
-    _check_stored(config, storage, resume=options.resume or options.check)
     options = replace(options, revived=stopped_trials(storage, options.revive))
     missing_files = list[str]()
     if options.pull:

@@ -111,8 +111,8 @@ def test_a_scalar_means_what_it_looks_like(text: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["1:30", "-1:30", "1:30:00", "1:30.5", "0200", "0123", "-017", "089", "00", "01.5", "01e3", "1_000", "1_000.5",
-     "2024_01_01", "0b101", "0o17", "0x_ff", "!!int 0123", "!!int x", "!!int ''", "!!float 1_0",
+    ["1:30", "0:30", "-1:30", "1:30:00", "1:30.5", "0200", "0123", "-017", "089", "00", "01.5", "01e3", "1_000",
+     "1_000.5", "2024_01_01", "0b101", "0o17", "0x_ff", "!!int 0123", "!!int x", "!!int ''", "!!float 1_0",
      "yes", "No", "ON", "off", "!!bool maybe"],
 )  # fmt: skip
 def test_a_scalar_that_programs_read_differently_is_refused(text: str) -> None:

@@ -306,6 +306,13 @@ def write_store(**changes: Any) -> Storage:
     return storage
 
 
+def test_an_existing_sweep_is_named_before_anything_else_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and captions take seconds."""
+    write_store()
+    monkeypatch.setitem(sys.modules, "orchestrator.run.preflight", None)  # cannot be imported
+    assert "a sweep exists here" in refusal()
+
+
 def overwrite(name: str, data: bytes) -> Callable[[], None]:
     return lambda: write_store().write(name, data)
 
