@@ -87,7 +87,10 @@ def test_a_damaged_file_of_the_place_is_written_anew(storage: Storage, content: 
     sync(storage)
     written = storage.read(MLFLOW_PLACE)
     storage.write(MLFLOW_PLACE, content)
-    assert TrackingPlace.resolve(storage) == TrackingPlace(default_uri(storage), "")
+    place = TrackingPlace.resolve(storage)
+    assert (place.uri, place.experiment) == (default_uri(storage), "")
+    (note,) = place.notes
+    assert MLFLOW_PLACE in note
     assert sync(storage) == sync(storage)
     assert storage.read(MLFLOW_PLACE) == written
 
