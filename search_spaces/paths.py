@@ -25,7 +25,7 @@ def local_path(text: str | Path, base: Path | None = None) -> Path:
     base: the folder of relative paths; None: the working directory.
 
     Raises:
-        ValueError: it is empty, not UTF-8, the URI of another place, or starts with the home of nobody or a shell's
+        ValueError: it is empty, not UTF-8, the URI of another place, or starts with an unknown user's home or a shell's
             variable.
     """
     text = str(text)

@@ -36,7 +36,7 @@ def expand_home(url: str) -> str:
     would make a folder `~`. Others are returned as they are.
 
     Raises:
-        ValueError: it is the home of nobody.
+        ValueError: it starts with the home folder of an unknown user.
     """
     scheme, sign, path = url.partition(":///")
     if not (sign and path.startswith("~") and _backend(f"{scheme}://") == _SQLITE):

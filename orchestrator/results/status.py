@@ -220,12 +220,12 @@ def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> M
     try:
         sources = [fit_entries(types, expect_mapping(s)) for s in load_checked(storage.read(EARLIER))["sources"]]
         names = [source["name"] for source in sources]
-        told = sum(len(source["records"]) for source in sources)
+        reported = sum(len(source["records"]) for source in sources)
     except (KeyError, TypeError, ValueError) as error:
         fix = "restore it; without it the sweep cannot be resumed"
         raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
     copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
-    return {"sweeps": names, "images": copied.total(), "trials": told}
+    return {"sweeps": names, "images": copied.total(), "trials": reported}
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
