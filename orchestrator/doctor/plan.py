@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Self
 
@@ -106,8 +106,8 @@ class Workload:
     notes: list[str]
 
     @classmethod
-    def of(cls, sweep: SweepConfig, shapes: Models) -> Self:
-        """The workload of a sweep whose trials are all like its heaviest setting.
+    def of(cls, sweep: SweepConfig, shapes: Models, memory: int) -> Self:
+        """The workload of a sweep whose trials are all like its heaviest setting. memory: bytes of a GPU for it.
 
         Raises:
             ConfigError: the models support none of the settings.
@@ -119,6 +119,9 @@ class Workload:
             for setting in (config, vanilla)
         )
         big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
+        while big.bytes > memory and batches["pictures"] > 1:
+            batches["pictures"] //= 2  # as workers do when memory runs out
+            big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
         slow = footprint(shapes, vanilla, batches["quality"], 1)
         return cls(sweep, label, config, shapes, batches, small, plain, big, slow, _image_counts(sweep), notes)
 
@@ -171,7 +174,7 @@ def peak_bytes(sweep: SweepConfig) -> int:
     """
     shapes = models_for_plan(sweep)
     sweep = _with_batch(sweep.resolve(shapes.target.sampling), shapes, 0)
-    return Workload.of(sweep, shapes).big.bytes + _network_bytes(sweep)
+    return Workload.of(sweep, shapes, 0).big.bytes + _network_bytes(sweep)
 
 
 def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
@@ -257,7 +260,7 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
     nets = _network_bytes(sweep)
     available = gpu.memory - RESERVED_BYTES - nets
     sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
-    work = Workload.of(sweep, shapes)
+    work = Workload.of(sweep, shapes, available)
     batches, small, big, models = work.batches, work.in_session(1), work.big, work.shapes
     largest = max(work.sessions.sizes, default=1)
     session = work.in_session(largest)
@@ -277,8 +280,9 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         "batches": batches,
         "memory": {"timing": memory_parts(session), "quality": memory_parts(big), "metric nets": nets},
         "fits": max(big.bytes, work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0) <= available,
-        "largest batch": largest_batch(
-            (at, _decoding_bytes(other)), (batches["quality"], _decoding_bytes(big)), available
+        "largest batch": min(
+            largest_batch((at, needed(other)), (batches["quality"], needed(big)), available)
+            for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
         ),
         "images": work.images | {"timing": work.sessions.timed_images},
         "timing sessions": {"count": len(work.sessions.sizes), "settings of the largest": largest},
@@ -291,9 +295,14 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
     }
 
 
-def _decoding_bytes(found: Footprint) -> int:
-    """Peak memory of decoding tokens."""
-    return found.parameters + found.cache + found.graphs + found.activations
+def _tokens_bytes(found: Footprint) -> int:
+    """Peak memory while tokens are generated."""
+    return replace(found, pictures=0).bytes
+
+
+def _pictures_bytes(found: Footprint, pictures: int) -> int:
+    """Peak memory while tokens are decoded to pixels, where decoding itself takes `pictures` bytes."""
+    return replace(found, activations=0, pictures=pictures).bytes
 
 
 def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
@@ -322,9 +331,10 @@ def _describe_fit(found: Mapping[str, Any]) -> str:
         return f"  fits        as batches of up to {found['largest batch']} images do"
     if not found["largest batch"]:
         return "  DOES NOT FIT, nor would a batch of one image"
-    keys = [f"{kind}.batch" for kind, batch in found["batches"].items() if batch > found["largest batch"]]
+    batches = {key: found["batches"][key] for key in ("timing", "quality")}
+    keys = [f"{key}.batch" for key, batch in batches.items() if batch > found["largest batch"]]
     if not keys:
-        return f"  DOES NOT FIT, although tokens of up to {found['largest batch']} images can be drawn together"
+        return "  DOES NOT FIT: two settings of a timing session do not fit together"
     return f"  DOES NOT FIT; batches of up to {found['largest batch']} images would: lower {' and '.join(keys)}"
 
 

@@ -78,8 +78,7 @@ def ray_folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        for process in processes(folder):
-            process.kill()
+        kill(processes(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -105,6 +104,14 @@ def command_line(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
+
+
+def kill(found: Sequence[psutil.Process]) -> Sequence[psutil.Process]:
+    """Kill those that have not ended meanwhile; returns all."""
+    for process in found:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    return found
 
 
 def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> None:

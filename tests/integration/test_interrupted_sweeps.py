@@ -26,6 +26,7 @@ from tests.fakes.real_sweeps import (
     assert_same,
     command_line,
     files,
+    kill,
     processes,
     ray_folder,
 )
@@ -85,7 +86,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> BrokenSweep:
 
         run.start(*options, "--resume")
         run.wait_for(lambda: run.count("shard") >= 9)
-        run.wait_for(lambda: [found.kill() for found in processes(ray, "ray::Worker.run")])
+        run.wait_for(lambda: kill(processes(ray, "ray::Worker.run")))
         run.wait_for(lambda: "worker-1" in run.workers)
         for essential in ("gcs_server", "raylet"):
             launches = run.count("launch")

@@ -11,7 +11,7 @@ from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 
 MAX_ON_CPU, MAX_ON_GPU = 32, 128
-IMAGES_PER_DECODE = 64  # decoded from tokens together, or half as many if memory runs out
+IMAGES_PER_DECODE = 64  # decoded from tokens together; fewer where memory runs out
 
 
 def automatic_batch(shapes: Models, config: DecodingConfig, memory: int | None) -> int:
@@ -26,6 +26,6 @@ def automatic_batch(shapes: Models, config: DecodingConfig, memory: int | None) 
     if memory is None:
         return MAX_ON_CPU
     batch = MAX_ON_GPU
-    while batch > 1 and footprint(shapes, config, batch, IMAGES_PER_DECODE // 2).with_graphs().bytes > memory:
+    while batch > 1 and footprint(shapes, config, batch, 1).with_graphs().bytes > memory:
         batch //= 2
     return batch

@@ -1,4 +1,4 @@
-"""Memory: running out of it (recognised, freed, retried with half as much at once), and sizes for people."""
+"""Memory: running out of it (recognised, freed, retried with less at once), and sizes for people."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def guard_memory(work: Callable[[], _Output], size: str) -> _Output:
 def in_chunks(work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item], size: int) -> list[_Output]:
     """The outputs of `work` on the items in order, at most `size` at a time.
 
-    If memory runs out, that chunk is retried in halves, and later chunks have half the size. The output for an item
-    must not depend on the other items of its chunk.
+    If memory runs out, that chunk is retried in halves, as often as needed, and later chunks have the size that
+    fitted. The output for an item must not depend on the other items of its chunk.
 
     Raises:
-        OutOfMemory: half a chunk does not fit either.
+        OutOfMemory: one item alone does not fit.
     """
     outputs: list[_Output] = []
-    start, halved = 0, False
+    start = 0
     while start < len(items):
         chunk = items[start : start + size]
         try:
             outputs.append(guard_memory(lambda chunk=chunk: work(chunk), f"{len(chunk)} images"))  # type: ignore[misc]
             start += len(chunk)
         except OutOfMemory:
-            if halved or len(chunk) == 1:
+            if len(chunk) == 1:
                 raise
-            size, halved = len(chunk) // 2, True
+            size = len(chunk) // 2
     return outputs
 
 

@@ -422,7 +422,9 @@ def test_more_gpus_and_images_count(
     assert all("    at most " in line for line in upper), "with a plateau"
     gpus = [Gpu(**found["gpu"]) for found in (one, four)]
     assert (gpus[0].memory, gpus[1].memory) == (80 << 30, 1 << 30)
-    ratio = four["time"][0]["hours"] / one["time"][0]["hours"]
+    code, roomy = planned(tmp_path, monkeypatch, capsys, "--gpus", "4", *words, text=text)
+    assert code == 0
+    ratio = roomy["time"][0]["hours"] / one["time"][0]["hours"]
     assert ratio == pytest.approx(1 / 2, rel=0.02), "twice the images, but as many batches before the clock starts"
     assert four["images"]["timing"] == 2 * one["images"]["timing"]
     (spoilt.parent / "ckpt" / "c2i.pt").unlink()

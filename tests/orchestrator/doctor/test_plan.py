@@ -82,6 +82,17 @@ def test_a_plan_takes_the_batch_that_fits(tmp_path: Path) -> None:
     assert batch in (8, 16, 32, 64)
 
 
+def test_images_are_decoded_in_as_many_parts_as_the_memory_asks_for(tmp_path: Path) -> None:
+    """As workers do when it runs out: pixels of a whole shard at once would take 32 GiB."""
+    text = LARGE.replace("LENGTHS", "6").replace("lumina-mgpt-7b-768", "llamagen-xl-stage2")
+    text = text.replace("shard: 1", "shard: 64")
+    small, large = (planned(tmp_path, text, "--gpu-memory", memory) for memory in ("24", "80"))
+    assert large["batches"]["pictures"] == 64
+    assert 1 <= small["batches"]["pictures"] < 64
+    assert small["memory"]["quality"]["total"] <= 23 * 2**30 < large["memory"]["quality"]["total"]
+    assert small["largest batch"] < large["largest batch"]
+
+
 def test_settings_of_a_session_share_the_memory(tmp_path: Path) -> None:
     """Each keeps its cache and graphs while others take their turns; without room for all, shapes are timed alone."""
     one, four = (planned(tmp_path, LARGE.replace("LENGTHS", lengths)) for lengths in ("6", "{low: 3, high: 6}"))

@@ -17,7 +17,7 @@ from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 from workers.loading.models_yaml import folder_entry, shape_only_models
 from workers.runtime import loaded
-from workers.runtime.batch_size import IMAGES_PER_DECODE, MAX_ON_CPU, MAX_ON_GPU, automatic_batch
+from workers.runtime.batch_size import MAX_ON_CPU, MAX_ON_GPU, automatic_batch
 from workers.runtime.specification import WorkerSpec
 
 
@@ -32,7 +32,7 @@ def shapes(weights: Path) -> Models:
 
 
 def peak(shapes: Models, config: DecodingConfig, batch: int) -> int:
-    return footprint(shapes, config, batch, IMAGES_PER_DECODE // 2).with_graphs().bytes
+    return footprint(shapes, config, batch, 1).with_graphs().bytes
 
 
 def test_a_cpu_takes_the_same_batch_for_every_config(shapes: Models) -> None:

@@ -1,4 +1,4 @@
-"""Work in chunks: halved once where memory runs out, and every item done once and in order."""
+"""Work in chunks: halved where memory runs out, and every item done once and in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmor
 
 
 @pytest.mark.parametrize("error", [SHORT, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_halved_once_from_then_on(error: BaseException) -> None:
+def test_halved_from_then_on(error: BaseException) -> None:
     device = Device(4, error)
     made = in_chunks(device.work, range(19), 8)
     assert [item for part in made for item in part] == [10 * item for item in range(19)]
@@ -42,10 +42,16 @@ def test_a_short_last_chunk_is_halved_by_its_own_size() -> None:
     assert device.sizes == [5, 2, 2, 1]
 
 
-@pytest.mark.parametrize(("limit", "items", "at", "sizes"), [(3, 16, 4, [8, 4]), (0, 1, 1, [1])])
-def test_half_is_all_that_is_tried(limit: int, items: int, at: int, sizes: list[int]) -> None:
-    device = Device(limit, SHORT)
-    with pytest.raises(OutOfMemory, match=rf"^out of memory at {at} images: CUDA out of memory[^\n]*$"):
+def test_halved_until_it_fits() -> None:
+    device = Device(1, SHORT)
+    assert in_chunks(device.work, range(6), 6) == [[0], [10], [20], [30], [40], [50]]
+    assert device.sizes == [6, 3, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("items", "sizes"), [(16, [8, 4, 2, 1]), (1, [1])])
+def test_one_item_that_does_not_fit(items: int, sizes: list[int]) -> None:
+    device = Device(0, SHORT)
+    with pytest.raises(OutOfMemory, match=r"^out of memory at 1 images: CUDA out of memory[^\n]*$"):
         in_chunks(device.work, range(items), 8)
     assert device.sizes == sizes
 
