@@ -1,6 +1,7 @@
 """Size and shape of the source tree, as a Markdown table: the working tree next to commits.
 
     python -m benchmarks.structure [--commit REV ...] [--root DIR]
+    python -m benchmarks.structure --budgets               # the figures that tests/budgets.yaml limits
 
 Definitions:
     product          the Python files of search_spaces/, workers/ and orchestrator/; tests: those of tests/
@@ -8,7 +9,13 @@ Definitions:
     parameters       all kinds, without `self` and `cls`; CLI commands are the functions of modules that import typer
     duplicated lines lines within a run of at least 6 lines that stands elsewhere already, blank lines, comments and
                      imports removed and indentation ignored
+    tokens           names, operators and literals of product modules: neither comments nor docstrings
     names            functions, classes and variables at the top level of product modules; private: first letter `_`
+    crossing names   what a package's modules define and modules of other packages import; a module imported as a whole
+                     is one name. A package is a folder of the second level, or the modules of a first-level folder
+    pairs            assignments of several values to as many targets in one statement, as in `a, b = x, y`
+    conditionals     conditional expressions; nested: with another one as an operand
+    comprehensions   with generators; long: more than two clauses, `for` and `if` counted
     scripts          the report's own JavaScript and CSS, without bundled libraries
     cycles           strongly connected components of the import graph with more than one member; lazy and typing-only
                      imports count. A package is a folder of the second level (workers.decoding with its subfolders).
@@ -22,17 +29,21 @@ import io
 import subprocess
 import tarfile
 import tempfile
+import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+CODE = (tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING)
 PRODUCT = ("search_spaces", "workers", "orchestrator", "specfrontier")
 TESTS = ("tests",)
 DUPLICATE_RUN = 6  # lines
 MANY_PARAMETERS, MAX_PARAMETERS = 7, 10
+MAX_CLAUSES = 2  # of a comprehension that is still read at once
 
 Graph = Mapping[str, set[str]]
 AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
+Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,106 @@ def top_level_names(module: Module) -> set[str]:
     return {name for name in names if not name.startswith("__")}
 
 
+def count_tokens(module: Module) -> int:
+    """Tokens of code."""
+    tokens = sum(token.type in CODE for token in tokenize.generate_tokens(io.StringIO(module.source).readline))
+    return tokens - sum(_is_text(node) for node in ast.walk(module.tree))
+
+
+def _is_text(node: ast.AST) -> bool:
+    """Whether a statement is a string alone, as docstrings are."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def public_definitions(module: Module) -> set[str]:
+    """The public functions and classes at a module's top level."""
+    definitions = (node for node in module.tree.body if isinstance(node, ast.ClassDef | AnyFunction))
+    return {node.name for node in definitions if not node.name.startswith("_")}
+
+
+def crossing_names(modules: Mapping[str, Module]) -> dict[str, set[tuple[str, str]]]:
+    """The names that each package gives to modules of other packages: (module, name), without name for a module."""
+    given: dict[str, set[tuple[str, str]]] = {}
+    for module in modules.values():
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
+                continue
+            for alias in node.names:
+                found = _definition(f"{node.module}.{alias.name}", modules)
+                if found is None:
+                    continue
+                giver = _home(modules[found[0]])
+                if giver != _home(module):
+                    given.setdefault(giver, set()).add(found)
+    return given
+
+
+def _definition(dotted: str, modules: Mapping[str, Module]) -> tuple[str, str] | None:
+    """The module and the name that a dotted path stands for; the name is empty if it is a module itself."""
+    if dotted in modules:
+        return dotted, ""
+    module, _, name = dotted.rpartition(".")
+    return (module, name) if module in modules else None
+
+
+def _home(module: Module) -> str:
+    """The package that a module belongs to: a folder of the first or second level."""
+    return _package(module.package)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What somebody who reads a package has to hold. See `tokens`, `names` and `crossing names` above."""
+
+    tokens: int
+    public: int
+    crossing: int
+
+
+def budgets(modules: Mapping[str, Module]) -> dict[str, Budget]:
+    """The figures of each package."""
+    given = crossing_names(modules)
+    packages: dict[str, list[Module]] = {}
+    for module in modules.values():
+        packages.setdefault(_home(module), []).append(module)
+    return {
+        package: Budget(
+            tokens=sum(count_tokens(module) for module in own),
+            public=sum(len(public_definitions(module)) for module in own),
+            crossing=len(given.get(package, ())),
+        )
+        for package, own in sorted(packages.items())
+    }
+
+
+def packed_statements(modules: Iterable[Module]) -> dict[str, int]:
+    """How often statements and expressions say several things at once, by kind; see the definitions above."""
+    nodes = [node for module in modules for node in ast.walk(module.tree)]
+    conditionals = [node for node in nodes if isinstance(node, ast.IfExp)]
+    comprehensions = [node for node in nodes if isinstance(node, Comprehension)]
+    return {
+        "pairs": sum(_is_pair(node) for node in nodes),
+        "conditionals": len(conditionals),
+        "nested conditionals": sum(_is_nested(node) for node in conditionals),
+        "comprehensions": len(comprehensions),
+        "long comprehensions": sum(_clauses(node) > MAX_CLAUSES for node in comprehensions),
+    }
+
+
+def _is_pair(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Assign):
+        return False
+    return isinstance(node.value, ast.Tuple) and any(isinstance(target, ast.Tuple) for target in node.targets)
+
+
+def _is_nested(node: ast.IfExp) -> bool:
+    return any(isinstance(operand, ast.IfExp) for operand in (node.test, node.body, node.orelse))
+
+
+def _clauses(node: Comprehension) -> int:
+    return sum(1 + len(generator.ifs) for generator in node.generators)
+
+
 def package_lines(modules: Mapping[str, Module]) -> dict[str, list[int]]:
     """The lines of the files of each package of the second level, its subfolders included."""
     packages: dict[str, list[int]] = {}
@@ -208,8 +319,17 @@ def measure(root: Path) -> dict[str, str]:
     rows[f"functions with more than {MANY_PARAMETERS} parameters"] = str(sum(n > MANY_PARAMETERS for n, _ in counts))
     label = f"functions with more than {MAX_PARAMETERS} parameters, CLI commands excepted"
     rows[label] = str(sum(n > MAX_PARAMETERS and not is_command for n, is_command in counts))
+    found = budgets(product)
+    rows["tokens"] = f"{sum(budget.tokens for budget in found.values()):,}"
+    rows["public functions and classes"] = f"{sum(budget.public for budget in found.values()):,}"
+    rows["crossing names"] = f"{sum(budget.crossing for budget in found.values()):,}"
+    thousands = sum(len(module.lines) for module in product.values()) / 1000
+    for kind, count in packed_statements(product.values()).items():
+        rows[f"{kind}: number / per 1,000 lines"] = f"{count:,} / {count / max(thousands, 1):.1f}"
     for package, lines in sorted(package_lines(product).items()):
         rows[f"{package}: files / lines"] = f"{len(lines)} / {sum(lines):,}"
+        budget = found[package]
+        rows[f"{package}: tokens / public / crossing"] = f"{budget.tokens:,} / {budget.public} / {budget.crossing}"
     scripts = [path.read_text("utf-8").count("\n") for path in own_scripts(root)]
     rows["scripts and style sheets of the report: files / lines"] = f"{len(scripts)} / {sum(scripts):,}"
     names = [name for module in product.values() for name in top_level_names(module)]
@@ -254,7 +374,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", action="append", default=[], help="a commit to show before the working tree")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the repository")
+    parser.add_argument("--budgets", action="store_true", help="print each package's figures as YAML instead")
     arguments = parser.parse_args()
+    if arguments.budgets:
+        for package, budget in budgets(read_modules(arguments.root, PRODUCT)).items():
+            figures = ", ".join(f"{name}: {figure}" for name, figure in asdict(budget).items())
+            print(f"{package}: {{{figures}}}")
+        return
     columns = {commit: measure_commit(arguments.root, commit) for commit in arguments.commit}
     print(markdown_table(columns | {"working tree": measure(arguments.root)}))
 

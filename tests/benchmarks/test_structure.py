@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.structure import (
+    Budget,
+    budgets,
+    crossing_names,
+    packed_statements,
     duplicated_lines,
     find_cycles,
     import_graph,
@@ -73,12 +77,51 @@ def test_names_parameters_and_duplicates(tree: Path) -> None:
     assert duplicated_lines(modules.values()) == 7
 
 
+def test_budgets_of_packages(tree: Path) -> None:
+    """Comments and docstrings are no tokens; an import of a module as a whole is one name."""
+    source = '"""Words."""\n\nfrom workers.drafters.eagle import SIZE, _A\n\n\nclass Third:  # words\n    x = 1\n'
+    (tree / "workers/models/text.py").write_text(source, "utf-8")
+    modules = read_modules(tree, ["workers"])
+    assert crossing_names(modules) == {
+        "workers.models": {("workers.models.cache", "")},
+        "workers.drafters": {("workers.drafters.eagle", "SIZE"), ("workers.drafters.eagle", "_A")},
+    }
+    found = budgets(modules)
+    assert found["workers"] == Budget(tokens=6, public=0, crossing=0)
+    assert (found["workers.models"].public, found["workers.models"].crossing) == (2, 1)
+    (tree / "workers/models/cache.py").write_text("", "utf-8")
+    (tree / "workers/models/families/llama.py").write_text("", "utf-8")
+    assert budgets(read_modules(tree, ["workers"]))["workers.models"].tokens == 10 + 3 + 3
+
+
+def test_packed_statements(tree: Path) -> None:
+    source = (
+        "a, b = 1, 2\n"
+        "c, d = divmod(7, 2)\n"
+        "e = 1 if a else 2 if b else 3\n"
+        "f = [x for x in c if x]\n"
+        "g = {x: y for x in c for y in d if x}\n"
+    )
+    (tree / "workers/models/text.py").write_text(source, "utf-8")
+    modules = read_modules(tree, ["workers"])
+    counts = packed_statements([modules["workers.models.text"]])
+    assert counts == {
+        "pairs": 1,
+        "conditionals": 2,
+        "nested conditionals": 1,
+        "comprehensions": 2,
+        "long comprehensions": 1,
+    }
+
+
 def test_rows_of_a_tree(tree: Path) -> None:
     rows = measure(tree)
     assert rows["product: files"] == "9"
     assert rows["product: lines of a function, 50 % / 90 % / max"] == "8 / 9 / 9"
     assert rows["tests: files"] == "1"
     assert rows["top-level names, public / private"] == "3 / 3"
+    assert rows["public functions and classes"] == "2"
+    assert rows["crossing names"] == "1"
     assert rows["module cycles"] == "1: workers.models.families.llama, workers.models.text"
     assert rows["package cycles"] == "0"
 
