@@ -16,6 +16,14 @@ class CommandError(Exception):
         self.code = code
 
 
+class QueryError(ValueError):
+    """A question about sweeps that cannot be read, or that names something unknown."""
+
+
+class NoChoiceError(QueryError):
+    """No trial is what was asked for."""
+
+
 def last_words(message: str, code: int) -> str:
     """What a command says when it ends with this exit code. An interrupt is not an error."""
     return message[:1].upper() + message[1:] if code == INTERRUPTED else f"Error: {message}"

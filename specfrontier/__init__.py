@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
-    from orchestrator.errors import CommandError
+    from orchestrator.errors import CommandError, QueryError
     from orchestrator.results.front_trial import Trial
-    from orchestrator.results.query import QueryError
     from orchestrator.results.store import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
@@ -38,7 +37,7 @@ _HOMES = {
     "DecodingConfig": "search_spaces.trial",
     "PRESETS": "search_spaces.presets",
     "ConfigError": "search_spaces.params",
-    "QueryError": "orchestrator.results.query",
+    "QueryError": "orchestrator.errors",
     "NoSweepError": "orchestrator.results.store",
     "CommandError": "orchestrator.errors",
 }

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.results import sweep as results
 from orchestrator.results.choices import best_within, default_choices
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.front_trial import Trial
-from orchestrator.results.query import NoChoiceError, QueryError
+from orchestrator.results.questions import trial_rows
 from orchestrator.results.store import near_path
 from orchestrator.results.text import clean, counted, html_table, percent
 
@@ -124,6 +125,14 @@ class Sweep(results.Sweep):
         if self.baseline is None:
             raise QueryError(f"sweep {self.name}: vanilla has not finished")
         return self.trial(self.baseline.number)
+
+    def trials(self, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
+        """One row per finished trial, by number (columns: see `trial_rows`), of those that pass all filters.
+
+        Raises:
+            QueryError: an invalid filter, or an unknown column.
+        """
+        return trial_rows(self, where, columns)
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per finished trial (columns: see `trials`)."""

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.text import say, show, shown_table
-from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.errors import WRONG_USAGE, CommandError, QueryError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, PAPER_TABLES, ending_of, write_output
 from orchestrator.results.text import counted
@@ -137,7 +137,6 @@ def _on_all_machines(sweep: Sweep) -> list[Sweep]:
         QueryError: it has prices of one only.
     """
     from orchestrator.results.prices import Machine
-    from orchestrator.results.query import QueryError
     from orchestrator.results.store import command
 
     machines = Machine.all(sweep.prices)
@@ -194,7 +193,7 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
     Raises:
         QueryError: no such column, or fewer than two groups.
     """
-    from orchestrator.results.query import QueryError, column_of
+    from orchestrator.results.query import column_of
     from search_spaces.params import unknown_key
 
     groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}

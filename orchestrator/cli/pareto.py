@@ -13,6 +13,7 @@ from orchestrator.cli.text import describe_front, for_output, show
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PAPER_TABLES, PLOTS, TABLES, ending_of, table_bytes, write_output
+from orchestrator.results.questions import trial_rows
 
 if TYPE_CHECKING:
     from orchestrator.results.front import Front
@@ -121,7 +122,7 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
     found = []
     for name, sweep in front.sweeps.items():
-        chosen = set(sweep.trials(where, ["number"])["number"].to_pylist())
+        chosen = set(trial_rows(sweep, where, ["number"])["number"].to_pylist())
         stopped = [record for record in sweep.records if record.state == STOPPED and record.duplicate_of is None]
         for record in stopped:
             if record.stop is not None and record.number in chosen:

@@ -11,7 +11,7 @@ import typer
 
 from orchestrator import options as o
 from orchestrator.cli.text import say
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, NoChoiceError, QueryError, ends_with
 from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
@@ -199,7 +199,6 @@ class TimingOptions:
 @contextmanager
 def query_errors() -> Iterator[None]:
     """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such trial into 1."""
-    from orchestrator.results.query import NoChoiceError, QueryError
     from orchestrator.results.store import NoSweepError
 
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError), ends_with(FAILED, NoChoiceError):

@@ -10,7 +10,7 @@ import typer
 
 from orchestrator.cli import query_options as o
 from orchestrator.cli.text import say
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, QueryError, ends_with
 from orchestrator.options import flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, write_output
 
@@ -52,7 +52,6 @@ def report(
     if port is not None and not serve:
         raise CommandError("--port is of --serve", WRONG_USAGE)
     from orchestrator.report.page import report_page, write_report
-    from orchestrator.results.query import QueryError
     from orchestrator.results.store import NoSweepError
     from workers.data.storage import Storage
 

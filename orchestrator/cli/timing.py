@@ -12,6 +12,7 @@ from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, grouped, option
 from orchestrator.results.config_file import SPEEDUP
+from orchestrator.results.questions import objectives_of
 from orchestrator.results.text import counted
 from workers.runtime.process import prefer_threads
 
@@ -119,9 +120,9 @@ def _show_speeds(
     from orchestrator.results.store import MLFLOW_PLACE, REPORT, command
 
     own, machine = sweep.priced(), timer.machine
-    goals = sweep.objectives()
+    goals = objectives_of(sweep)
     if not any(is_priced(metric.name) for metric in goals):
-        goals = sweep.objectives(SPEEDUP)
+        goals = objectives_of(sweep, SPEEDUP)
     priced = [own] if own.machine == machine else [own.priced_on(machine), own]
     fronts = [front_of([found], *(metric.name for metric in goals)) for found in priced]
     table, lines = side_by_side(fronts, {record.number for record in records})

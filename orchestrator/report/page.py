@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.errors import QueryError
 from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
@@ -32,7 +33,7 @@ from orchestrator.results.config_file import trial_text
 from orchestrator.results.front import front_of
 from orchestrator.results.joint import critical_t
 from orchestrator.results.names import Form
-from orchestrator.results.query import QueryError
+from orchestrator.results.questions import objectives_of
 from orchestrator.results.store import REPORT, read_sweep_yaml
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted, describe_duration, redact_values
@@ -218,7 +219,7 @@ def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, .
     """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
     first, measured = sweeps[0], _metric_names(sweeps)
     try:
-        axes = first.objectives(*objectives[:2])[:2]
+        axes = objectives_of(first, *objectives[:2])[:2]
     except QueryError:
         axes = ()
     if not axes or any(metric.name not in measured for metric in axes):

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.results.bounds import MAX_NAMED
 from orchestrator.results.front import Front
 from orchestrator.results.front_trial import KNEE, Trial
-from orchestrator.results.query import NoChoiceError, QueryError, limit_samples
+from orchestrator.results.query import limit_samples
 from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Metric

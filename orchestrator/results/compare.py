@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from orchestrator.errors import QueryError
 from orchestrator.results.joint import JointErrors, directions, standard_error
 from orchestrator.results.names import describe
 from orchestrator.results.pareto import Floats, costs, nondominated, possible_front
-from orchestrator.results.query import QueryError
 from orchestrator.results.store import Identity
 from search_spaces.documents import shorten
 from search_spaces.trial import DecodingConfig

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.results.bounds import Bounds
 from orchestrator.results.compare import hypervolume, reference_point, require_comparable, sampled_hypervolumes
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.joint import JointErrors, directions, standard_error, values_of
 from orchestrator.results.names import Form, SettingNames
 from orchestrator.results.pareto import Floats, front_confidence, knee, knee_confidence, nondominated
-from orchestrator.results.query import NoChoiceError, QueryError, passing, require_list
+from orchestrator.results.query import passing, require_list
+from orchestrator.results.questions import limit_on, objectives_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
 from workers.metrics.definition import Metric
@@ -151,7 +153,7 @@ class Front:
         """
         trials, metric = self.candidates, self.metrics[0]
         origins = {trial.origin for trial in trials} or self.sweeps  # one without candidates may lack vanilla
-        tests = {name: [self.sweeps[name].limit(text) for text in limits] for name in origins}
+        tests = {name: [limit_on(self.sweeps[name], text) for text in limits] for name in origins}
         within = [i for i, trial in enumerate(trials) if all(test(trial.record) for test in tests[trial.origin])]
         within = [i for i in within if not lossless or trials[i].is_lossless]
         if (found := self._bounds.best(within, lambda index: trials[index].is_lossless)) is None:
@@ -220,13 +222,13 @@ def front_of(
 
     require_list(subject_to, "subject_to")
     named = _named(sweeps)
-    metrics = sweeps[0].objectives(x, y, z)
+    metrics = objectives_of(sweeps[0], x, y, z)
     for metric in metrics:
         for sweep in sweeps:
             sweep.metric(metric.name)
         require_comparable([sweep.identity for sweep in sweeps], metric.name)
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
-    limits = {name: [sweep.limit(text) for text in subject_to] for name, sweep in named.items()}
+    limits = {name: [limit_on(sweep, text) for text in subject_to] for name, sweep in named.items()}
     trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="default")
     trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
     tests = {

@@ -31,8 +31,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from orchestrator.errors import QueryError
 from orchestrator.results.joint import critical_t, degrees_of_freedom
-from orchestrator.results.query import QueryError
 from orchestrator.results.status import session_problems
 from orchestrator.results.sweep import Sweep
 from search_spaces.params import unknown_key

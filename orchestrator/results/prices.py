@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from orchestrator.results.query import QueryError
+from orchestrator.errors import QueryError
 from orchestrator.results.store import Identity, read_table, trial_file
 from orchestrator.results.trials import FAILED, STOPPED, History, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint, split_batch

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.errors import QueryError
 from orchestrator.results.joint import JointErrors
 from orchestrator.results.pareto import Bools, Floats
 from orchestrator.results.trials import TrialRecord, typed_table
@@ -35,14 +36,6 @@ _AND = (
 _FLAG = re.compile(r"\s*(not\s+)?(\S+)\s*")
 _FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)(?:not\s+)?in(?!\S))\s*(.*?)\s*")
 _UNFINISHED = re.compile(r".*?((?<!\S)and|[-+*])")  # the end of a value
-
-
-class QueryError(ValueError):
-    """An expression that cannot be read, or that names something unknown."""
-
-
-class NoChoiceError(QueryError):
-    """No trial is what was asked for."""
 
 
 def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:

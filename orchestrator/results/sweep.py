@@ -5,19 +5,16 @@ No file is written. Neither torch nor the model's files are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from orchestrator.results.compare import DEFAULT_OBJECTIVES
-from orchestrator.results.joint import directions, values_of
+from orchestrator.errors import QueryError
 from orchestrator.results.launches import load_identity
 from orchestrator.results.names import SettingNames
-from orchestrator.results.pareto import nondominated
 from orchestrator.results.prices import Machine, identity_on, price_on, read_prices
-from orchestrator.results.query import QueryError, parse_limit, passing, require_list
 from orchestrator.results.store import Identity, find_sweep, read_sweep_yaml, read_table, read_trials, trial_file
 from orchestrator.results.trials import COMPLETE, TrialRecord, trial_table
 from search_spaces.params import unknown_key
@@ -104,13 +101,6 @@ class Sweep:
         return SettingNames(self.identity.sampling)
 
     @cached_property
-    def front_records(self) -> tuple[TrialRecord, ...]:
-        """The feasible trials on the front of all of the sweep's objectives, by number."""
-        feasible, goals = [record for record in self.records if record.feasible], self.identity.objectives
-        on_front = nondominated(values_of(feasible, goals), directions(goals)) if goals else ()
-        return tuple(record for record, kept in zip(feasible, on_front, strict=False) if kept)
-
-    @cached_property
     def baseline(self) -> TrialRecord | None:
         """Vanilla: the trial with the baseline's config, or else the one with the label `vanilla`."""
         return self.find(self.identity.baseline, "vanilla")
@@ -138,40 +128,10 @@ class Sweep:
             raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, self.identity.metrics, 'metric')}")
         return self.identity.metrics[name]
 
-    def objectives(self, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Metric, ...]:
-        """Two or three metrics: by default the sweep's own objectives, where they differ from those that are given.
-
-        Raises:
-            QueryError: an unknown metric, or the same one twice.
-        """
-        own = [metric.name for metric in self.identity.objectives[:3]]
-        first, second, *_ = own if len(own) > 1 else DEFAULT_OBJECTIVES
-        if x or y or len(own) < 2:
-            x = x or (second if first == y else first)
-            own = [x, y or (first if second == x else second)]
-        names = own if z is None else [*own[:2], z]
-        if len(set(names)) < len(names):
-            raise QueryError(f"objectives {', '.join(names)}: each must be a different metric")
-        return tuple(self.metric(name) for name in names)
-
-    def trials(self, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row per finished trial, by number. Columns: see `trial_table`; `front`: on the front of the objectives.
-
-        Raises:
-            QueryError: an invalid filter, or an unknown column.
-        """
-        import pyarrow as pa
-
-        front = {record.number for record in self.front_records if record.duplicate_of is None}
-        marks = pa.array([record.number in front for record in self.records], pa.bool_())
-        table = self.table.append_column("front", marks)
-        table = table.filter(passing(table, where))
-        self._check_columns(columns or (), table.column_names)
-        return table if columns is None else table.select(list(columns))
-
-    def _check_columns(self, columns: Sequence[str], known: Sequence[str]) -> None:
+    def check_columns(self, columns: Sequence[str], known: Sequence[str]) -> None:
         """Raise QueryError for a column that is not known, or for a single text."""
-        require_list(columns, "columns")
+        if isinstance(columns, str):
+            raise QueryError(f"columns: give a list, such as columns=[{columns!r}]")
         for name in columns:
             if name not in known:
                 raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, known, 'column')}")
@@ -213,25 +173,17 @@ class Sweep:
                 owners.setdefault(shard, record.number)
         if not owners:
             own = [name for name in columns or () if name.startswith((FEATURES, SCORES))]
-            self._check_columns(columns or (), [*IMAGE_SCHEMA.names, *own])
+            self.check_columns(columns or (), [*IMAGE_SCHEMA.names, *own])
         tables = []
         for shard, owner in owners.items():
             fix = f"to generate it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
             try:
                 table = read_table(self.storage, shard, columns, fix=fix)
             except ColumnError as error:
-                self._check_columns(columns or (), error.known)
+                self.check_columns(columns or (), error.known)
                 raise
             tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
         if tables:
             return pa.concat_tables(tables, promote_options="default")
         kept = [field for field in IMAGE_SCHEMA if columns is None or field.name in columns]
         return pa.schema([pa.field("number", pa.int64()), *kept]).empty_table()
-
-    def limit(self, text: str) -> Callable[[TrialRecord], bool]:
-        """A function that tells whether a trial meets a constraint such as `fid<=vanilla+0.5`.
-
-        Raises:
-            QueryError: the constraint cannot be parsed, or needs a value that the sweep does not have.
-        """
-        return parse_limit(text, self.identity.metrics, {} if self.baseline is None else self.baseline.metrics)

@@ -26,6 +26,7 @@ from itertools import count as count_from
 from typing import Any, Self
 
 from orchestrator.results.prices import is_priced, violations
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import EARLIER, IDENTITY, Identity, plugins_of
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import counted
@@ -225,7 +226,7 @@ class Earlier:
             sampling = sweep.sampling or earlier.identity.sampling  # the target's own, if the sweep does not say
             running |= {entry.config.with_sampling(entry.config.sampling or sampling) for entry in sweep.enqueue}
             running.add(DecodingConfig(sampling=sampling))
-            for record in compared.front_records:
+            for record in front_records(compared):
                 config = record.config
                 if config is None or config in running:
                     continue

@@ -34,8 +34,7 @@ from orchestrator.run.placement import (
     Slots,
     WorkerAgreement,
 )
-from orchestrator.run.progress import lost_event
-from orchestrator.run.tasks import EventSink, PoolError, SweepError, Task, TaskResult
+from orchestrator.run.tasks import EventSink, PoolError, SweepError, Task, TaskResult, lost_event
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
 from workers.data.shards import TimingSession

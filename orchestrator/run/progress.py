@@ -50,12 +50,6 @@ def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) 
     return {"event": event, "trial": trial.number, "label": trial.label, "setting": names.name(trial.config)}
 
 
-def lost_event(what: str, cause: str, alive: int) -> dict[str, Any]:
-    """The event of a worker that was lost after it had started, or of its node; `alive` workers are left."""
-    note = f"lost {what} ({cause}); {counted(alive, 'worker')} left"
-    return {"event": "workers", "alive": alive, "lost": what, "note": note}
-
-
 def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict[str, Any]:
     """The event of a trial that has a new record."""
     return trial_event(event, record, names) | {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, Self
 
+from orchestrator.results.text import counted
 from orchestrator.results.trials import TrialRecord
 from search_spaces.sweep_sections import Budget
 from workers.data.shards import MeasureTask, Serializable
@@ -87,6 +88,12 @@ class Outcome:
     stopped_by: str
     lost: Collection[int] = ()
     untimed: str = ""
+
+
+def lost_event(what: str, cause: str, alive: int) -> dict[str, Any]:
+    """The event of a worker that was lost after it had started, or of its node; `alive` workers are left."""
+    note = f"lost {what} ({cause}); {counted(alive, 'worker')} left"
+    return {"event": "workers", "alive": alive, "lost": what, "note": note}
 
 
 class Workers(Protocol):

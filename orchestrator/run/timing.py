@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from orchestrator.errors import QueryError
 from orchestrator.results.choices import decisive_trials
 from orchestrator.results.front import front_of
-from orchestrator.results.query import QueryError
 from orchestrator.results.sweep import Sweep
 from orchestrator.run.build import Build
 from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task

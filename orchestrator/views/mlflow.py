@@ -28,6 +28,7 @@ from orchestrator.results.config_file import trial_text
 from orchestrator.results.launches import FAILED as LAUNCH_FAILED
 from orchestrator.results.launches import FINISHED, INTERRUPTED, KILLED, find_launch
 from orchestrator.results.locks import exclusive
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import MLFLOW_LOCK
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import redact_file
@@ -109,7 +110,7 @@ class MlflowView(View[Sweep]):
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
         self._trial_runs = None  # until everything succeeds
         logged = self._client.get_run(self._parent).data  # fails on a server that lost its runs, before any is created
-        front = {record.number for record in source.front_records}
+        front = {record.number for record in front_records(source)}
         marks = {r.number: runs.marks(self._parent, r, pareto=r.number in front) for r in source.records}
         done = set[int]()
         for record in source.records:
@@ -339,7 +340,7 @@ def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
             return MlflowLocation(sweep.identity, place.uri)
         parents, groups = _find_runs(client, found.experiment_id, sweep)
         trial_runs = {number: group[0].info.run_id for number, group in groups.items()}
-        front = [record.number for record in sweep.front_records]
+        front = [record.number for record in front_records(sweep)]
         parent = parents[0].info.run_id if parents else ""
         return MlflowLocation(sweep.identity, place.uri, found.experiment_id, parent, trial_runs, front)
 

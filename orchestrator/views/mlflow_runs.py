@@ -23,6 +23,7 @@ from orchestrator.results.joint import directions, values_of
 from orchestrator.results.names import SettingNames, title
 from orchestrator.results.pareto import Floats, knee, nondominated
 from orchestrator.results.prices import is_priced
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import Identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.text import clean, markdown, without_credentials
@@ -335,7 +336,7 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
     but 100 pixels of it: a line and three rows. runs: ids by the trial's number.
     """
     all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)})"
-    front = [runs[record.number] for record in sweep.front_records]
+    front = [runs[record.number] for record in front_records(sweep)]
     if not front:
         return f"{all_trials}. No trial is on the front yet."
     members = f"[front with its parameters]({front_link(sweep.identity, experiment_id)})"
@@ -349,7 +350,7 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     objective; of a long front, trials over its whole length. links: the addresses of the trials' pages.
     """
     names = [metric.name for metric in sweep.identity.objectives]
-    front = sorted(sweep.front_records, key=lambda record: record.metrics[names[0]].value)
+    front = sorted(front_records(sweep), key=lambda record: record.metrics[names[0]].value)
     places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
     shown = [front[place] for place in places]
     settings = sweep.names.alike(record.config for record in front if record.config is not None)
@@ -368,7 +369,7 @@ def shared_views(sweep: Sweep) -> dict[str, str]:
     """
     name = f"{_SHARED_VIEW}{sweep_id(sweep.identity)}"
     return {
-        name: _view(sweep, sweep.front_records, f"tags.`{PARETO}` = 'true'"),
+        name: _view(sweep, front_records(sweep), f"tags.`{PARETO}` = 'true'"),
         f"{name}{_ALL}": _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'"),
     }
 

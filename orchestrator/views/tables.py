@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.results.checked_text import HTML, load_text
 from orchestrator.results.front import front_of
+from orchestrator.results.questions import trial_rows
 from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.follower import View
@@ -42,7 +43,7 @@ def write_tables(sweep: Sweep) -> None:
         return
     front = front_of([sweep])
     front_rows = front.table(front.members).drop_columns(["sweep"])
-    for name, table in ((TRIAL_TABLE, sweep.trials()), (FRONT_TABLE, front_rows)):
+    for name, table in ((TRIAL_TABLE, trial_rows(sweep)), (FRONT_TABLE, front_rows)):
         write_shard(sweep.storage, name, table, {"kind": _KIND})
     title = f"{sweep.name}: {sweep.identity.target}"
     sweep.storage.write(FRONT_PLOT, front_plot(front, title))

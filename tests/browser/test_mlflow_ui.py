@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from orchestrator.results.questions import front_records
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow import find_location
 from orchestrator.views.mlflow_runs import compare_link, run_link, run_name
@@ -32,7 +33,7 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
     sweep = write_timed_sweep(folder, TRIALS, name="demo", seed=2, failed=(7,))
-    assert len(sweep.front_records) > 2
+    assert len(front_records(sweep)) > 2
     return sweep.storage
 
 
@@ -60,7 +61,7 @@ def page(browser: Browser, links: dict[str, str]) -> Iterator[Page]:
 
 def front_link(page: Page, storage: Storage) -> Locator:
     """The first link to a trial of the front whose name is that of its setting."""
-    number = next(record.number for record in Sweep.open(storage).front_records if not record.label)
+    number = next(record.number for record in front_records(Sweep.open(storage)) if not record.label)
     return page.get_by_role("link", name=re.compile(rf"^{number} eagle-")).first
 
 
@@ -79,7 +80,7 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     table = page.locator("table", has_text="speedup").first
     sweep = Sweep.open(storage)
     cells = [[text.strip() for text in row.locator("th, td").all_inner_texts()] for row in table.locator("tr").all()]
-    front = sorted(sweep.front_records, key=lambda record: record.metrics["speedup"].value)
+    front = sorted(front_records(sweep), key=lambda record: record.metrics["speedup"].value)
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in front] for name in ("speedup", "fid")]
     assert cells == [["trial", *(str(record.number) for record in front)], ["speedup", *values[0]], ["fid", *values[1]]]
     for element in (table, page.get_by_role("link", name="side by side")):
@@ -111,7 +112,7 @@ def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[st
     assert not {"latency", "drift", "Source"} & names
     rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
     assert {row.get_attribute("row-index") for row in rows.all()} == set(
-        map(str, range(len(Sweep.open(storage).front_records)))
+        map(str, range(len(front_records(Sweep.open(storage)))))
     )
 
 
@@ -171,7 +172,7 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
     found = find_location(sweep, links["mlflow"])
     speeds = {
         run_name(record, sweep.names): record.by_batch("speedup", sweep.identity.timing_batch)
-        for record in sweep.front_records
+        for record in front_records(sweep)
     }
     expected = {name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()}
     page.goto(side_by_side(links, storage))
@@ -179,7 +180,7 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
     assert lines(page.locator(".js-plotly-plot").first) == expected
     assert len(expected) > 2
     keep(page, "batches")
-    member = sweep.front_records[0]
+    member = front_records(sweep)[0]
     address = run_link(found.runs[member.number], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/model-metrics?"))
     page.get_by_placeholder("Search metric charts").fill("by_batch/speedup")

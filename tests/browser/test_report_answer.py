@@ -13,6 +13,7 @@ import pytest
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.names import Form
+from orchestrator.results.questions import trial_rows
 from orchestrator.results.status import timing_notes
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
@@ -88,7 +89,7 @@ def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: P
     assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
     assert page.locator("#lossless .chosen").get_attribute("data-trial") == trial.name
     page.locator("#filter").fill("lossless=true")
-    expected = Sweep.open(folder).trials(["lossless=true"], ["number"])["number"].to_pylist()
+    expected = trial_rows(Sweep.open(folder), ["lossless=true"], ["number"])["number"].to_pylist()
     rows = page.locator("#table tbody tr").evaluate_all("all => all.map((row) => Number(row.dataset.trial))")
     assert rows == expected
     objectives = [{"metric": name, "direction": "minimize"} for name in ("drift", "fid")]

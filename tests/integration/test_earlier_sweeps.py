@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from benchmarks.sweep_results import images
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import EARLIER, EVENTS
 from orchestrator.results.trials import TrialRecord
 from orchestrator.run.earlier import Earlier
@@ -58,7 +59,7 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
     for name in before.keys() & after.keys():
         assert before[name].to_pylist() == after[name].to_pylist()
     assert_every_image_once(wider, CAPTIONS)
-    front = {record.digest for record in Sweep.open(small.store).front_records}
+    front = {record.digest for record in front_records(Sweep.open(small.store))}
     assert front <= {record.digest for record in wider.records}, "the earlier front is in the new sweep"
     stored = json.loads((wider.store / EARLIER).read_text())
     assert len(wider.records) == 8 + len(stored["front"])

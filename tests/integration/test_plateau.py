@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.report.answer import answer
 from orchestrator.results.front import front_of
+from orchestrator.results.questions import front_records
 from specfrontier import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import SWEEP, SweepRun, files
@@ -48,7 +49,7 @@ def test_a_front_taken_over_counts(small: SweepRun, tmp_path: Path) -> None:
     """The new trials must move the earlier front, which runs first."""
     run = SweepRun(tmp_path, TEXT, models=lambda folder: small.folder / "weights")
     run.run_locally("--no-mlflow", "--from", str(small.store))
-    front = {record.digest for record in Sweep.open(small.store).front_records}
+    front = {record.digest for record in front_records(Sweep.open(small.store))}
     first = [record.digest for record in run.records[: len(front) + 1]]
     assert front <= {*first}
     assert len(first) + 2 <= len(run.records) < 40

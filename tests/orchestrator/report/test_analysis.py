@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.report.sections.analysis import MIN_TRIALS, hypervolumes, importances
 from orchestrator.results.front import front_of
+from orchestrator.results.questions import objectives_of
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.searched_sweeps import write_searched_sweep
@@ -18,7 +19,7 @@ from workers.data.storage import Storage
 def test_importances_cover_what_was_searched(tmp_path: Path) -> None:
     records = write_searched_sweep(tmp_path, 60)
     sweep = Sweep.open(tmp_path)
-    found = importances(sweep, sweep.objectives())
+    found = importances(sweep, objectives_of(sweep))
     assert found["trials"] == 59, "vanilla has no parameters"
     searched = {name for record in records for name in record.params}
     for metric in ("speedup", "fid"):
@@ -32,14 +33,14 @@ def test_importances_cover_what_was_searched(tmp_path: Path) -> None:
 def test_few_trials_have_no_importances(tmp_path: Path) -> None:
     write_searched_sweep(tmp_path, MIN_TRIALS)
     sweep = Sweep.open(tmp_path)
-    assert importances(sweep, sweep.objectives()) == {"trials": MIN_TRIALS - 1, "needed": MIN_TRIALS, "metrics": {}}
+    assert importances(sweep, objectives_of(sweep)) == {"trials": MIN_TRIALS - 1, "needed": MIN_TRIALS, "metrics": {}}
 
 
 def test_trials_of_another_space_are_left_out(tmp_path: Path) -> None:
     records = write_searched_sweep(tmp_path, MIN_TRIALS + 1)
     write_trial(Storage(tmp_path), replace(records[3], params={"other": 1}))
     sweep = Sweep.open(tmp_path)
-    assert importances(sweep, sweep.objectives()) == {"trials": MIN_TRIALS - 1, "needed": MIN_TRIALS, "metrics": {}}
+    assert importances(sweep, objectives_of(sweep)) == {"trials": MIN_TRIALS - 1, "needed": MIN_TRIALS, "metrics": {}}
 
 
 def test_the_hypervolume_grows_to_that_of_the_front(tmp_path: Path) -> None:

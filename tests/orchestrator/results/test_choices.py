@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.cli.text import choice_lines
+from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.results.choices import (
     BEST,
     LOSSLESS,
@@ -25,7 +26,6 @@ from orchestrator.results.choices import (
 from orchestrator.results.front import Front, front_of
 from orchestrator.results.front_trial import KNEE, Trial
 from orchestrator.results.joint import JointErrors
-from orchestrator.results.query import NoChoiceError, QueryError
 from orchestrator.results.store import write_trial
 from orchestrator.results.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier

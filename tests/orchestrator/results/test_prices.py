@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from orchestrator.errors import QueryError
 from orchestrator.results.front import front_of
 from orchestrator.results.prices import Machine, violations
-from orchestrator.results.query import QueryError
 from orchestrator.results.status import sweep_notes, timing_notes
 from orchestrator.results.store import read_trials, write_trial
 from orchestrator.results.sweep import Sweep

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.compare import compare
+from orchestrator.errors import QueryError
 from orchestrator.results.paper_tables import replication_table
 from orchestrator.results.papers import METRICS as PRINTED
 from orchestrator.results.papers import (
@@ -29,7 +30,6 @@ from orchestrator.results.papers import (
     tables,
     verdict,
 )
-from orchestrator.results.query import QueryError
 from orchestrator.results.store import write_identity, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord

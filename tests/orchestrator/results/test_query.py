@@ -9,7 +9,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from orchestrator.results.query import QueryError, limit_confidence, parse_limit, passing
+from orchestrator.errors import QueryError
+from orchestrator.results.query import limit_confidence, parse_limit, passing
 from orchestrator.results.trials import TrialRecord
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate

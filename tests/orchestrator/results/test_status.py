@@ -29,8 +29,7 @@ from orchestrator.results.locks import driver_lock
 from orchestrator.results.status import SweepStatus, sweep_status
 from orchestrator.results.store import EARLIER, EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.results.sweep import Sweep
-from orchestrator.run.progress import lost_event
-from orchestrator.run.tasks import ClusterLost, PoolError
+from orchestrator.run.tasks import ClusterLost, PoolError, lost_event
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

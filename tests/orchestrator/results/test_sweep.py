@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.errors import QueryError
 from orchestrator.results.front import front_of
 from orchestrator.results.plots import front_plot
-from orchestrator.results.query import QueryError
+from orchestrator.results.questions import objectives_of
 from orchestrator.results.store import NoSweepError, command, find_sweep, location, write_trial
 from orchestrator.results.trials import TrialRecord
 from specfrontier import Sweep
@@ -130,11 +131,11 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
         ],
     )
     sweep = Sweep.open(tmp_path)
-    assert [axis.name for axis in sweep.objectives()] == ["step_compression", "drift"]
-    assert [axis.name for axis in sweep.objectives(z="fid")] == ["step_compression", "drift", "fid"]
-    assert [axis.direction for axis in sweep.objectives("latency", "clip_score")] == ["minimize", "maximize"]
+    assert [axis.name for axis in objectives_of(sweep)] == ["step_compression", "drift"]
+    assert [axis.name for axis in objectives_of(sweep, z="fid")] == ["step_compression", "drift", "fid"]
+    assert [axis.direction for axis in objectives_of(sweep, "latency", "clip_score")] == ["minimize", "maximize"]
     given = [("drift", None), ("latency", None), (None, "step_compression"), (None, "fid")]
-    chosen = [tuple(axis.name for axis in sweep.objectives(x, y)) for x, y in given]
+    chosen = [tuple(axis.name for axis in objectives_of(sweep, x, y)) for x, y in given]
     assert chosen == [
         ("drift", "step_compression"),
         ("latency", "drift"),
@@ -142,7 +143,7 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
         ("step_compression", "fid"),
     ]
     with pytest.raises(QueryError, match="each must be a different metric"):
-        sweep.objectives("fid", "fid")
+        objectives_of(sweep, "fid", "fid")
     with pytest.raises(QueryError, match="'fud': unknown metric; did you mean 'fid'"):
         sweep.front("speedup", "fud")
 

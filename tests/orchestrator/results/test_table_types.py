@@ -14,8 +14,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.errors import QueryError
 from orchestrator.results.front import front_of
-from orchestrator.results.query import QueryError
 from orchestrator.results.store import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
 from orchestrator.results.trials import COLUMNS, TrialRecord
 from orchestrator.views.tables import write_tables

@@ -23,13 +23,13 @@ from orchestrator.run.progress import (
     event_sink,
     format_duration,
     headline,
-    lost_event,
     render,
     show_json,
     show_lines,
     show_live,
     trial_line,
 )
+from orchestrator.run.tasks import lost_event
 
 OBJECTIVES = {
     "event": "identity",

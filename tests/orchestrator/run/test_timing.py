@@ -12,6 +12,7 @@ from benchmarks.instant import EXPERIMENT, make_driver, plausible
 from benchmarks.simulated import write_session
 from orchestrator.results.choices import default_choices
 from orchestrator.results.front import front_of
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import read_trials
 from orchestrator.run.tasks import ClusterLost, Limits, PoolError, Task
 from search_spaces.sweep import SweepConfig
@@ -275,7 +276,7 @@ def test_a_front_of_vanilla_alone_is_not_timed_again(tmp_path: Path) -> None:
 
     workers = TimedWorkers(numbers=poor)
     timed = launch(tmp_path, workers, front=("step_compression", "fid"))
-    assert [record.number for record in timed.sweep.front_records] == [0]
+    assert [record.number for record in front_records(timed.sweep)] == [0]
     assert timed.sweep.prices.sessions > 1
     assert workers.tasks[-1].kind != "timing"
 

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from orchestrator.results.launches import load_identity
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import read_table, read_trials, write_trial
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -88,7 +89,7 @@ def points(storage: Storage, key: str = "speedup") -> dict[int, int]:
 
 def expected(storage: Storage) -> dict[int, tuple[float, float, str]]:
     sweep = Sweep.open(storage)
-    front = {record.number for record in sweep.front_records}
+    front = {record.number for record in front_records(sweep)}
     return {
         record.number: (
             record.metrics["speedup"].value, record.metrics["speedup"].error, str(record.number in front).lower()

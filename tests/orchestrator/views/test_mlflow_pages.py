@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from orchestrator.results.questions import front_records
 from orchestrator.results.sweep import Sweep
 from orchestrator.views.mlflow_runs import (
     compare_link,
@@ -40,7 +41,7 @@ def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(tmp
 def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", 12)
     sweep = Sweep.open(tmp_path / "sweep")
-    odd = replace(sweep.front_records[0], label='a|b <i>[x](y) "z" &amp;')
+    odd = replace(front_records(sweep)[0], label='a|b <i>[x](y) "z" &amp;')
     sweep = replace(sweep, records=(odd,))
     text = describe_run(sweep, {odd.number: "r1"}, "7")
     assert f"[{odd.number}](#/experiments/7/runs/r1?" in text
@@ -76,7 +77,7 @@ def test_a_metrics_name_is_literal_in_the_description_and_legal_in_the_view(tmp_
 def test_a_long_front_is_shown_from_end_to_end(tmp_path: Path) -> None:
     write_searched_sweep(tmp_path / "sweep", 60)
     sweep = Sweep.open(tmp_path / "sweep")
-    front = sorted(sweep.front_records, key=lambda record: record.metrics["speedup"].value)
+    front = sorted(front_records(sweep), key=lambda record: record.metrics["speedup"].value)
     assert len(front) > 8
     text = describe_run(sweep, {record.number: f"r{record.number}" for record in sweep.records}, "7")
     heads = re.findall(r"\[(\d+)\]\(#", text)
@@ -93,7 +94,7 @@ def test_the_shared_view_has_the_objectives_and_the_parameters_that_differ(tmp_p
     assert len(text) < 5000, "MLflow's limit of a tag"
     view = json.loads(text)
     assert view["selectedColumns"][:2] == ["metrics.`speedup`", "metrics.`fid`"]
-    flat = [record.config.flat() for record in sweep.front_records if record.config is not None]
+    flat = [record.config.flat() for record in front_records(sweep) if record.config is not None]
     for column in view["selectedColumns"][2:]:
         key = column.removeprefix("params.`").removesuffix("`")
         assert len({str(settings.get(key)) for settings in flat}) > 1

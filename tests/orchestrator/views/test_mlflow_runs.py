@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.results.names import SettingNames
+from orchestrator.results.questions import front_records
 from orchestrator.results.store import write_identity
 from orchestrator.results.sweep import Sweep
 from orchestrator.results.trials import TrialRecord
@@ -176,8 +177,8 @@ def test_the_front_is_of_feasible_complete_trials(sweep: Sweep) -> None:
         trial(4, 9.0, 1.0, state="failed"),
         replace(RECORD, number=5, metrics={"fid": Estimate(0.1, math.inf, 96)}),
     ]
-    assert [record.number for record in replace(sweep, records=tuple(trials)).front_records] == [0, 1]
-    assert replace(sweep, records=()).front_records == ()
+    assert [record.number for record in front_records(replace(sweep, records=tuple(trials)))] == [0, 1]
+    assert front_records(replace(sweep, records=())) == ()
 
 
 @pytest.mark.parametrize(
@@ -251,4 +252,4 @@ def test_a_stopped_trials_metrics_have_names_of_their_own(sweep: Sweep) -> None:
     assert (tags["specfrontier.state"], tags["specfrontier.images"]) == ("stopped", "48")
     assert tags["specfrontier.cause"] == "trial 1 is better"
     both = [replace(RECORD, number=0, constraints={}), replace(stopped, constraints={})]
-    assert [record.number for record in replace(sweep, records=tuple(both)).front_records] == [0]
+    assert [record.number for record in front_records(replace(sweep, records=tuple(both)))] == [0]
