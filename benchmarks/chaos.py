@@ -33,7 +33,7 @@ from benchmarks.chaos_cluster import Cluster, project_environment
 from benchmarks.chaos_faults import KINDS, Fault, plan
 from benchmarks.chaos_sweep import COMMAND, METRICS, SWEEP, ChaosError, ChaosSweep, Tracking
 from benchmarks.sweep_results import Comparison, compare
-from orchestrator.results.store import read_trials
+from orchestrator.store.files import read_trials
 from workers.data.storage import Storage
 
 TRIALS = 60

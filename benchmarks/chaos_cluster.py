@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.run.cluster_guard import MARK, kill_cluster
+from orchestrator.cluster.cluster_guard import MARK, kill_cluster
 from orchestrator.views.mlflow_client import free_port
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,8 @@ import psutil
 
 from benchmarks.chaos_sweep import POLL_S, ChaosSweep
 from orchestrator.errors import FAILED, WRONG_USAGE
-from orchestrator.results.store import EVENTS, FRONT_TABLE, MLFLOW_PLACE, STUDY, TRIAL_TABLE
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import EVENTS, FRONT_TABLE, MLFLOW_PLACE, STUDY, TRIAL_TABLE
+from orchestrator.store.records import TrialRecord
 
 TERMINATED = 128 + signal.SIGTERM
 STOP_S = 30.0  # of SIGSTOP

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
-from orchestrator.results.trials import COMPLETE, TrialRecord
-from orchestrator.run.study import Search
+from orchestrator.run.search import Search
+from orchestrator.store.records import COMPLETE, TrialRecord
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
 from workers.metrics.definition import Direction, Metric

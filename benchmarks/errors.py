@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.results.joint import JointErrors, critical_t
-from orchestrator.results.pareto import Floats
-from orchestrator.results.store import read_sweep_yaml
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.front.joint import JointErrors, critical_t
+from orchestrator.front.pareto import Floats
+from orchestrator.store.files import read_sweep_yaml
+from orchestrator.store.records import COMPLETE, TrialRecord
+from orchestrator.store.sweep import Sweep
 from workers.data.captions import read_captions
 from workers.data.records import FEATURES as FEATURES_PREFIX
 from workers.data.records import read_shard

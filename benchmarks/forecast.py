@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from orchestrator.results.checked_text import read_lines
-from orchestrator.results.store import EVENTS, find_sweep, read_sweep_text
 from orchestrator.run.progress import Progress, TimeLeft
+from orchestrator.store.checked_text import read_lines
+from orchestrator.store.files import EVENTS, find_sweep, read_sweep_text
 from search_spaces.sweep import SweepConfig
 
 MOMENTS = (0.25, 0.5, 0.75)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.fuzz_readers import KINDS, NAME, Kind, Outcome, log_to_mlflow, timed
-from orchestrator.results.store import DRIVER_LOCK
+from orchestrator.store.files import DRIVER_LOCK
 from tests.fakes.real_sweeps import SweepRun
 
 GOOD = ("refused", "rebuilt", "harmless", "accepted")

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.results.store import read_trials
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import read_trials
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.local_pool import local_launches
 from workers.data.storage import Storage

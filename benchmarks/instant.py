@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from orchestrator.results.trials import TrialRecord
+from orchestrator.cluster.tasks import EventSink, Task, TaskResult, Workers
 from orchestrator.run.build import Build
 from orchestrator.run.driver import Driver
-from orchestrator.run.study import Search
-from orchestrator.run.tasks import EventSink, Task, TaskResult, Workers
+from orchestrator.run.search import Search
 from orchestrator.run.trial import Plan, Trials
+from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment

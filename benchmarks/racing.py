@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
-from orchestrator.results.pareto import nondominated
+from orchestrator.front.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 
 Floats = NDArray[np.float64]

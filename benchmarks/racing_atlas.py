@@ -25,7 +25,7 @@ from benchmarks.atlas_table import DIRECTIONS, HALF, Atlas
 from benchmarks.racing import ERROR_RATE, PARALLEL, interval
 from benchmarks.racing_strategies import scores_of
 from benchmarks.search_problem import Problem
-from orchestrator.results.pareto import nondominated
+from orchestrator.front.pareto import nondominated
 from orchestrator.run.racing import Race, Scores
 
 _CAPTIONS = 2 * HALF

@@ -28,10 +28,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from orchestrator.replay.predict import measured_trials, random_settings
-from orchestrator.results.names import describe
-from orchestrator.results.store import read_sweep_text
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import read_sweep_text
+from orchestrator.store.names import describe
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from search_spaces.acceptance import EXACT
 from search_spaces.drafters import Eagle
 from search_spaces.sweep import SweepConfig

@@ -48,15 +48,15 @@ import torch
 from benchmarks.driver import ask_and_tell
 from benchmarks.instant import InstantWorkers, make_driver
 from benchmarks.simulated import FilePool, file_launches, simulated_actor
-from orchestrator.results.store import EVENTS, SHARDS
-from orchestrator.run import pool as pool_module
-from orchestrator.run.cluster import connected
-from orchestrator.run.launch import launch
-from orchestrator.run.options import LaunchOptions
-from orchestrator.run.placement import Slots
-from orchestrator.run.pool import Pool
+from orchestrator.cluster import pool as pool_module
+from orchestrator.cluster.cluster import connected
+from orchestrator.cluster.placement import Slots
+from orchestrator.cluster.pool import Pool
+from orchestrator.launch.launch import launch
+from orchestrator.launch.options import LaunchOptions
 from orchestrator.run.progress import Progress, event_sink
 from orchestrator.run.racing import as_told
+from orchestrator.store.files import EVENTS, SHARDS
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import sync
 from orchestrator.views.study import StudyView, default_journal

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.atlas_table import DIRECTIONS, HALF, RUNGS, Atlas, Floats
-from orchestrator.results.compare import hypervolume
-from orchestrator.results.pareto import nondominated
+from orchestrator.front.compare import hypervolume
+from orchestrator.front.pareto import nondominated
 
 Strategy = Callable[["Purchases", int], None]
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.run import launch
-from orchestrator.run.placement import Slots
-from orchestrator.run.tasks import Task
+from orchestrator.cluster.placement import Slots
+from orchestrator.cluster.tasks import Task
+from orchestrator.launch import launch
 from search_spaces.trial import DecodingConfig
 from workers.data.records import write_shard
 from workers.data.shards import Experiment, QualityShard, TimingSession, digest

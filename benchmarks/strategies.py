@@ -20,8 +20,8 @@ from optuna.trial import Trial, TrialState, create_trial
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.racing_strategies import MODELLED_STRATEGIES, OWN_STRATEGIES
 from benchmarks.search_problem import Purchases, Strategy
-from orchestrator.results.pareto import nondominated
-from orchestrator.run.study import ParameterTPESampler
+from orchestrator.front.pareto import nondominated
+from orchestrator.run.search import ParameterTPESampler
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

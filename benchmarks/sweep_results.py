@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.store.records import COMPLETE, TrialRecord
 from specfrontier import Sweep
 from workers.data.records import ShardError, read_shard
 from workers.data.storage import Storage

@@ -17,7 +17,7 @@ import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
-from orchestrator.results.databases import expand_home
+from orchestrator.store.databases import expand_home
 from search_spaces.paths import is_remote, local_path
 from workers.runtime.process import use_threads
 
@@ -115,7 +115,7 @@ def _spaces() -> list[str]:
 
 
 def _sweeps() -> list[str]:
-    from orchestrator.results.store import IDENTITY, SWEEPS
+    from orchestrator.store.files import IDENTITY, SWEEPS
 
     return sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
 

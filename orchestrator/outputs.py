@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
-from orchestrator.results.databases import local_file
-from orchestrator.results.text import csv_cell, without_credentials
+from orchestrator.store.databases import local_file
+from orchestrator.text import csv_cell, without_credentials
 from search_spaces.paths import is_remote, local_path
 from workers.data.storage import Storage
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PLOTS, TABLES, PAGES, CONFIGS = (".png", ".pdf", ".svg"), (".csv", ".parquet", ".json"), (".html",), (".yaml", ".yml")
-PAPER_TABLES = (".tex", ".md")  # see `orchestrator.results.paper_tables`
+PAPER_TABLES = (".tex", ".md")  # see `orchestrator.shown.paper_tables`
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
 _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's copy of --working-dir

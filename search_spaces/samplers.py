@@ -57,7 +57,7 @@ def register_sampler(name: str, implementation: str, defaults: Mapping[str, Any]
 # GP and QMC draw the parameters of single branches at random, and would warn of it in every trial.
 _NO_WARNING = {"warn_independent_sampling": False}
 
-register_sampler("tpe", "orchestrator.run.study:ParameterTPESampler", {"multivariate": True, "group": True})
+register_sampler("tpe", "orchestrator.run.search:ParameterTPESampler", {"multivariate": True, "group": True})
 register_sampler("nsga2", "optuna.samplers:NSGAIISampler", stateful=True)
 register_sampler("nsga3", "optuna.samplers:NSGAIIISampler", stateful=True)
 register_sampler("gp", "optuna.samplers:GPSampler", _NO_WARNING)

@@ -20,8 +20,8 @@ from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError, QueryError
-    from orchestrator.results.front_trial import Trial
-    from orchestrator.results.store import NoSweepError
+    from orchestrator.front.front_trial import Trial
+    from orchestrator.store.files import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
     from search_spaces.trial import DecodingConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Sweep": "specfrontier.sweep",
-    "Trial": "orchestrator.results.front",
+    "Trial": "orchestrator.front.front",
     "load_engine": "specfrontier.images",
     "ImageEngine": "specfrontier.images",
     "DrawnImage": "specfrontier.images",
@@ -38,7 +38,7 @@ _HOMES = {
     "PRESETS": "search_spaces.presets",
     "ConfigError": "search_spaces.params",
     "QueryError": "orchestrator.errors",
-    "NoSweepError": "orchestrator.results.store",
+    "NoSweepError": "orchestrator.store.files",
     "CommandError": "orchestrator.errors",
 }
 __all__ = [

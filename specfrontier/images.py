@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.results.front_trial import Trial
-from orchestrator.results.names import describe
+from orchestrator.front.front_trial import Trial
+from orchestrator.store.names import describe
 from search_spaces.documents import read_document
 from search_spaces.paths import local_path
 from search_spaces.presets import preset

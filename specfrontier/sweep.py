@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.errors import NoChoiceError, QueryError
-from orchestrator.results import sweep as results
-from orchestrator.results.choices import best_within, default_choices
-from orchestrator.results.front import Front, front_of
-from orchestrator.results.front_trial import Trial
-from orchestrator.results.questions import trial_rows
-from orchestrator.results.store import near_path
-from orchestrator.results.text import clean, counted, html_table, percent
+from orchestrator.front.choices import best_within, default_choices
+from orchestrator.front.front import Front, front_of
+from orchestrator.front.front_trial import Trial
+from orchestrator.front.questions import trial_rows
+from orchestrator.store import sweep as results
+from orchestrator.store.files import near_path
+from orchestrator.text import clean, counted, html_table, percent
 
 if TYPE_CHECKING:
     import pandas
@@ -148,7 +148,7 @@ class Sweep(results.Sweep):
         """
         from matplotlib import pyplot
 
-        from orchestrator.results.plots import figure_size, plot_front
+        from orchestrator.shown.plots import figure_size, plot_front
 
         if ax is None:
             _, ax = pyplot.subplots(figsize=figure_size(), layout="constrained")

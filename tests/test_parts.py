@@ -17,8 +17,8 @@ import torch
 
 from orchestrator.doctor.gpus import GPUS
 from orchestrator.doctor.plan import models_for_plan, plan
-from orchestrator.results.names import SettingNames
-from orchestrator.run.study import Search
+from orchestrator.run.search import Search
+from orchestrator.store.names import SettingNames
 from search_spaces import plugins
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import DRAFTERS

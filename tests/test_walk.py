@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.records import TrialRecord
 from search_spaces.trial import DecodingConfig
 from tests.fakes import local_pool
 from tests.fakes.command_line import specfrontier
@@ -40,8 +40,8 @@ PRODUCT = ("search_spaces.", "workers.", "orchestrator.", "specfrontier.")
 OF_A_SPACE = ("search_spaces.space", "search_spaces.space_entries")
 OF_A_CONFIG = ("search_spaces.acceptance", "search_spaces.schedules", "search_spaces.neighbourhoods")
 DEPTH = 5
-ENDS = ("search_spaces.space_entries", "workers.decoding.engine", "orchestrator.results.front")
-POOL = "orchestrator.run.pool"
+ENDS = ("search_spaces.space_entries", "workers.decoding.engine", "orchestrator.front.front")
+POOL = "orchestrator.cluster.pool"
 
 
 def module_of(frame: FrameType | None) -> str | None:

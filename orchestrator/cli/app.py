@@ -30,8 +30,8 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, la
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
-from orchestrator.results.text import clean
 from orchestrator.streams import open_closed_streams
+from orchestrator.text import clean
 from search_spaces.params import ConfigError
 from search_spaces.paths import check_utf8
 from search_spaces.plugins import load_plugins, plugin_line, plugin_modules

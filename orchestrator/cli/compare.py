@@ -13,14 +13,14 @@ from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError, QueryError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import PAGES, PAPER_TABLES, ending_of, write_output
-from orchestrator.results.text import counted
+from orchestrator.text import counted
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
-    from orchestrator.results.compare import Comparison
-    from orchestrator.results.front import Front
-    from orchestrator.results.papers import Replication, TableRow
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.front.compare import Comparison
+    from orchestrator.front.front import Front
+    from orchestrator.shown.papers import Replication, TableRow
+    from orchestrator.store.sweep import Sweep
     from search_spaces.trial import DecodingConfig
 
 EPILOG = """\b
@@ -105,8 +105,8 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
     opened = prices.open(sweeps)
     if by == _DEVICE:
         opened, by = [priced for sweep in opened for priced in _on_all_machines(sweep)], None
-    from orchestrator.results.compare import compare as compare_fronts
-    from orchestrator.results.compare import shared_objectives
+    from orchestrator.front.compare import compare as compare_fronts
+    from orchestrator.front.compare import shared_objectives
 
     missing: list[str] = []
     if len(opened) > 1 and not (query.x or query.y or query.z):
@@ -136,8 +136,8 @@ def _on_all_machines(sweep: Sweep) -> list[Sweep]:
     Raises:
         QueryError: it has prices of one only.
     """
-    from orchestrator.results.prices import Machine
-    from orchestrator.results.store import command
+    from orchestrator.store.files import command
+    from orchestrator.store.prices import Machine
 
     machines = Machine.all(sweep.prices)
     if len(machines) < 2:
@@ -177,8 +177,8 @@ def _write_page(
 
 def _cautions(front: Front, *, is_by_device: bool) -> list[str]:
     """What a reader should know of the compared values."""
-    from orchestrator.results.compare import cautions
-    from orchestrator.results.status import timing_notes
+    from orchestrator.front.compare import cautions
+    from orchestrator.shown.status import timing_notes
 
     if is_by_device:
         return list(dict.fromkeys(text for sweep in front.sweeps.values() for text in timing_notes(sweep)))
@@ -193,7 +193,7 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
     Raises:
         QueryError: no such column, or fewer than two groups.
     """
-    from orchestrator.results.query import column_of
+    from orchestrator.front.query import column_of
     from search_spaces.params import unknown_key
 
     groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}
@@ -216,7 +216,7 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
 def _part_kinds(part: str, config: DecodingConfig) -> str:
     """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla` for all of its."""
-    from orchestrator.results.names import VANILLA, family
+    from orchestrator.store.names import VANILLA, family
     from search_spaces.acceptance import EXACT
 
     if config.is_vanilla:
@@ -274,7 +274,7 @@ def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) ->
     Raises:
         CommandError: no sweep, or no such table.
     """
-    from orchestrator.results.papers import FOLDER, replicate, tables
+    from orchestrator.shown.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
     opened = o.PriceOptions().open([name for name in names if name not in given_tables])  # a replication has notes
@@ -283,7 +283,7 @@ def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) ->
     replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
     lines = [line for entry in replications for line in ("", "", *_describe_replication(entry))][2:]
     if file is not None:
-        from orchestrator.results.paper_tables import replication_table
+        from orchestrator.shown.paper_tables import replication_table
 
         ending = ending_of(file, PAPER_TABLES)
         data = b"\n".join(replication_table(entry).write(ending) for entry in replications)
@@ -293,7 +293,7 @@ def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) ->
 
 def _describe_replication(found: Replication) -> list[str]:
     """The replication as lines of text."""
-    from orchestrator.results.papers import RULE
+    from orchestrator.shown.papers import RULE
 
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]

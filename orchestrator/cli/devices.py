@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.text import for_output, trial_table
-from orchestrator.results.prices import is_priced
+from orchestrator.store.prices import is_priced
 from workers.metrics.estimate import Estimate, measured
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.front.front import Front
+    from orchestrator.store.sweep import Sweep
 
 
 def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dict[str, Any], list[str]]:

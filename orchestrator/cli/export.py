@@ -10,7 +10,7 @@ from orchestrator import options as o
 from orchestrator.cli import query_options as q
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.outputs import write_folder
-from orchestrator.results.text import clean
+from orchestrator.text import clean
 
 EPILOG = """\b
 Examples:
@@ -33,7 +33,7 @@ def export(
     README with what was measured and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express
     it, and a model card of its drafter.
     """
-    from orchestrator.results.export import export_files
+    from orchestrator.shown.export import export_files
 
     if not wanted.is_given():
         raise CommandError("add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE)

@@ -17,7 +17,7 @@ from orchestrator.options import complete_preset, complete_sweep
 from orchestrator.outputs import output_folder, read_input
 
 if TYPE_CHECKING:
-    from orchestrator.results.config_file import Setting
+    from orchestrator.store.config_file import Setting
 
 EPILOG = """\b
 Examples:
@@ -99,7 +99,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
     Raises:
         CommandError: wrong usage, or the sweep has no such trial.
     """
-    from orchestrator.results.config_file import MeasuredSpeed, Setting, head_comments, naming_plugins
+    from orchestrator.store.config_file import MeasuredSpeed, Setting, head_comments, naming_plugins
     from search_spaces.documents import read_document
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
@@ -138,9 +138,9 @@ def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> Set
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
     (sweep,) = q.PriceOptions().open([source])  # the statistics have notes
-    from orchestrator.results.choices import default_limit
-    from orchestrator.results.front import front_of
-    from orchestrator.results.status import session_problems
+    from orchestrator.front.choices import default_limit
+    from orchestrator.front.front import front_of
+    from orchestrator.shown.status import session_problems
 
     front = front_of([sweep], feasible=not infeasible)
     if not wanted.is_given() and not front.infeasible_note:

@@ -19,10 +19,10 @@ from PIL import Image, PngImagePlugin
 from orchestrator.cli.query_options import GenerationOptions
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.options import find_models, pick_device
-from orchestrator.results.config_file import Setting
-from orchestrator.results.names import VANILLA, SettingNames, format_number
-from orchestrator.results.status import drafter_warning, is_hardly_accepted
-from orchestrator.results.text import counted
+from orchestrator.shown.status import drafter_warning, is_hardly_accepted
+from orchestrator.store.config_file import Setting
+from orchestrator.store.names import VANILLA, SettingNames, format_number
+from orchestrator.text import counted
 from search_spaces.documents import write_document
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map, to_pictures

@@ -14,17 +14,17 @@ from orchestrator.cli.query_options import Space
 from orchestrator.cli.text import describe_front, for_output, safe_text, say, shown_table
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.interrupts import ending_within
+from orchestrator.launch.options import LaunchOptions
 from orchestrator.options import command_line, flag, grouped
-from orchestrator.results.text import counted
-from orchestrator.run.options import LaunchOptions
 from orchestrator.streams import drop_lost_terminal
+from orchestrator.text import counted
 from search_spaces.paths import is_remote, local_path
 
 if TYPE_CHECKING:
-    from orchestrator.results.locks import Lock
-    from orchestrator.results.sweep import Sweep
-    from orchestrator.results.trials import TrialRecord
-    from orchestrator.run.tasks import Outcome
+    from orchestrator.cluster.tasks import Outcome
+    from orchestrator.store.locks import Lock
+    from orchestrator.store.records import TrialRecord
+    from orchestrator.store.sweep import Sweep
     from orchestrator.views.follower import Ending, View, Views
     from orchestrator.views.mlflow import MlflowView
     from search_spaces.sweep import SweepConfig
@@ -75,7 +75,7 @@ def launch(
         config, options = _with_earlier(config, storage, options)
         say(f"{config.name}: checking models, captions and stores")
         _check_stored(config, storage, resume=options.resume or options.check)
-        from orchestrator.run.preflight import check_resources  # these imports take seconds
+        from orchestrator.launch.preflight import check_resources  # these imports take seconds
         from orchestrator.views.notices import check_webhook
 
         if options.notify is not None:
@@ -117,7 +117,7 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
         ConfigError, OSError: see `SweepConfig.read`.
         ValueError: the URI is malformed.
     """
-    from orchestrator.results.store import plugins_of
+    from orchestrator.store.files import plugins_of
     from search_spaces.sweep import SweepConfig
     from workers.data.storage import Storage
 
@@ -133,12 +133,12 @@ def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions)
     Raises:
         NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from others.
     """
-    from orchestrator.results.store import EARLIER, IDENTITY, NoSweepError, find_sweep
+    from orchestrator.store.files import EARLIER, IDENTITY, NoSweepError, find_sweep
 
     locations, has_started = options.earlier or [], storage.exists(IDENTITY)
     if not locations and not (has_started and storage.exists(EARLIER)):
         return config, options
-    from orchestrator.run.earlier import Earlier
+    from orchestrator.launch.earlier import Earlier
 
     try:
         places = {place.display_name: place.uri for place in map(find_sweep, locations)}
@@ -160,7 +160,7 @@ def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> Non
     Raises:
         CommandError: the storage holds a sweep, and `resume` is false or the sweep differs.
     """
-    from orchestrator.results.store import IDENTITY, SWEEP, plugins_of, read_sweep_text
+    from orchestrator.store.files import IDENTITY, SWEEP, plugins_of, read_sweep_text
     from search_spaces.documents import describe_differences
     from search_spaces.plugins import load_plugins
     from search_spaces.sweep import SweepConfig
@@ -189,7 +189,7 @@ def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
     """
     if numbers is None:
         return ()
-    from orchestrator.results.store import read_trials
+    from orchestrator.store.files import read_trials
 
     with ends_with(WRONG_USAGE):
         records = read_trials(storage)
@@ -210,8 +210,8 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions, *,
     Raises:
         CommandError: the problem and the fix; 1 if the cluster does not respond, else 2.
     """
-    from orchestrator.run.preflight import preflight
-    from orchestrator.run.tasks import PoolError
+    from orchestrator.cluster.tasks import PoolError
+    from orchestrator.launch.preflight import preflight
     from orchestrator.views.mlflow_place import TrackingPlace
 
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE), config.locate_errors():
@@ -233,8 +233,8 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, *, 
     Raises:
         CommandError: it failed or was interrupted; the message has the command that resumes it.
     """
-    from orchestrator.results.locks import LockError, driver_lock
-    from orchestrator.results.store import remove_unfinished
+    from orchestrator.store.files import remove_unfinished
+    from orchestrator.store.locks import LockError, driver_lock
 
     interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
@@ -251,10 +251,10 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, *, 
 
 def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lock, *, as_json: bool) -> None:
     """See `run_sweep`; raises KeyboardInterrupt. If another launch takes the lock over, nothing more is written."""
-    from orchestrator.results.locks import check_lock
-    from orchestrator.results.store import EVENTS, IDENTITY
+    from orchestrator.launch.launch import launch as launch_sweep
     from orchestrator.run import progress
-    from orchestrator.run.launch import launch as launch_sweep
+    from orchestrator.store.files import EVENTS, IDENTITY
+    from orchestrator.store.locks import check_lock
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
     from orchestrator.views.notices import Notices
@@ -348,8 +348,8 @@ def _finish(views: Views, how: Ending) -> None:
 
 def _resume_command() -> str:
     """This command line with --resume, with credentials redacted; of a call from Python, what to change in it."""
-    from orchestrator.results.launches import NOTIFY_VARIABLE, RESUME_CALL
-    from orchestrator.results.text import without_credentials
+    from orchestrator.store.launches import NOTIFY_VARIABLE, RESUME_CALL
+    from orchestrator.text import without_credentials
 
     arguments = command_line.get()
     if arguments is None:
@@ -365,11 +365,11 @@ def _resume_command() -> str:
 
 def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plateau: str = "") -> str:
     """The front and its choices, and where to find report, plot and MLflow runs. plateau: how close the front is."""
-    from orchestrator.results.choices import default_choices, example_limit
-    from orchestrator.results.front import front_of
-    from orchestrator.results.status import sweep_notes
-    from orchestrator.results.store import FRONT_PLOT, REPORT, command, near_path
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.front.choices import default_choices, example_limit
+    from orchestrator.front.front import front_of
+    from orchestrator.shown.status import sweep_notes
+    from orchestrator.store.files import FRONT_PLOT, REPORT, command, near_path
+    from orchestrator.store.sweep import Sweep
     from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import terminal_width
 from orchestrator.errors import explain
-from orchestrator.results.names import VANILLA
-from orchestrator.results.text import counted
+from orchestrator.store.names import VANILLA
+from orchestrator.text import counted
 
 if TYPE_CHECKING:
-    from orchestrator.run.earlier import Earlier
+    from orchestrator.launch.earlier import Earlier
     from search_spaces.sweep import SweepConfig
     from search_spaces.sweep_sections import Reference
     from workers.data.storage import Storage
@@ -42,7 +42,7 @@ def _earlier(config: SweepConfig, storage: Storage, earlier: Earlier | None) -> 
     """What is taken over from each earlier sweep."""
     if earlier is None:
         return
-    from orchestrator.results.store import IDENTITY
+    from orchestrator.store.files import IDENTITY
     from workers.data.captions import captions_hash, read_captions
 
     read = read_captions(**config.captions.to_mapping())
@@ -126,15 +126,15 @@ def _searched_key(name: str) -> tuple[str, str]:
 
 
 def _on(nodes: Mapping[str, str] | None) -> str:
-    from orchestrator.run.placement import describe_labels
+    from orchestrator.cluster.placement import describe_labels
 
     return f", on nodes with {describe_labels(nodes)}" if nodes else ""
 
 
 def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     """What is left of a sweep that exists, and the process that runs it now."""
-    from orchestrator.results.locks import read_holder
-    from orchestrator.results.store import DRIVER_LOCK, SHARDS, SWEEP, read_trials
+    from orchestrator.store.files import DRIVER_LOCK, SHARDS, SWEEP, read_trials
+    from orchestrator.store.locks import read_holder
 
     if not storage.exists(SWEEP):
         return

@@ -11,7 +11,7 @@ from orchestrator.cli.query_options import OneSweep, open_sweep
 from orchestrator.cli.text import safe_text, say, show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
 from orchestrator.options import AsJson, grouped, option, output_place
-from orchestrator.results.text import counted
+from orchestrator.text import counted
 
 UI_EPILOG = """\b
 Examples:
@@ -105,8 +105,8 @@ def sync(
 
     with ends_with(WRONG_USAGE):
         opened = open_sweep(sweep)
-    from orchestrator.results.status import session_problems
-    from orchestrator.results.store import command
+    from orchestrator.shown.status import session_problems
+    from orchestrator.store.files import command
     from orchestrator.views.mlflow import sync
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
 

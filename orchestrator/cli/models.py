@@ -12,7 +12,7 @@ from orchestrator import options as o
 from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.outputs import CONFIGS
-from orchestrator.results.text import counted
+from orchestrator.text import counted
 
 if TYPE_CHECKING:
     from workers.models.families.catalogue import Family
@@ -112,16 +112,16 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
     Raises:
         CommandError: one cannot be fetched, on any machine (1); no such cluster.
     """
-    from orchestrator.run.tasks import PoolError
+    from orchestrator.cluster.tasks import PoolError
 
     with ends_with(FAILED, PoolError), ends_with(FAILED):
-        from orchestrator.run.cluster import resolve_address
+        from orchestrator.cluster.cluster import resolve_address
 
         if address is None or resolve_address(address).is_client:
             _pull_here(references)
         if address is None:
             return
-        from orchestrator.run.pull import pull_on_nodes
+        from orchestrator.cluster.pull import pull_on_nodes
 
         failed = dict[str, str]()
         for done in pull_on_nodes(address, sorted(set(references.values()))):
@@ -144,7 +144,7 @@ def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]
 
     dry_run: fetch nothing. Returns the keys and references of what this machine then lacks.
     """
-    from orchestrator.run.preflight import models_entry
+    from orchestrator.launch.preflight import models_entry
     from workers.loading.hub import local_path
     from workers.metrics.registry import weight_keys
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import query_options as o
 from orchestrator.cli.text import describe_front, for_output, show
 from orchestrator.errors import WRONG_USAGE, CommandError
+from orchestrator.front.questions import trial_rows
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import CONFIGS, PAPER_TABLES, PLOTS, TABLES, ending_of, table_bytes, write_output
-from orchestrator.results.questions import trial_rows
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front
-    from orchestrator.results.front_trial import Trial
+    from orchestrator.front.front import Front
+    from orchestrator.front.front_trial import Trial
 
 EPILOG = """\b
 Examples:
@@ -87,7 +87,7 @@ def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.T
     if output.config is not None and not is_chosen:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     size = _read_size(output)
-    from orchestrator.results import choices as c
+    from orchestrator.front import choices as c
 
     front = for_output(query.front(prices.open(sweeps)), long=output.long, as_json=output.as_json)
     corner = o.read_point(output.reference_point, len(front.metrics))
@@ -118,7 +118,7 @@ def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     """The trials that racing stopped and that were not revived; rival, images and chance: see `EarlyStop`."""
-    from orchestrator.results.trials import STOPPED
+    from orchestrator.store.records import STOPPED
 
     found = []
     for name, sweep in front.sweeps.items():
@@ -137,8 +137,8 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
 def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
-    from orchestrator.results.query import limit_notes, unmatched
-    from orchestrator.results.status import sweep_notes, waiting_note
+    from orchestrator.front.query import limit_notes, unmatched
+    from orchestrator.shown.status import sweep_notes, waiting_note
 
     sweeps, where = front.sweeps.values(), query.where or ()
     own = [
@@ -157,8 +157,8 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
 
 def _unmeasured(front: Front) -> list[str]:
     """A note on each objective that complete trials lack, with their numbers; `timing_notes` has those on speeds."""
-    from orchestrator.results.prices import is_priced
-    from orchestrator.results.trials import COMPLETE
+    from orchestrator.store.prices import is_priced
+    from orchestrator.store.records import COMPLETE
 
     notes = []
     for name, sweep in front.sweeps.items():
@@ -214,7 +214,7 @@ def _write_files(
     if output.table is not None:
         written["table"] = write_output(output.table, _table_file(front, rows, output))
     if output.plot is not None:
-        from orchestrator.results.plots import front_plot
+        from orchestrator.shown.plots import front_plot
 
         picture = front_plot(front, ", ".join(front.sweeps), ending_of(output.plot, PLOTS), size)
         written["plot"] = write_output(output.plot, picture)
@@ -224,8 +224,8 @@ def _write_files(
 
 
 def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
-    from orchestrator.results.compare import require_comparable
-    from orchestrator.results.paper_tables import front_paper_table
+    from orchestrator.front.compare import require_comparable
+    from orchestrator.shown.paper_tables import front_paper_table
 
     ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
     if ending in TABLES:
@@ -240,6 +240,6 @@ def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
 
 def _generate_command(chosen: Trial, file: str) -> str:
     """The command that generates with the config in a file."""
-    from orchestrator.results.store import with_plugins
+    from orchestrator.store.files import with_plugins
 
     return f'{shlex.join(with_plugins("generate", chosen.config.plugins))} "..." --config {shlex.quote(file)}'

@@ -10,13 +10,13 @@ from orchestrator.cli.query_options import Space, open_sweep
 from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
 from orchestrator.outputs import output_folder, table_bytes, write_output
-from orchestrator.results.text import counted
+from orchestrator.text import counted
 
 if TYPE_CHECKING:
     import torch
 
     from orchestrator.replay.predict import PredictedSpace
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.store.sweep import Sweep
     from search_spaces.sweep import SweepConfig
 
 EPILOG = """\b
@@ -74,7 +74,7 @@ def predict(
         predicted = _predict(sweep, settings, captions, chosen, corrections)
     with ends_with(FAILED):
         _write(predicted, folder)
-    from orchestrator.results.status import session_problems
+    from orchestrator.shown.status import session_problems
 
     facts = _to_mapping(predicted, folder) | {"notes": [] if corrections is None else session_problems(corrections)}
     show(facts, _describe(predicted, folder), as_json=as_json)
@@ -82,8 +82,8 @@ def predict(
 
 def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
     """Sample `count` settings of a space and predict them from `images` recorded images. Raises ValueError, OSError."""
+    from orchestrator.launch.preflight import check_configs, in_section, models_entry
     from orchestrator.replay.predict import predict_space
-    from orchestrator.run.preflight import check_configs, in_section, models_entry
     from workers.data.captions import read_captions
     from workers.loading.models import Capabilities
     from workers.loading.models_yaml import load_entry
@@ -100,8 +100,8 @@ def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, 
 
 def _write(predicted: PredictedSpace, folder: Path) -> None:
     """Write the table of all settings, and their plot."""
-    from orchestrator.results.names import family
-    from orchestrator.results.plots import scatter_plot
+    from orchestrator.shown.plots import scatter_plot
+    from orchestrator.store.names import family
 
     write_output(str(folder / TABLE), table_bytes(predicted.table(), ".parquet"))
     values = [setting.prediction.values for setting in predicted.settings]

@@ -15,9 +15,9 @@ from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, NoChoiceError
 from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
-    from orchestrator.results.front import Front
-    from orchestrator.results.front_trial import Trial
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.front.front import Front
+    from orchestrator.front.front_trial import Trial
+    from orchestrator.store.sweep import Sweep
 
 PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
@@ -71,7 +71,7 @@ class Query:
         Raises:
             QueryError: an unknown metric or column, or an invalid limit or filter.
         """
-        from orchestrator.results.front import front_of
+        from orchestrator.front.front import front_of
 
         where, limits = self.where or (), self.subject_to or ()
         return front_of(sweeps, self.x, self.y, self.z, where, limits, feasible=not self.infeasible)
@@ -90,7 +90,7 @@ class PriceOptions:
 
     def open(self, locations: Sequence[str]) -> list[Sweep]:
         """The sweeps at these locations, for a command that shows `timing_notes`. Raises the errors of `Sweep.open`."""
-        from orchestrator.results.sweep import Sweep
+        from orchestrator.store.sweep import Sweep
 
         return [Sweep.open(location, self.device, self.batch) for location in locations]
 
@@ -99,7 +99,7 @@ def open_sweep(location: str, prices: PriceOptions | None = None) -> Sweep:
     """A sweep, for a command that does not show `timing_notes`: timing sessions that cannot be used are named on
     standard error. Raises the errors of `Sweep.open`.
     """
-    from orchestrator.results.status import session_problems
+    from orchestrator.shown.status import session_problems
 
     (sweep,) = (prices or PriceOptions()).open([location])
     for text in session_problems(sweep):
@@ -138,8 +138,8 @@ class TrialOptions:
         return bool(names)
 
     def select(self, front: Front) -> Trial:
-        """The trial of a front that they choose. Raises the errors of `orchestrator.results.choices.select`."""
-        from orchestrator.results.choices import select
+        """The trial of a front that they choose. Raises the errors of `orchestrator.front.choices.select`."""
+        from orchestrator.front.choices import select
 
         return select(front, self.trial, self.best or (), lossless=self.lossless, knee=self.knee)
 
@@ -199,7 +199,7 @@ class TimingOptions:
 @contextmanager
 def query_errors() -> Iterator[None]:
     """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such trial into 1."""
-    from orchestrator.results.store import NoSweepError
+    from orchestrator.store.files import NoSweepError
 
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError), ends_with(FAILED, NoChoiceError):
         yield

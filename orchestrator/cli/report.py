@@ -52,7 +52,7 @@ def report(
     if port is not None and not serve:
         raise CommandError("--port is of --serve", WRONG_USAGE)
     from orchestrator.report.page import report_page, write_report
-    from orchestrator.results.store import NoSweepError
+    from orchestrator.store.files import NoSweepError
     from workers.data.storage import Storage
 
     with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError):
@@ -91,8 +91,8 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
     """
     from orchestrator.report.page import page_data, render
     from orchestrator.report.server import ReportServer, version_of
-    from orchestrator.results.launches import RUNNING, find_launch
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.store.launches import RUNNING, find_launch
+    from orchestrator.store.sweep import Sweep
 
     def make(version: str) -> str:
         opened = Sweep.open(storage, prices.device, prices.batch)

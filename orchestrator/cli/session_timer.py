@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self
 from orchestrator.cli.text import say
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.options import find_models, pick_device, show_notes
-from orchestrator.results.config_file import Setting
-from orchestrator.results.prices import Machine, read_prices
-from orchestrator.results.store import plugins_of
-from orchestrator.results.text import counted, describe_duration
+from orchestrator.store.config_file import Setting
+from orchestrator.store.files import plugins_of
+from orchestrator.store.prices import Machine, read_prices
+from orchestrator.text import counted, describe_duration
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.records import write_shard
@@ -35,7 +35,7 @@ from workers.runtime.shard_tables import shard_metadata
 
 if TYPE_CHECKING:
     from orchestrator.cli.query_options import TimingOptions
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.store.sweep import Sweep
 
 _FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1  # of sessions; the sweep's own have smaller ones
 _IMAGES = 8  # of a setting in a session, if the sweep does not say

@@ -23,7 +23,7 @@ from orchestrator.errors import INTERRUPTED, WRONG_USAGE, CommandError, explain
 from orchestrator.options import AsJson, complete_sweep, finite
 
 if TYPE_CHECKING:
-    from orchestrator.results.status import SweepStatus
+    from orchestrator.shown.status import SweepStatus
 
 EPILOG = """\b
 Examples:
@@ -87,7 +87,7 @@ def status(
             raise CommandError("--watch shows one sweep; add its name", WRONG_USAGE)
         show(*_list_sweeps(), as_json=as_json)
         return
-    from orchestrator.results.launches import RUNNING
+    from orchestrator.store.launches import RUNNING
 
     def read() -> tuple[str, bool]:
         facts, lines = _read_status(sweep, long=long, as_json=as_json)
@@ -101,8 +101,8 @@ def status(
 
 def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
     """The sweeps under ./sweeps as data and as lines of text."""
-    from orchestrator.results.launches import find_launch, is_preparing
-    from orchestrator.results.store import IDENTITY, SWEEPS, TRIALS, planned_trials
+    from orchestrator.store.files import IDENTITY, SWEEPS, TRIALS, planned_trials
+    from orchestrator.store.launches import find_launch, is_preparing
     from workers.data.storage import Storage
 
     facts, rows = list[dict[str, Any]](), list[list[str]]()
@@ -155,13 +155,13 @@ def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:
 
 def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, Any], list[str]]:
     """The status as data and as lines of text."""
-    from orchestrator.results.choices import choices_mapping, choose, default_limit
-    from orchestrator.results.front import front_of
-    from orchestrator.results.front_trial import Trial
-    from orchestrator.results.launches import is_preparing
-    from orchestrator.results.status import sweep_status
-    from orchestrator.results.store import find_sweep
-    from orchestrator.results.sweep import Sweep
+    from orchestrator.front.choices import choices_mapping, choose, default_limit
+    from orchestrator.front.front import front_of
+    from orchestrator.front.front_trial import Trial
+    from orchestrator.shown.status import sweep_status
+    from orchestrator.store.files import find_sweep
+    from orchestrator.store.launches import is_preparing
+    from orchestrator.store.sweep import Sweep
 
     front, limits, choices = None, list[str](), dict[str, Trial]()
     storage = find_sweep(sweep)
@@ -182,8 +182,8 @@ def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, An
 
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
-    from orchestrator.results.launches import RUNNING
-    from orchestrator.results.text import clean, counted, describe_duration
+    from orchestrator.store.launches import RUNNING
+    from orchestrator.text import clean, counted, describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)

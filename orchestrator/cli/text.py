@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from orchestrator.results.text import clean, counted, percent, signed_percent
+from orchestrator.text import clean, counted, percent, signed_percent
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from orchestrator.results.front import Front
-    from orchestrator.results.front_trial import Trial
-    from orchestrator.results.sweep import Sweep
-    from orchestrator.results.trials import TrialRecord
+    from orchestrator.front.front import Front
+    from orchestrator.front.front_trial import Trial
+    from orchestrator.store.records import TrialRecord
+    from orchestrator.store.sweep import Sweep
 
 _ANY_WIDTH = 100_000  # columns of a table that no terminal shows
 _GAP = 2  # spaces between columns
@@ -124,7 +124,7 @@ def _cell(text: str) -> Text:
 
 def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
     """The front with its settings' names as a command shows them. long: in full. JSON has the names of other files."""
-    from orchestrator.results.names import Form
+    from orchestrator.store.names import Form
 
     return replace(front, form=Form.FULL if long else Form.OWN if as_json else Form.ABBREVIATED)
 
@@ -166,8 +166,8 @@ def describe_front(
 
 def _describe_machine(name: str, sweep: Sweep) -> str:
     """What the speeds of a sweep are of, and how to see those on its other devices."""
-    from orchestrator.results.prices import Machine
-    from orchestrator.results.store import command
+    from orchestrator.store.files import command
+    from orchestrator.store.prices import Machine
 
     others = len(Machine.all(sweep.prices)) - 1
     where = f" ({counted(others, 'other')}: {command(sweep.storage, 'compare', '--by', 'device')})" if others else ""

@@ -10,16 +10,16 @@ from orchestrator import options as o
 from orchestrator.cli import query_options as q
 from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
+from orchestrator.front.questions import objectives_of
 from orchestrator.options import AsJson, grouped, option
-from orchestrator.results.config_file import SPEEDUP
-from orchestrator.results.questions import objectives_of
-from orchestrator.results.text import counted
+from orchestrator.store.config_file import SPEEDUP
+from orchestrator.text import counted
 from workers.runtime.process import prefer_threads
 
 if TYPE_CHECKING:
     from orchestrator.cli.session_timer import SessionTimer
-    from orchestrator.results.sweep import Sweep
-    from orchestrator.results.trials import TrialRecord
+    from orchestrator.store.records import TrialRecord
+    from orchestrator.store.sweep import Sweep
 
 EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
     drawn on other machines has its speeds on this one within a minute: `pareto`, `report` and `compare` show them with
     --device and --batch. Sessions are stored in the sweep by device, threads and batch, each when it has finished.
     """
-    from orchestrator.results.launches import RUNNING, find_launch
+    from orchestrator.store.launches import RUNNING, find_launch
 
     opened = q.open_sweep(sweep)
     if SPEEDUP not in opened.identity.metrics:
@@ -81,8 +81,8 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
         CommandError: vanilla has not finished, both options are given, or no trial matches.
         QueryError: no such trial, or an invalid filter.
     """
-    from orchestrator.results.choices import decisive_trials
-    from orchestrator.results.front import front_of
+    from orchestrator.front.choices import decisive_trials
+    from orchestrator.front.front import front_of
 
     if choice.trial and choice.where:
         raise CommandError("--trial and --where cannot be combined: each chooses trials", WRONG_USAGE)
@@ -114,10 +114,10 @@ def _show_speeds(
     """Print each setting's speed-up on this device, beside that on the sweep's own if that is another. error: of the
     costs, relative."""
     from orchestrator.cli.devices import side_by_side
-    from orchestrator.results.front import front_of
-    from orchestrator.results.prices import is_priced
-    from orchestrator.results.status import session_problems
-    from orchestrator.results.store import MLFLOW_PLACE, REPORT, command
+    from orchestrator.front.front import front_of
+    from orchestrator.shown.status import session_problems
+    from orchestrator.store.files import MLFLOW_PLACE, REPORT, command
+    from orchestrator.store.prices import is_priced
 
     own, machine = sweep.priced(), timer.machine
     goals = objectives_of(sweep)

@@ -132,7 +132,7 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
         raise CommandError("--draft-vocab is for eagle3, which is not among the drafters", WRONG_USAGE)
     if run.device is not None and (run.workers > 1 or run.address is not None):
         raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
-    from orchestrator.run.tasks import PoolError
+    from orchestrator.cluster.tasks import PoolError
     from workers.models.checkpoint_files import WeightsError
 
     o.pick_device(run.device)  # refuses a device that there is not
@@ -201,9 +201,9 @@ def _train_in_group(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Pa
     """
     for key, value in _RAY_VARIABLES.items():
         os.environ.setdefault(key, value)
-    from orchestrator.run.cluster import connected
-    from orchestrator.run.placement import Slots
-    from orchestrator.run.tasks import PoolError
+    from orchestrator.cluster.cluster import connected
+    from orchestrator.cluster.placement import Slots
+    from orchestrator.cluster.tasks import PoolError
 
     if run.resume:
         job.can_resume()  # reports another training here, before processes start

@@ -18,8 +18,8 @@ import torch
 from orchestrator.doctor.checkup import describe_memory, memory_parts
 from orchestrator.doctor.gpus import BANDWIDTH_SHARE, COMPUTE_SHARE, KERNEL_LAUNCH_S, Gpu
 from orchestrator.replay.predict import random_settings
-from orchestrator.results.text import counted, describe_duration
 from orchestrator.run.timing import planned_sizes, session_of
+from orchestrator.text import counted, describe_duration
 from search_spaces.params import ConfigError
 from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig

@@ -20,12 +20,12 @@ import numpy as np
 import optuna
 from optuna.samplers import RandomSampler
 
+from orchestrator.front.pareto import Floats, nondominated
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import SettingsPool
-from orchestrator.results.names import SettingNames, family
-from orchestrator.results.pareto import Floats, nondominated
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import typed_table
+from orchestrator.store.names import SettingNames, family
+from orchestrator.store.records import typed_table
+from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.samplers import SAMPLERS, PoolOptions
 from search_spaces.sweep import SweepConfig

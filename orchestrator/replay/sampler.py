@@ -23,7 +23,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.results.pareto import Floats, nondominated
+from orchestrator.front.pareto import Floats, nondominated
 
 if TYPE_CHECKING:
     from orchestrator.replay.surrogate import Observations

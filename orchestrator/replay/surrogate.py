@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from orchestrator.results.compare import reference_point
-from orchestrator.results.pareto import Floats
+from orchestrator.front.compare import reference_point
+from orchestrator.front.pareto import Floats
 
 if TYPE_CHECKING:
     from botorch.models.model_list_gp_regression import ModelListGP

@@ -7,14 +7,14 @@ import math
 import shlex
 from typing import Any
 
+from orchestrator.front.choices import DEFAULT_FACTORS, default_limit
+from orchestrator.front.front import Front
+from orchestrator.front.front_trial import Trial
+from orchestrator.front.plateau import plateau_notes
 from orchestrator.report.trials import metric_title
-from orchestrator.results.choices import DEFAULT_FACTORS, default_limit
-from orchestrator.results.front import Front
-from orchestrator.results.front_trial import Trial
-from orchestrator.results.plateau import plateau_notes
-from orchestrator.results.status import timing_notes
-from orchestrator.results.store import location, read_table, with_plugins
-from orchestrator.results.sweep import Sweep
+from orchestrator.shown.status import timing_notes
+from orchestrator.store.files import location, read_table, with_plugins
+from orchestrator.store.sweep import Sweep
 from search_spaces.sweep_sections import BUILTIN
 
 _STEPS = 150  # of the slider, about

@@ -22,22 +22,22 @@ from typing import Any
 import numpy as np
 
 from orchestrator.errors import QueryError
+from orchestrator.front.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
+from orchestrator.front.front import front_of
+from orchestrator.front.joint import critical_t
+from orchestrator.front.questions import objectives_of
 from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.sections.images import embed_grids
 from orchestrator.report.trials import OTHERS, config_keys, group_looks, metric_title, page_trials
-from orchestrator.results.checked_text import HTML, dump_text
-from orchestrator.results.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
-from orchestrator.results.config_file import trial_text
-from orchestrator.results.front import front_of
-from orchestrator.results.joint import critical_t
-from orchestrator.results.names import Form
-from orchestrator.results.questions import objectives_of
-from orchestrator.results.store import REPORT, read_sweep_yaml
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import counted, describe_duration, redact_values
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
+from orchestrator.store.checked_text import HTML, dump_text
+from orchestrator.store.config_file import trial_text
+from orchestrator.store.files import REPORT, read_sweep_yaml
+from orchestrator.store.names import Form
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import counted, describe_duration, redact_values
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric

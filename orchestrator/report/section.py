@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.front.compare import Comparison
+from orchestrator.front.front import Front
 from orchestrator.report.trials import PageTrial
-from orchestrator.results.compare import Comparison
-from orchestrator.results.front import Front
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from search_spaces.plugins import Registry
 from workers.metrics.definition import Metric
 

@@ -11,8 +11,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from orchestrator.errors import explain
-from orchestrator.results.launches import RUNNING, find_launch
-from orchestrator.results.store import TRIALS
+from orchestrator.store.files import TRIALS
+from orchestrator.store.launches import RUNNING, find_launch
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.results.joint import JointErrors, block_effects
-from orchestrator.results.names import VANILLA, SettingNames, family, trial_title
-from orchestrator.results.plots import looks
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.front.joint import JointErrors, block_effects
+from orchestrator.shown.plots import looks
+from orchestrator.store.names import VANILLA, SettingNames, family, trial_title
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 

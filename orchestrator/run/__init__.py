@@ -1,1 +1,1 @@
-"""Running a sweep: launch, driver, study (Optuna), pool (Ray), preflight checks and progress."""
+"""Running a sweep: the driver, trials and what they are built of, the search, racing, timing and progress."""

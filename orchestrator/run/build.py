@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
-from orchestrator.run.tasks import EventSink, SweepError, Task, TaskResult, Workers
+from orchestrator.cluster.tasks import EventSink, SweepError, Task, TaskResult, Workers
 from workers.data.records import ShardError, read_shard
 from workers.data.shards import FACTS, SHARDS, TIMINGS
 from workers.data.storage import Storage

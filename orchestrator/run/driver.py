@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from orchestrator.results.plateau import Plateau, PlateauState
-from orchestrator.results.store import write_trial
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.cluster.tasks import Limits, Outcome, SweepError, seconds_taken
+from orchestrator.front.plateau import Plateau, PlateauState
 from orchestrator.run.progress import finished_event
 from orchestrator.run.racing import at_full_size, with_constraints
-from orchestrator.run.study import Proposal, Search
-from orchestrator.run.tasks import Limits, Outcome, SweepError, seconds_taken
+from orchestrator.run.search import Proposal, Search
 from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, copy_record, make_record, revive
+from orchestrator.store.files import write_trial
+from orchestrator.store.records import FAILED, STOPPED, TrialRecord
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage

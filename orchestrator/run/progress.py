@@ -17,14 +17,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from orchestrator.cluster.tasks import Event, EventSink
 from orchestrator.errors import explain
-from orchestrator.results.checked_text import append_line
-from orchestrator.results.names import SettingNames, title, trial_title
-from orchestrator.results.text import clean, counted
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import Event, EventSink
+from orchestrator.run.search import Proposal
+from orchestrator.store.checked_text import append_line
+from orchestrator.store.names import SettingNames, title, trial_title
+from orchestrator.store.records import TrialRecord
 from orchestrator.streams import drop_lost_terminal
+from orchestrator.text import clean, counted
 from workers.data.shards import TAKEN_FROM
 from workers.metrics.estimate import measured
 
@@ -258,7 +258,7 @@ class Progress:
 
     def front(self) -> list[tuple[int, Event]]:
         """The nondominated trials by number, ordered by the first objective."""
-        from orchestrator.results.pareto import nondominated
+        from orchestrator.front.pareto import nondominated
 
         names, directions = [name for name, _ in self.objectives], [direction for _, direction in self.objectives]
         rows = [(n, trial) for n, trial in self.candidates.items() if trial["metrics"].keys() >= set(names)]

@@ -44,10 +44,10 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.results.joint import JointErrors, directions
-from orchestrator.results.pareto import dominated
-from orchestrator.results.prices import is_priced, violations
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord, may_compare_speeds
+from orchestrator.front.joint import JointErrors, directions
+from orchestrator.front.pareto import dominated
+from orchestrator.store.prices import is_priced, violations
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED, EarlyStop, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Metric

@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from orchestrator.cluster.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task
 from orchestrator.errors import QueryError
-from orchestrator.results.choices import decisive_trials
-from orchestrator.results.front import front_of
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.choices import decisive_trials
+from orchestrator.front.front import front_of
 from orchestrator.run.build import Build
-from orchestrator.run.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task
+from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
 from workers.data.shards import TIMINGS, TimingSession, plan_session, session_groups

@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from orchestrator.results.names import SettingNames
-from orchestrator.results.trials import (
+from orchestrator.cluster.tasks import EventSink, SweepError, Task
+from orchestrator.run.build import Build, Result
+from orchestrator.run.progress import finished_event, trial_event, utc_now
+from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
+from orchestrator.run.search import Proposal
+from orchestrator.run.timing import Sessions, session_of
+from orchestrator.store.names import SettingNames
+from orchestrator.store.records import (
     COMPLETE,
     FAILED,
     STOPPED,
@@ -21,12 +27,6 @@ from orchestrator.results.trials import (
     parse_metrics,
     parse_passes,
 )
-from orchestrator.run.build import Build, Result
-from orchestrator.run.progress import finished_event, trial_event, utc_now
-from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
-from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import EventSink, SweepError, Task
-from orchestrator.run.timing import Sessions, session_of
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality

@@ -14,9 +14,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, Literal, TypeVar
 
-from orchestrator.results.store import Identity
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import Identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from workers.data.storage import Storage
 
 Ending = Literal["finished", "interrupted", "failed"]

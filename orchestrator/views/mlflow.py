@@ -23,16 +23,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results import store
-from orchestrator.results.config_file import trial_text
-from orchestrator.results.launches import FAILED as LAUNCH_FAILED
-from orchestrator.results.launches import FINISHED, INTERRUPTED, KILLED, find_launch
-from orchestrator.results.locks import exclusive
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import MLFLOW_LOCK
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import redact_file
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.front.questions import front_records
+from orchestrator.store import files as store
+from orchestrator.store.config_file import trial_text
+from orchestrator.store.files import MLFLOW_LOCK
+from orchestrator.store.launches import FAILED as LAUNCH_FAILED
+from orchestrator.store.launches import FINISHED, INTERRUPTED, KILLED, find_launch
+from orchestrator.store.locks import exclusive
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import redact_file
 from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.follower import Ending, View
 from orchestrator.views.mlflow_client import (

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
-from orchestrator.results.databases import MLFLOW, expand_home, has_tables, local_file, sole_creator
-from orchestrator.results.store import SWEEP
-from orchestrator.results.text import without_credentials
+from orchestrator.store.databases import MLFLOW, expand_home, has_tables, local_file, sole_creator
+from orchestrator.store.files import SWEEP
+from orchestrator.text import without_credentials
 from orchestrator.views.follower import Ending
 from workers.data.storage import Storage
 

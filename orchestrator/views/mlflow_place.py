@@ -9,9 +9,9 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-from orchestrator.results.databases import expand_home
-from orchestrator.results.store import MLFLOW_PLACE, SWEEP, command
-from orchestrator.results.text import without_credentials
+from orchestrator.store.databases import expand_home
+from orchestrator.store.files import MLFLOW_PLACE, SWEEP, command
+from orchestrator.text import without_credentials
 from orchestrator.views.mlflow_client import (
     URI_VARIABLE,
     TrackingError,

@@ -17,17 +17,17 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.results.choices import DEFAULT_FACTORS, has_default_bar
-from orchestrator.results.compare import hypervolume
-from orchestrator.results.joint import directions, values_of
-from orchestrator.results.names import SettingNames, title
-from orchestrator.results.pareto import Floats, knee, nondominated
-from orchestrator.results.prices import is_priced
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import Identity
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import clean, markdown, without_credentials
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.front.choices import DEFAULT_FACTORS, has_default_bar
+from orchestrator.front.compare import hypervolume
+from orchestrator.front.joint import directions, values_of
+from orchestrator.front.pareto import Floats, knee, nondominated
+from orchestrator.front.questions import front_records
+from orchestrator.store.files import Identity
+from orchestrator.store.names import SettingNames, title
+from orchestrator.store.prices import is_priced
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import clean, markdown, without_credentials
 from orchestrator.views.mlflow_client import public_uri
 from search_spaces.constraints import AT_BATCH, split_batch
 from search_spaces.documents import shorten

@@ -11,12 +11,12 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from orchestrator.results.choices import choices_mapping, default_choices, default_limit
-from orchestrator.results.front import front_of
-from orchestrator.results.plateau import plateau_notes
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import counted, redact_values, without_credentials
-from orchestrator.results.trials import COMPLETE, FAILED, STOPPED
+from orchestrator.front.choices import choices_mapping, default_choices, default_limit
+from orchestrator.front.front import front_of
+from orchestrator.front.plateau import plateau_notes
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import counted, redact_values, without_credentials
 from orchestrator.views.follower import Ending, View
 from workers.data.storage import Storage
 

@@ -26,11 +26,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
-from orchestrator.results.databases import OPTUNA, engine_options, has_tables, may_create_tables, sole_creator
-from orchestrator.results.store import STUDY
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import counted, without_credentials
-from orchestrator.results.trials import FAILED, STOPPED, TrialRecord
+from orchestrator.store.databases import OPTUNA, engine_options, has_tables, may_create_tables, sole_creator
+from orchestrator.store.files import STUDY
+from orchestrator.store.records import FAILED, STOPPED, TrialRecord
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import counted, without_credentials
 from orchestrator.views.follower import View
 from search_spaces.params import ConfigError
 from search_spaces.paths import local_path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.results.checked_text import HTML, load_text
-from orchestrator.results.front import front_of
-from orchestrator.results.questions import trial_rows
-from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.front import front_of
+from orchestrator.front.questions import trial_rows
+from orchestrator.store.checked_text import HTML, load_text
+from orchestrator.store.files import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import View
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
@@ -36,7 +36,7 @@ class Tables(View[Sweep]):
 
 def write_tables(sweep: Sweep) -> None:
     """Write tables and plot, unless the sweep has no trials yet."""
-    from orchestrator.results.plots import front_plot
+    from orchestrator.shown.plots import front_plot
     from workers.data.records import write_shard
 
     if not sweep.records:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.errors import METRICS, Images, deviations, independent_errors, pairs, remaining
-from orchestrator.results.joint import critical_t
+from orchestrator.front.joint import critical_t
 from tests.fakes import metric_inputs
 from workers.metrics.metric import Rows
 

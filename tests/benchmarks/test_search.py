@@ -14,7 +14,7 @@ from benchmarks.atlas_table import RUNGS, Atlas, Floats
 from benchmarks.search import Outcome, images_needed, replay_seed
 from benchmarks.search_problem import BudgetSpent, Problem, Purchases
 from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
-from orchestrator.results.compare import hypervolume
+from orchestrator.front.compare import hypervolume
 from tests.fakes.tables import different_settings, make_table
 from workers.replay.prediction import MEASURES
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.records import TrialRecord
 from specfrontier import Sweep
 
 if TYPE_CHECKING:

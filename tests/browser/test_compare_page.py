@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.front import front_of
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.front import front_of
+from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import Open
 from tests.fakes.command_line import specfrontier
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep

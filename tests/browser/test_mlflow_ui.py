@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from orchestrator.results.questions import front_records
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.questions import front_records
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow import find_location
 from orchestrator.views.mlflow_runs import compare_link, run_link, run_name
 from tests.fakes.command_line import specfrontier

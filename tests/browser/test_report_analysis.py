@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from orchestrator.front.front import front_of
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.results.front import front_of
-from orchestrator.results.names import Form
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.names import Form
+from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep

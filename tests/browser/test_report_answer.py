@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.front.front import Front, front_of
+from orchestrator.front.questions import trial_rows
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.results.front import Front, front_of
-from orchestrator.results.names import Form
-from orchestrator.results.questions import trial_rows
-from orchestrator.results.status import timing_notes
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.text import percent
+from orchestrator.shown.status import timing_notes
+from orchestrator.store.files import write_trial
+from orchestrator.store.names import Form
+from orchestrator.store.sweep import Sweep
+from orchestrator.text import percent
 from tests.browser.report_pages import DESK, PHONE, Open
 from tests.fakes.command_line import specfrontier
 from tests.fakes.metric_inputs import write_session

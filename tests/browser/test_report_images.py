@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.report.page import write_report
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import Open, front_of
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from workers.data.storage import Storage

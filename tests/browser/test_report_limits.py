@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open, front_of
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.searched_sweeps import write_searched_sweep

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.results.store import write_trial
+from orchestrator.store.files import write_trial
 from specfrontier import Sweep
 from tests.browser.report_pages import DESK, on_front, point, settle
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.report.page import page_data, render
 from orchestrator.report.section import SECTIONS
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import DESK, Open
 from tests.fakes.synthetic_sweeps import write_sweep
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.results.names import family, trial_title
-from orchestrator.results.store import REPORT, write_trial
+from orchestrator.store.files import REPORT, write_trial
+from orchestrator.store.names import family, trial_title
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point

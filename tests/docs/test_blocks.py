@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.tables import write_tables
 from search_spaces.sweep import KEYS, SweepConfig
 from tests.docs.pages import PAGES, ROOT, Block, blocks

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from orchestrator.results.store import SWEEP
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import SWEEP
+from orchestrator.store.records import TrialRecord
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage

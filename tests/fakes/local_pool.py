@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from orchestrator.run import launch
-from orchestrator.run.placement import ANYWHERE, Placement, Slots
-from orchestrator.run.pool import _PERMANENT_ERRORS
-from orchestrator.run.tasks import EventSink, Task, TaskResult
+from orchestrator.cluster.placement import ANYWHERE, Placement, Slots
+from orchestrator.cluster.pool import _PERMANENT_ERRORS
+from orchestrator.cluster.tasks import EventSink, Task, TaskResult
+from orchestrator.launch import launch
 from workers.actor import Worker
 
 

@@ -13,7 +13,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow
 from orchestrator.views.mlflow_runs import MlflowLocation
 from orchestrator.views.study import StudyError

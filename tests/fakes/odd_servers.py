@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import grpc
 from ray.core.generated import gcs_service_pb2
 
-from orchestrator.run.ray_internals import ALIVE_METHOD
+from orchestrator.cluster.ray_internals import ALIVE_METHOD
 
 HOST = "127.0.0.2"  # Ray takes 127.0.0.1 for the machine's own address
 HTTP = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 
 from benchmarks.sweep_results import images, results
-from orchestrator.results.store import read_trials
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import read_trials
+from orchestrator.store.records import TrialRecord
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes

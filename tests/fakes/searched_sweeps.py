@@ -10,8 +10,8 @@ import numpy as np
 import optuna
 import yaml
 
-from orchestrator.results.store import SWEEP, write_trial
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import SWEEP, write_trial
+from orchestrator.store.records import TrialRecord
 from search_spaces.space import Space
 from tests.fakes.synthetic_sweeps import ENDED, IMAGES, SAMPLING, metrics_of, write_sweep
 from workers.data.storage import Storage

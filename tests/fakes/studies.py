@@ -7,10 +7,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from orchestrator.results.store import Identity
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
 from orchestrator.run.racing import as_told
+from orchestrator.store.files import Identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyView
 from search_spaces.sweep import SweepConfig

@@ -15,8 +15,8 @@ import pyarrow as pa
 import yaml
 from PIL import Image
 
-from orchestrator.results.store import EVENTS, SWEEP, Identity, write_identity, write_trial
-from orchestrator.results.trials import EarlyStop, TrialRecord
+from orchestrator.store.files import EVENTS, SWEEP, Identity, write_identity, write_trial
+from orchestrator.store.records import EarlyStop, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard

@@ -11,12 +11,12 @@ import numpy as np
 
 from benchmarks.instant import InstantWorkers, Numbers, make_driver, plausible
 from benchmarks.simulated import write_session
-from orchestrator.results.prices import read_prices
-from orchestrator.results.store import read_trials
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.tasks import Outcome, Task, TaskResult
+from orchestrator.cluster.tasks import Outcome, Task, TaskResult
 from orchestrator.run.timing import time_front
+from orchestrator.store.files import read_trials
+from orchestrator.store.prices import read_prices
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import METRICS, NEEDS, identity

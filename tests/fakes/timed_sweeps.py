@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated import write_session
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import write_trial
+from orchestrator.store.sweep import Sweep
 from search_spaces.constraints import at_batch
 from tests.fakes.synthetic_sweeps import METRICS, NEEDS, write_sweep
 from workers.data.shards import TimingSession

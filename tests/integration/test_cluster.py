@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.run.ray_internals import without_services
+from orchestrator.cluster.ray_internals import without_services
 from tests.fakes.command_line import specfrontier
 from tests.fakes.mlflow_proxy import Address, proxy
 from tests.fakes.ports import claim_port
@@ -42,7 +42,7 @@ TRIALS = 12
 # The command, which does not take a worker that the test stops for one that hangs, however long a new node takes.
 PATIENT_COMMAND = """
 from orchestrator.cli.app import main
-from orchestrator.run import pool
+from orchestrator.cluster import pool
 pool._SILENCE_TIMEOUT_S = 3600.0
 main()
 """

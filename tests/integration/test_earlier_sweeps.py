@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 
 from benchmarks.sweep_results import images
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import EARLIER, EVENTS
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.earlier import Earlier
+from orchestrator.front.questions import front_records
+from orchestrator.launch.earlier import Earlier
+from orchestrator.store.files import EARLIER, EVENTS
+from orchestrator.store.records import TrialRecord
 from specfrontier import Sweep
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches

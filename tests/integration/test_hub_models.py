@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.models import pull_files
-from orchestrator.results.store import IDENTITY
-from orchestrator.run.pull import Pulled, _pull, pull_on_nodes
-from orchestrator.run.ray_internals import without_services
+from orchestrator.cluster.pull import Pulled, _pull, pull_on_nodes
+from orchestrator.cluster.ray_internals import without_services
+from orchestrator.store.files import IDENTITY
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.hub import HubServer, hub_server
 from tests.fakes.local_pool import local_launches
@@ -81,7 +81,7 @@ def test_a_ray_client_has_the_files_too(hub: HubServer, monkeypatch: pytest.Monk
         asked.append(address)
         return iter(())
 
-    monkeypatch.setattr("orchestrator.run.pull.pull_on_nodes", ask)
+    monkeypatch.setattr("orchestrator.cluster.pull.pull_on_nodes", ask)
     pull_files({"folder": "hf://lab/scenes"}, "127.0.0.1:6379")
     assert HubFile("lab/scenes").cached() is None, "this machine is a node, which fetches its own"
     pull_files({"folder": "hf://lab/scenes"}, "ray://127.0.0.1:10001")

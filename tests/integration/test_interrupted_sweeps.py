@@ -15,7 +15,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from orchestrator.run import cluster_guard
+from orchestrator.cluster import cluster_guard
 from tests.fakes.command_line import specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.real_sweeps import (

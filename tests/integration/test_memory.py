@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.records import TrialRecord
 from tests.fakes.real_sweeps import SweepRun
 from workers.runtime import batch_size, engines
 from workers.runtime.engines import CancellableEngine

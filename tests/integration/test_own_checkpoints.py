@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from orchestrator.results.store import read_identity
-from orchestrator.run.identity import IdentityError
-from orchestrator.run.launch import keep_identity
+from orchestrator.launch.launch import keep_identity
+from orchestrator.store.files import read_identity
+from orchestrator.store.identity import IdentityError
 from search_spaces.sweep import SweepConfig
 from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_llamagen import write_models

@@ -19,9 +19,9 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from orchestrator.results.papers import rows_of
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.shown.papers import rows_of
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import SweepRun

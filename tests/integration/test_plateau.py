@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.front.front import front_of
+from orchestrator.front.questions import front_records
 from orchestrator.report.answer import answer
-from orchestrator.results.front import front_of
-from orchestrator.results.questions import front_records
 from specfrontier import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import SWEEP, SweepRun, files

@@ -18,8 +18,8 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from benchmarks.sweep_results import TIMING_COLUMNS, images, results
-from orchestrator.results import locks
-from orchestrator.results.store import read_trials
+from orchestrator.store import locks
+from orchestrator.store.files import read_trials
 from orchestrator.views.mlflow_client import serving
 from orchestrator.views.study import open_storage, short_names
 from tests.fakes.command_line import specfrontier

@@ -8,11 +8,11 @@ import pytest
 
 from orchestrator.cli.devices import side_by_side
 from orchestrator.cli.text import choice_lines, for_output, front_table
+from orchestrator.front.front import front_of
 from orchestrator.report.page import page_data
-from orchestrator.results.front import front_of
-from orchestrator.results.names import title, trial_title
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import write_trial
+from orchestrator.store.names import title, trial_title
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow_runs import describe_run
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import SAMPLING, write_sweep

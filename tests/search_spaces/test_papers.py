@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.papers import Published, published, rows_of, tables
+from orchestrator.shown.papers import Published, published, rows_of, tables
 from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.drafters import Eagle, Jacobi, JacobiRows, NoDrafter
 from search_spaces.neighbourhoods import Additive, Multiplicative

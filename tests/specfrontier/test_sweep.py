@@ -14,9 +14,9 @@ import pytest
 from matplotlib.collections import PathCollection
 
 import specfrontier
-from orchestrator.results.front import front_of
-from orchestrator.results.store import write_trial
-from orchestrator.results.text import percent
+from orchestrator.front.front import front_of
+from orchestrator.store.files import write_trial
+from orchestrator.text import percent
 from search_spaces.trial import DecodingConfig
 from specfrontier import CommandError, QueryError, Sweep
 from tests.fakes.local_pool import local_launches
@@ -196,7 +196,7 @@ def test_launch_runs_a_sweep_and_resumes_it(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_an_interrupted_call_names_the_call_that_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(CommandError, match="resume=True") as interrupted:
         Sweep.launch("quickstart", tmp_path, mlflow=False)
     assert interrupted.value.code == 130

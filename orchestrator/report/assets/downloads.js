@@ -18,7 +18,7 @@ export const withDownload = (file, table) => [
 ];
 
 // Rows of numbers, texts, and null for nothing. A spreadsheet takes a text that begins with = + - @ or a tab for a
-// formula, which the apostrophe prevents. A number stays one. As `csv_cell` of orchestrator/results/text.py.
+// formula, which the apostrophe prevents. A number stays one. As `csv_cell` of orchestrator/text.py.
 export const asCsv = (rows) => rows.map((cells) => `${cells.map(csvCell).join(",")}\r\n`).join("");
 function csvCell(value) {
   if (value === null || typeof value === "number") return String(value ?? "");

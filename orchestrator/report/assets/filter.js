@@ -1,5 +1,5 @@
 // Filters of the table: words, and conditions such as fid<5 or acceptance.neighbourhood=additive on any column. Their
-// grammar is that of the commands, in patterns made by Python (orchestrator/results/query.py).
+// grammar is that of the commands, in patterns made by Python (orchestrator/front/query.py).
 import { DATA, vanillaOf } from "./data.js";
 
 const RELATIONS = { "≤": "<=", "≥": ">=" };

@@ -1,5 +1,5 @@
 // Names in the right margin of the chart, each as near to the height of its point as the others allow, with a line to
-// it, as in front.png (orchestrator/results/plots.py).
+// it, as in front.png (orchestrator/shown/plots.py).
 import { svg } from "./dom.js";
 
 const LINE = 15, // pixels from one name to the next

@@ -1,4 +1,4 @@
-// The marks of trials: colour and shape are those of front.png (orchestrator/results/plots.py).
+// The marks of trials: colour and shape are those of front.png (orchestrator/shown/plots.py).
 import { DATA } from "./data.js";
 import { iconOf, svg } from "./dom.js";
 import { kindOf, state } from "./state.js";

@@ -1,4 +1,4 @@
-// Values with errors, and errors of differences, as in orchestrator/results/joint.py: what two trials share cancels.
+// Values with errors, and errors of differences, as in orchestrator/front/joint.py: what two trials share cancels.
 import { DATA } from "./data.js";
 import { el } from "./dom.js";
 import { parts } from "./format.js";

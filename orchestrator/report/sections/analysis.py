@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.front.compare import hypervolume
+from orchestrator.front.front import Front
+from orchestrator.front.joint import directions, values_of
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.results.compare import hypervolume
-from orchestrator.results.front import Front
-from orchestrator.results.joint import directions, values_of
-from orchestrator.results.store import plugins_of, read_sweep_yaml
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import plugins_of, read_sweep_yaml
+from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space
 from workers.metrics.definition import Metric

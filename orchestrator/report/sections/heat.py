@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.report.trials import PageTrial
-from orchestrator.results.store import read_table
+from orchestrator.store.files import read_table
 from workers.data.pictures import RAMP, accepted_by_cell
 from workers.data.storage import in_parallel
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.trials import PageTrial
-from orchestrator.results.store import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
+from orchestrator.store.sweep import Sweep
 from workers.data.folders import size_on_disk
 from workers.data.pictures import is_intact_png
 from workers.data.storage import in_parallel

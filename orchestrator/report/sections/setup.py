@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.results.names import describe
-from orchestrator.results.status import sweep_notes, waiting_note
-from orchestrator.results.store import Identity, read_sweep_text
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.shown.status import sweep_notes, waiting_note
+from orchestrator.store.files import Identity, read_sweep_text
+from orchestrator.store.names import describe
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 
 Facts = list[tuple[str, list[str]]]  # a name and its lines
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+from orchestrator.front.query import script_patterns
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.report.trials import config_keys, metric_title
-from orchestrator.results.query import script_patterns
-from orchestrator.results.trials import FAILED, STOPPED, State
+from orchestrator.store.records import FAILED, STOPPED, State
 from search_spaces.trial import flat_types
 
 _KINDS: dict[type, str] = {int: "numbers", float: "numbers", bool: "true or false", str: "text"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report.page import write_report
-from orchestrator.results.checked_text import append_line
-from orchestrator.results.store import (
+from orchestrator.store.checked_text import append_line
+from orchestrator.store.files import (
     FRONT_PLOT,
     FRONT_TABLE,
     REPORT,
@@ -18,7 +18,7 @@ from orchestrator.results.store import (
     read_table,
     write_sweep_text,
 )
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.tables import replace_damaged, write_tables
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -21,10 +21,10 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
-from orchestrator.results.front import front_of
-from orchestrator.results.locks import driver_lock
-from orchestrator.results.store import write_trial
-from orchestrator.results.text import clean
+from orchestrator.front.front import front_of
+from orchestrator.store.files import write_trial
+from orchestrator.store.locks import driver_lock
+from orchestrator.text import clean
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import identity, write_sweep

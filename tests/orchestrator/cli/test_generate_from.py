@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import specfrontier as api
-from orchestrator.results.config_file import MeasuredSpeed
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.config_file import MeasuredSpeed
+from orchestrator.store.files import write_trial
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.metric_inputs import write_session
 from tests.fakes.real_sweeps import SweepRun

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.cluster.placement import Slots
+from orchestrator.launch.preflight import check_resources
 from orchestrator.outputs import check_writable, output_folder
-from orchestrator.run.placement import Slots
-from orchestrator.run.preflight import check_resources
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 

@@ -29,12 +29,12 @@ from orchestrator.cli.launch import (
     stopped_trials,
 )
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
+from orchestrator.cluster.tasks import Outcome, PoolError
 from orchestrator.doctor.plan import peak_bytes
-from orchestrator.results import locks
-from orchestrator.results.locks import Lock, driver_lock
-from orchestrator.results.store import write_identity, write_trial
-from orchestrator.results.trials import EarlyStop, TrialRecord
-from orchestrator.run.tasks import Outcome, PoolError
+from orchestrator.store import locks
+from orchestrator.store.files import write_identity, write_trial
+from orchestrator.store.locks import Lock, driver_lock
+from orchestrator.store.records import EarlyStop, TrialRecord
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView
 from search_spaces.sweep import SweepConfig
@@ -309,7 +309,7 @@ def write_store(**changes: Any) -> Storage:
 def test_an_existing_sweep_is_named_before_anything_else_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and captions take seconds."""
     write_store()
-    monkeypatch.setitem(sys.modules, "orchestrator.run.preflight", None)  # cannot be imported
+    monkeypatch.setitem(sys.modules, "orchestrator.launch.preflight", None)  # cannot be imported
     assert "a sweep exists here" in refusal()
 
 
@@ -403,8 +403,8 @@ def test_a_sweep_resumes_without_its_file() -> None:
 
 def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers compare the weights' hashes. Another entry is another sweep."""
-    monkeypatch.setattr("orchestrator.run.preflight.preflight", lambda *arguments, **options: None)
-    monkeypatch.setattr("orchestrator.run.launch.worker_spec", lambda *arguments: {})
+    monkeypatch.setattr("orchestrator.launch.preflight.preflight", lambda *arguments, **options: None)
+    monkeypatch.setattr("orchestrator.launch.launch.worker_spec", lambda *arguments: {})
     write(models={"name": "classes"})
     stored = SweepConfig.read("tested.yaml", {"models.file": "elsewhere/models.yaml"})
     Storage("sweeps/tested").write("sweep.yaml", stored.resolve(Sampling()).to_yaml().encode())
@@ -450,7 +450,7 @@ def test_the_live_view_ends_before_the_report_is_written(
         return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
-    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
     monkeypatch.setattr("orchestrator.cli.launch._finish", lambda views, ending: seen.append(ending))
     monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
@@ -494,9 +494,9 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pyte
         lock.is_lost = True
         emit({"event": "phase", "phase": "generating"})
 
-    monkeypatch.setattr("orchestrator.results.locks.driver_lock", lambda *arguments: nullcontext(lock))
+    monkeypatch.setattr("orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock))
     monkeypatch.setattr("orchestrator.cli.launch._sweep_views", lambda *arguments: [view])
-    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "another launch has taken over" in message
     assert closed.wait(HANG_S)
@@ -510,7 +510,7 @@ def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) 
 
     space = "tested, twice.yaml"
     Path(space).write_text(SPACE)
-    monkeypatch.setattr("orchestrator.run.launch.launch", interrupt)
+    monkeypatch.setattr("orchestrator.launch.launch.launch", interrupt)
     message = error_of("launch", space, "--no-mlflow", code=130)
     resume = shlex.split(message.rpartition("resume with: specfrontier ")[2])
     assert resume == ["launch", space, "--no-mlflow", "--resume"]
@@ -543,7 +543,7 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
         emit({"event": "identity", "objectives": []})
         raise full
 
-    monkeypatch.setattr("orchestrator.run.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "driver.lock: No space left on device" in message
     assert ("resume with: " in message) == bool(written)
@@ -551,7 +551,7 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
 
 def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to resume, and no view to write."""
-    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=PoolError("no worker started")))
+    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=PoolError("no worker started")))
     message = error_of("launch", "tested.yaml", code=1)
     assert "no worker started" in message
     for text in ("resume", "kept", "not written"):
@@ -561,7 +561,7 @@ def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch
 
 HOLDER = """
 import sys, time
-from orchestrator.results.locks import driver_lock
+from orchestrator.store.locks import driver_lock
 from workers.data.storage import Storage
 with driver_lock(Storage(sys.argv[1])):
     print("locked", flush=True)
@@ -599,7 +599,7 @@ def test_the_lock_of_a_dead_driver_is_taken_over(
     write_store()
     driver.kill()
     driver.wait()
-    monkeypatch.setattr("orchestrator.run.launch.launch", mock.Mock(side_effect=ValueError("ends here")))
+    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=ValueError("ends here")))
     for first in (True, False):
         result = specfrontier("launch", "tested.yaml", "--resume", "--no-mlflow")
         assert "ends here" in result.err

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from orchestrator.front.front import front_of
 from orchestrator.outputs import CONFIGS, PAGES, PLOTS, TABLES, ending_of, table_bytes
-from orchestrator.results.front import front_of
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier

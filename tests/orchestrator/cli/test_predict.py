@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.results.store import Identity, write_identity, write_trial
-from orchestrator.results.trials import COMPLETE, TrialRecord
+from orchestrator.store.files import Identity, write_identity, write_trial
+from orchestrator.store.records import COMPLETE, TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_models import tiny_scenes

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.checked_text import append_line
-from orchestrator.results.locks import exclusive, read_holder, waiting_lock
-from orchestrator.results.store import (
+from orchestrator.store.checked_text import append_line
+from orchestrator.store.files import (
     DRIVER_LOCK,
     EVENTS,
     IDENTITY,
@@ -22,6 +21,7 @@ from orchestrator.results.store import (
     SWEEP,
     write_sweep_text,
 )
+from orchestrator.store.locks import exclusive, read_holder, waiting_lock
 from orchestrator.views.study import default_journal
 from search_spaces.documents import write_document
 from search_spaces.sweep import SweepConfig

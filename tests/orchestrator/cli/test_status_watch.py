@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import INTERRUPTED
-from orchestrator.results.locks import driver_lock
+from orchestrator.store.locks import driver_lock
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.front.front import front_of
 from orchestrator.report.answer import answer
-from orchestrator.results.front import front_of
-from orchestrator.results.store import (
+from orchestrator.store.files import (
     SWEEP,
     read_identity,
     read_trials,
@@ -20,7 +20,7 @@ from orchestrator.results.store import (
     write_identity,
     write_trial,
 )
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins, plugin_modules
 from search_spaces.sweep import SweepConfig

@@ -17,12 +17,10 @@ from safetensors.torch import load_file, save_file
 import specfrontier as api
 from orchestrator.cli import session_timer
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
-from orchestrator.results import prices
-from orchestrator.results.choices import decisive_trials
-from orchestrator.results.front import front_of
-from orchestrator.results.launches import load_identity
-from orchestrator.results.locks import exclusive
-from orchestrator.results.store import (
+from orchestrator.front.choices import decisive_trials
+from orchestrator.front.front import front_of
+from orchestrator.store import prices
+from orchestrator.store.files import (
     DRIVER_LOCK,
     FRONT_TABLE,
     TRIAL_TABLE,
@@ -30,7 +28,9 @@ from orchestrator.results.store import (
     trial_file,
     write_identity,
 )
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.launches import load_identity
+from orchestrator.store.locks import exclusive
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_models import tiny_scored

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from orchestrator.cli import train as training
-from orchestrator.run import cluster
-from orchestrator.run.tasks import PoolError
+from orchestrator.cluster import cluster
+from orchestrator.cluster.tasks import PoolError
 from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models

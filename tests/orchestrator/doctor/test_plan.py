@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import SweepRun
 from workers.data.records import read_shard

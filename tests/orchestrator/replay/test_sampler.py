@@ -18,10 +18,10 @@ from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.samplers import RandomSampler
 from optuna.trial import TrialState, create_trial
 
+from orchestrator.front.compare import hypervolume
+from orchestrator.front.pareto import Floats
 from orchestrator.replay.sampler import PoolExhausted, ReplaySampler, SettingsPool
 from orchestrator.replay.surrogate import Observations, Surrogate, _Outcome
-from orchestrator.results.compare import hypervolume
-from orchestrator.results.pareto import Floats
 from orchestrator.views.study import open_storage
 from tests.fakes.waiting import HANG_S
 from workers.metrics.definition import Direction

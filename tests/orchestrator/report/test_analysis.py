@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.front.front import front_of
+from orchestrator.front.questions import objectives_of
 from orchestrator.report.sections.analysis import MIN_TRIALS, hypervolumes, importances
-from orchestrator.results.front import front_of
-from orchestrator.results.questions import objectives_of
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import write_trial
+from orchestrator.store.sweep import Sweep
 from tests.fakes.searched_sweeps import write_searched_sweep
 from workers.data.storage import Storage
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.front.choices import default_limit
+from orchestrator.front.front import front_of
 from orchestrator.report.answer import _slider, answer
-from orchestrator.results.choices import default_limit
-from orchestrator.results.front import front_of
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import write_trial
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.metric_inputs import write_session

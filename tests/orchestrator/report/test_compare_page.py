@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.front.front import front_of
 from orchestrator.report.trials import PageTrial
-from orchestrator.results.front import front_of
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.orchestrator.report.test_page import Elements

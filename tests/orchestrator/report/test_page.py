@@ -35,8 +35,8 @@ from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
 from orchestrator.report.trials import PageTrial, groups
-from orchestrator.results.store import write_trial
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import write_trial
+from orchestrator.store.records import TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from orchestrator.cluster.tasks import SWEEP, Event, SweepError, Task, TaskResult
 from orchestrator.run.build import Build
-from orchestrator.run.tasks import SWEEP, Event, SweepError, Task, TaskResult
 from workers.data.records import write_shard
 from workers.data.storage import Storage
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.results.store import read_trials
-from orchestrator.results.trials import TrialRecord
+from orchestrator.cluster.tasks import SweepError, Task, TaskResult
 from orchestrator.run.build import DAMAGED
-from orchestrator.run.tasks import SweepError, Task, TaskResult
+from orchestrator.store.files import read_trials
+from orchestrator.store.records import TrialRecord
 from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.records import ShardError, read_shard, write_shard
 from workers.data.storage import Storage

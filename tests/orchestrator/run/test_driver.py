@@ -15,12 +15,12 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
-from orchestrator.results.plateau import Plateau
-from orchestrator.results.store import read_trials, write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.cluster.tasks import Event, Limits, Outcome, SweepError, Task, TaskResult
+from orchestrator.front.plateau import Plateau
 from orchestrator.run.driver import Driver
-from orchestrator.run.tasks import Event, Limits, Outcome, SweepError, Task, TaskResult
+from orchestrator.store.files import read_trials, write_trial
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyError, open_storage, short_names
 from search_spaces.params import ConfigError

@@ -13,8 +13,7 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, plausible
-from orchestrator.results.store import read_trials
-from orchestrator.results.trials import EarlyStop, TrialRecord
+from orchestrator.cluster.tasks import Outcome, SweepError, Task, TaskResult
 from orchestrator.run.racing import (
     EarlyStopping,
     _moved,
@@ -23,7 +22,8 @@ from orchestrator.run.racing import (
     next_trials,
     with_constraints,
 )
-from orchestrator.run.tasks import Outcome, SweepError, Task, TaskResult
+from orchestrator.store.files import read_trials
+from orchestrator.store.records import EarlyStop, TrialRecord
 from orchestrator.views.study import open_storage
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.results.trials import TrialRecord
-from orchestrator.run.tasks import Limits, seconds_taken
+from orchestrator.cluster.tasks import Limits, seconds_taken
+from orchestrator.store.records import TrialRecord
 from search_spaces.sweep_sections import Budget
 
 

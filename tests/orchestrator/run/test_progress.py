@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.results.names import title
+from orchestrator.cluster.tasks import lost_event
 from orchestrator.run.progress import (
     Progress,
     TimeLeft,
@@ -29,7 +29,7 @@ from orchestrator.run.progress import (
     show_live,
     trial_line,
 )
-from orchestrator.run.tasks import lost_event
+from orchestrator.store.names import title
 
 OBJECTIVES = {
     "event": "identity",

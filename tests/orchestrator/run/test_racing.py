@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from orchestrator.results.joint import JointErrors
-from orchestrator.results.trials import EarlyStop, State, TrialRecord, may_compare_speeds
+from orchestrator.front.joint import JointErrors
 from orchestrator.run.racing import EarlyStopping, Race, Scores, Stop, at_full_size, front_probabilities
+from orchestrator.store.records import EarlyStop, State, TrialRecord, may_compare_speeds
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Direction, Metric
 from workers.metrics.estimate import Estimate

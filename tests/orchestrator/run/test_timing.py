@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.instant import EXPERIMENT, make_driver, plausible
 from benchmarks.simulated import write_session
-from orchestrator.results.choices import default_choices
-from orchestrator.results.front import front_of
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import read_trials
-from orchestrator.run.tasks import ClusterLost, Limits, PoolError, Task
+from orchestrator.cluster.tasks import ClusterLost, Limits, PoolError, Task
+from orchestrator.front.choices import default_choices
+from orchestrator.front.front import front_of
+from orchestrator.front.questions import front_records
+from orchestrator.store.files import read_trials
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.timed_launches import (

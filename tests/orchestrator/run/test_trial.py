@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.instant import EXPERIMENT, InstantWorkers
-from orchestrator.results.trials import TrialRecord
+from orchestrator.cluster.tasks import Event, SweepError, Task
 from orchestrator.run.build import Build, Result
-from orchestrator.run.study import Proposal
-from orchestrator.run.tasks import Event, SweepError, Task
+from orchestrator.run.search import Proposal
 from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
+from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.storage import Storage

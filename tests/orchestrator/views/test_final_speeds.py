@@ -14,11 +14,11 @@ from mlflow.artifacts import download_artifacts
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
-from orchestrator.results.launches import load_identity
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import read_table, read_trials, write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.front.questions import front_records
+from orchestrator.store.files import read_table, read_trials, write_trial
+from orchestrator.store.launches import load_identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError

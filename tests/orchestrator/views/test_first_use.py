@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.launches import load_identity
-from orchestrator.results.store import read_trials
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import read_trials
+from orchestrator.store.launches import load_identity
+from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.follower import Ending, Follower, View, Views
 from tests.fakes.studies import named_config, plain_record, study_identity

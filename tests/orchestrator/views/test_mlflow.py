@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from orchestrator.results.launches import load_identity
-from orchestrator.results.store import read_trials, trial_file, write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import read_trials, trial_file, write_trial
+from orchestrator.store.launches import load_identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, Follower, Views
 from orchestrator.views.mlflow import MlflowView, find_location, sync
 from orchestrator.views.mlflow_client import TrackingError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.store import MLFLOW_PLACE
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import MLFLOW_PLACE
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError, database_problem, default_uri
 from orchestrator.views.mlflow_place import TrackingPlace

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from orchestrator.results.questions import front_records
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.questions import front_records
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow_runs import (
     compare_link,
     describe_run,

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import FAILED
-from orchestrator.results.launches import load_identity
-from orchestrator.results.store import MLFLOW_PLACE, read_trials
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import MLFLOW_PLACE, read_trials
+from orchestrator.store.launches import load_identity
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Follower, Views
 from orchestrator.views.mlflow import MlflowView, find_location
 from orchestrator.views.mlflow_client import default_uri

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.names import SettingNames
-from orchestrator.results.questions import front_records
-from orchestrator.results.store import write_identity
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.front.questions import front_records
+from orchestrator.store.files import write_identity
+from orchestrator.store.names import SettingNames
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.mlflow import _sole_writer as sole_writer
 from orchestrator.views.mlflow_client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri

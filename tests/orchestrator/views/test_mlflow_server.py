@@ -22,10 +22,10 @@ import psutil
 import pytest
 
 from orchestrator.errors import FAILED, WRONG_USAGE
-from orchestrator.results.launches import load_identity
-from orchestrator.results.store import read_trials, trial_file, write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import read_trials, trial_file, write_trial
+from orchestrator.store.launches import load_identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import MlflowView, find_location, sync
 from orchestrator.views.mlflow_client import TrackingError, free_port

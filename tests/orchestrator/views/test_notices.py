@@ -17,11 +17,11 @@ from urllib.error import HTTPError
 import pytest
 
 from orchestrator.cli.launch import _resume_command
+from orchestrator.front.choices import BEST, default_choices
+from orchestrator.front.front import front_of
 from orchestrator.options import command_line
-from orchestrator.results.choices import BEST, default_choices
-from orchestrator.results.front import front_of
-from orchestrator.results.store import read_identity, read_trials
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.files import read_identity, read_trials
+from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.follower import Views
 from orchestrator.views.notices import Notices, check_webhook
@@ -213,7 +213,7 @@ def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(webhook: Web
     other = SweepRun(tmp_path / "other", SWEEP)
     arguments = other.arguments("--no-mlflow", "--notify", webhook.url)
     with pytest.MonkeyPatch.context() as patch, local_launches():
-        patch.setattr("orchestrator.run.launch._check_facts", broken)
+        patch.setattr("orchestrator.launch.launch._check_facts", broken)
         assert specfrontier(*arguments).code == 1
     assert webhook.got[1]["state"] == "failed"
     assert webhook.got[1]["cause"] == "no such machine"

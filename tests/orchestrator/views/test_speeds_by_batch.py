@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from orchestrator.results.store import write_trial
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import write_trial
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow import find_location, sync
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
 from tests.fakes.timed_sweeps import SPEEDS, time_again, write_timed_sweep

@@ -12,9 +12,9 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.results.store import read_trials
-from orchestrator.results.sweep import Sweep
-from orchestrator.results.trials import TrialRecord
+from orchestrator.store.files import read_trials
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.study import TRIAL, open_storage
 from tests.fakes.studies import study_identity, study_view
 from tests.orchestrator.run.test_driver import run, sweep

@@ -14,8 +14,8 @@ import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from orchestrator.results.databases import sole_creator
-from orchestrator.results.sweep import Sweep
+from orchestrator.store.databases import sole_creator
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.study import StudyError, StudyView, check_study, open_storage
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql

@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.trial import create_trial
 
-from orchestrator.run.study import Search
+from orchestrator.run.search import Search
 from orchestrator.views.study import open_storage, short_names
 from search_spaces.sweep import SweepConfig, ready_spaces
 from tests.fakes.studies import named_config, plain_record, study_identity, write_study

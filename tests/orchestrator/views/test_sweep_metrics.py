@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.results.choices import default_limit
-from orchestrator.results.front import front_of
-from orchestrator.results.questions import front_records
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.choices import default_limit
+from orchestrator.front.front import front_of
+from orchestrator.front.questions import front_records
+from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow_runs import sweep_metrics
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage

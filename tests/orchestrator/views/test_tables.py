@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from PIL import Image
 
-from orchestrator.results.store import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
+from orchestrator.store.files import FRONT_PLOT, FRONT_TABLE, TRIAL_TABLE
 from orchestrator.views.tables import write_tables
 from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep

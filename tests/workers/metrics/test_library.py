@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torchmetrics.image.inception import InceptionScore
 from transformers import CLIPImageProcessor, CLIPModel, CLIPProcessor
 
-from orchestrator.results.compare import obstacles
-from orchestrator.results.sweep import Sweep
+from orchestrator.front.compare import obstacles
+from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from tests.fakes import tiny_clip

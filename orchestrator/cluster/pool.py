@@ -1,0 +1,457 @@
+"""Ray actors that hold the models, and a small scheduler that gives each task to an idle one.
+
+If an actor or a node dies or stops responding, only the task that it was running is repeated elsewhere; a new actor
+replaces it as soon as the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
+A requested number of workers is a maximum: idle ones give their nodes back.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+
+from orchestrator.cluster import ray_internals
+from orchestrator.cluster.cluster import ClusterMonitor, alive_nodes
+from orchestrator.cluster.placement import (
+    ANYWHERE,
+    GENERATE,
+    NODE_ID_LABEL,
+    ROLES,
+    TIME,
+    Labels,
+    Node,
+    Placement,
+    Slots,
+    WorkerAgreement,
+)
+from orchestrator.cluster.tasks import EventSink, PoolError, SweepError, Task, TaskResult, lost_event
+from search_spaces.params import ConfigError
+from workers.actor import actor_class
+from workers.data.shards import TimingSession
+from workers.data.storage import StorageError
+from workers.runtime.logs import describe_task
+
+MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store
+LOST_NODE = 0.25  # attempts that a lost node counts for: spot nodes are reclaimed whatever runs on them
+_REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
+_MAX_FAILED_STARTS = 3  # in a row, while no worker is alive
+_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
+_MEMORY_MONITOR = re.compile(r"low on memory\b.*?\bwas ([\d.]+ ?\w+ used / [\d.]+ ?\w+ limit)", re.DOTALL)
+_IMAGE_TASKS = ("quality", "timing")
+_GROW_INTERVAL_S = 5.0  # between checks for new nodes
+_WATCH_INTERVAL_S = 2.0  # between checks for silent and unneeded workers
+_MAX_CLOCK_STEP_S = 5.0
+_PING_INTERVAL_S = 10.0
+_SILENCE_TIMEOUT_S = 60.0  # a worker that computes responds within milliseconds, unless a library blocks Python
+_CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
+_TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
+_RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
+_START_TIMEOUT_S = 1800.0  # until the first worker is ready; and for each one's models, once its process runs
+
+
+class AwakeClock:
+    """Counts the seconds in which this process ran.
+
+    If it is stopped together with its workers (Ctrl-Z, a suspended machine), none of them is late when they go on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last = clock, clock()
+        self.now = 0.0
+
+    def advance(self) -> None:
+        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this long."""
+        present = self._clock()
+        self.now += min(present - self._last, _MAX_CLOCK_STEP_S)
+        self._last = present
+
+
+class Attempts:
+    """Remembers on which nodes each task has failed."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, list[str]] = {}
+
+    def last(self, task: Task, node: str = "", alive: Collection[str] = ("",)) -> int | None:
+        """Count a failure on a node; returns the number of failures if the task should be given up, else None.
+
+        A node's death is known some time after its worker's, so earlier failures are weighed again each time.
+        alive: ids of the nodes that are alive now.
+        """
+        nodes = self._nodes.setdefault(task.name, [])
+        nodes.append(node)
+        total = sum(1.0 if node in alive else LOST_NODE for node in nodes)
+        return len(nodes) if total >= MAX_ATTEMPTS else None
+
+    def forget(self, task: Task) -> None:
+        self._nodes.pop(task.name, None)
+
+
+@dataclass(eq=False)
+class PoolWorker:
+    """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
+
+    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
+    is ready. roles: What it may do, once it is ready.
+
+    task: The task that it runs since `since`; without a task, `since` is the end of its last task, or when it was found
+    to have a process: until then (inf) it may wait for a node. is_obsolete: Whether the task's result is not needed.
+    All times are those of the pool's clock, in seconds.
+    """
+
+    handle: Any
+    name: str
+    labels: Labels = field(default_factory=dict)
+    node: str = ""
+    reply: Any = None
+    ready: bool = False
+    roles: frozenset[str] = frozenset()
+    task: Task | None = None
+    since: float = math.inf
+    is_obsolete: bool = False
+    _ping: Any = None
+    _pinged: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        return self.reply is None
+
+    @property
+    def node_id(self) -> str:
+        return self.labels.get(NODE_ID_LABEL, "")
+
+    def can_run(self, task: Task) -> bool:
+        return self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
+
+    def request_facts(self) -> None:
+        self.reply = self.handle.facts.remote()
+
+    def run(self, task: Task, now: float) -> None:
+        self.task, self.since, self.is_obsolete = task, now, False
+        self.reply = self.handle.run.remote(dict(task.payload))
+
+    def finish(self, now: float) -> Task | None:
+        """End the task; returns it, None if its result is not needed."""
+        task = None if self.is_obsolete else self.task
+        self.task, self.is_obsolete, self.since = None, False, now
+        return task
+
+    def abandon(self, now: float) -> None:
+        """Cancel the task before its next pass; its result is not needed."""
+        if self.task is not None and not self.is_obsolete:
+            self.is_obsolete, self.since = True, now
+            self.handle.cancel.remote(dict(self.task.payload))  # the payload identifies it: a later one goes on
+
+    def kill(self) -> None:
+        """Kill the actor; it may be dead already."""
+        with contextlib.suppress(RayError, ValueError):
+            ray.kill(self.handle)
+
+    def problem(self, now: float) -> str | None:
+        """Why this worker must be replaced; None if it need not be. Sends heartbeats."""
+        if self.is_obsolete and now - self.since > _CANCEL_TIMEOUT_S:
+            return f"did not stop its task within {_CANCEL_TIMEOUT_S:g} s"
+        if not self.ready and now - self.since > _START_TIMEOUT_S:
+            return f"did not load its models within {_START_TIMEOUT_S:g} s"
+        if self._ping is None:
+            if now - self._pinged >= _PING_INTERVAL_S:
+                self._ping, self._pinged = self.handle.ping.remote(), now
+            return None
+        if not ray.wait([self._ping], timeout=0)[0]:
+            is_silent = self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S
+            return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s" if is_silent else None
+        try:
+            ray.get(self._ping)
+        except RayError as error:
+            return describe_error(error)
+        self._ping, self.since = None, min(self.since, now)
+        return None
+
+
+class Pool:
+    """Actors, and the tasks that wait for them.
+
+    spec: plain data from which an actor loads its models. environment: variables of the actors' processes. emit: called
+    with events of workers that cannot be used, and of those, and their nodes, that are lost. placement: on which nodes
+    workers generate and time. stored: facts of a resumed sweep that its workers must share (see `WorkerAgreement`).
+    """
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        slots: Slots,
+        environment: Mapping[str, str] | None = None,
+        emit: EventSink = lambda event: None,
+        placement: Placement = ANYWHERE,
+        stored: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._spec, self._slots, self._placement = dict(spec), slots, placement
+        self._environment, self._emit = dict(environment or {}), emit
+        self._facts: Mapping[str, Any] | None = None
+        self._workers: list[PoolWorker] = []
+        self._waiting: list[Task] = []  # in the order in which they run
+        self._attempts, self._worker_count = Attempts(), itertools.count()
+        self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
+        self._released = 0  # workers of the requested number that were not needed
+        self._clock, self._monitor = AwakeClock(), ClusterMonitor()
+        self._untimed_since: float | None = None  # inf: the user was told
+        self._nodes: list[Node] = []
+        self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
+        self._grow()
+        self._agreement = WorkerAgreement({worker.name for worker in self._workers}, placement, stored or {})
+
+    @property
+    def alive(self) -> int:
+        return sum(worker.ready for worker in self._workers)
+
+    @property
+    def _node_ids(self) -> set[str]:
+        """Ids of the cluster's nodes, and "" for a node without one."""
+        return {"", *(node.id for node in self._nodes)}
+
+    def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
+        """The facts of the first worker that generates images: its models, captions and device.
+
+        Raises:
+            PoolError: none started within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while self._facts is None:
+            if time.monotonic() > deadline:
+                raise PoolError(f"no worker started within {timeout:g} s; see Ray's logs")
+            self.collect(1.0)
+        return self._facts
+
+    def submit(self, task: Task) -> None:
+        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.is_measurement))  # after its equals
+        self._assign()
+
+    def withdraw(self, names: Collection[str]) -> None:
+        self._waiting = [task for task in self._waiting if task.name not in names]
+        for worker in self._workers:
+            if worker.task and worker.task.name in names:
+                worker.abandon(self._clock.now)
+
+    def collect(self, timeout: float) -> list[TaskResult]:
+        self._monitor.responds()
+        self._clock.advance()
+        if time.monotonic() > self._next_grow:
+            self._grow()
+        results = [result for worker in self._replied(timeout) if (result := self._take(worker))]
+        if self._clock.now >= self._next_watch:
+            self._next_watch = self._clock.now + _WATCH_INTERVAL_S
+            results += self._watch()
+        self._assign()
+        return results
+
+    def close(self) -> None:
+        """Kill all actors. Their running tasks are lost; files that they wrote are not."""
+        for worker in [*self._workers]:
+            self._remove(worker)
+
+    def _replied(self, timeout: float) -> list[PoolWorker]:
+        """Wait for the reply of one worker; returns it and all others that have replied by then."""
+        workers = {worker.reply: worker for worker in self._workers if not worker.is_idle}
+        if not workers:
+            time.sleep(timeout)
+            return []
+        replies, _ = ray.wait(list(workers), num_returns=1, timeout=timeout)
+        if replies:
+            replies, _ = ray.wait(list(workers), num_returns=len(workers), timeout=0)
+        return [workers[reply] for reply in replies]
+
+    def _take(self, worker: PoolWorker) -> TaskResult | None:
+        """Process the reply of a worker, and make the worker idle if it can be used."""
+        reply, worker.reply = worker.reply, None
+        output, cause = None, None
+        try:
+            output = ray.get(reply)
+        except RayTaskError as error:
+            cause = describe_error(error)
+        except RayError as error:  # the actor died, or the node that held the result
+            return self._handle_death(worker, describe_error(error))
+        if not worker.ready:
+            self._handle_start(worker, output, cause)
+        if (task := worker.finish(self._clock.now)) is None:
+            return None
+        if cause and cause.startswith(StorageError.__name__):
+            # No trial is to blame, and the search must not count it as one that failed.
+            if self._attempts.last(task, "", self._node_ids):
+                raise SweepError(f"{worker.name} cannot use the store ({cause})")
+            self._warn(f"{worker.name} runs {task.name} again: {cause}")
+            self.submit(task)
+            return None
+        self._attempts.forget(task)
+        self._agreement.active &= task.kind not in _IMAGE_TASKS
+        return TaskResult(task, output, cause, permanent=cause is None or cause.startswith(_PERMANENT_ERRORS))
+
+    def _watch(self) -> list[TaskResult]:
+        """Replace workers that do not respond, and release those that no task needs."""
+        self._find_processes()
+        problems = [(worker, worker.problem(self._clock.now)) for worker in self._workers]
+        results = [self._handle_death(worker, problem) for worker, problem in problems if problem]
+        self._warn_of_untimed()
+        self._release()
+        return [result for result in results if result]
+
+    def _find_processes(self) -> None:
+        """Note which workers that waited for a node have a process: one that hangs may never answer a heartbeat."""
+        waiting = [worker for worker in self._workers if math.isinf(worker.since)]
+        if waiting and self._monitor.responds(max_age=0.0):
+            found = ray_internals.have_processes([worker.handle for worker in waiting])
+            for worker in itertools.compress(waiting, found):
+                worker.since = self._clock.now
+
+    def _warn_of_untimed(self) -> None:
+        """Say once that timing sessions have waited for a while because no worker may time."""
+        is_waiting = any(task.kind == TimingSession.kind for task in self._waiting)
+        if not is_waiting or any(TIME in worker.roles for worker in self._workers):
+            self._untimed_since = None
+        elif self._untimed_since is None:
+            self._untimed_since = self._clock.now
+        elif self._clock.now - self._untimed_since >= _TIMING_DELAY_S:
+            self._untimed_since = math.inf
+            self._warn(f"timing sessions wait for a worker on {self._agreement.timing_place}")
+
+    def _release(self) -> None:
+        """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""
+        if self._slots.count is None or self._waiting:
+            return
+        for worker in [*self._workers]:
+            others = [other for other in self._workers if other.ready and other is not worker]
+            is_last = not all(any(role in other.roles for other in others) for role in self._placement.roles)
+            if worker.task is None and not is_last and self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
+                self._remove(worker)
+                self._released += 1
+
+    def _warn(self, note: str) -> None:
+        self._emit({"event": "workers", "alive": self.alive, "note": note})
+
+    def _remove(self, worker: PoolWorker) -> None:
+        self._workers.remove(worker)
+        worker.kill()
+
+    def _handle_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> None:
+        """Use a worker that has started for what it may do, or replace it."""
+        problems = self._agreement.add(worker.name, facts)
+        roles = frozenset(ROLES) - problems.keys()
+        if problem := cause or (None if roles else problems[GENERATE]):
+            self._handle_failed_start(worker, problem)
+        else:
+            assert facts is not None
+            worker.ready, worker.roles = True, roles
+            worker.labels, worker.node = facts.get("labels", {}), facts.get("node", "")
+            self._failed_starts = 0
+            if GENERATE in roles:
+                self._facts = self._facts or facts
+            else:
+                self._warn(f"{worker.name} runs timing sessions only: {problems[GENERATE]}")
+        self._agreement.check()
+
+    def _handle_death(self, worker: PoolWorker, death: str) -> TaskResult | None:
+        """Submit the task of a dead worker again, unless too many workers died running it."""
+        if not worker.ready:
+            self._agreement.add(worker.name, None)
+            self._handle_failed_start(worker, death)
+            return None
+        self._remove(worker)
+        what = f"{worker.name} on {worker.node}" if worker.node else worker.name
+        self._emit(lost_event(what, death, self.alive))
+        self._suspects[worker.node_id] = worker.node
+        for other in self._workers:  # the whole node may have died: give the others no task before they reply
+            if other.is_idle:
+                other.request_facts()
+        self._grow()
+        if (task := worker.finish(self._clock.now)) is None:
+            return None
+        if attempts := self._attempts.last(task, worker.node_id, self._node_ids):
+            what = describe_task(task.payload, self._spec.get("captions"))
+            cause = f"its worker died {attempts} times while running {task.name} ({what}): {death}"
+            return TaskResult(task, None, cause, permanent=False)
+        self.submit(task)
+        return None
+
+    def _handle_failed_start(self, worker: PoolWorker, cause: str) -> None:
+        """Schedule the next start with exponential backoff: one broken node must not stop the others.
+
+        Raises:
+            PoolError: no worker is alive, and the last one of all was refused, or too many starts have failed in a row.
+        """
+        self._remove(worker)
+        self._failed_starts += 1
+        is_final = cause.startswith(_REFUSAL) and not self._workers
+        if (is_final or self._failed_starts >= _MAX_FAILED_STARTS) and not self.alive:
+            raise PoolError(f"workers fail to start: {cause}")
+        delay = _GROW_INTERVAL_S * (2 ** min(self._failed_starts - 1, 6) - 1)
+        self._next_grow = time.monotonic() + delay
+        self._warn(f"{worker.name} cannot be used: {cause}; retrying in {delay:.0f} s")
+
+    def _assign(self) -> None:
+        """Give waiting tasks to idle workers. Those that time are the last to get other tasks."""
+        idle = [worker for worker in self._workers if worker.is_idle]
+        while idle and (task := next((task for task in self._waiting if any(w.can_run(task) for w in idle)), None)):
+            able = [worker for worker in idle if worker.can_run(task)]
+            worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
+            worker.run(task, self._clock.now)
+            idle.remove(worker)
+            self._waiting.remove(task)
+
+    def _grow(self) -> None:
+        """Start actors up to the requested number, or as many as the cluster has room for."""
+        self._next_grow = time.monotonic() + _GROW_INTERVAL_S
+        if not self._monitor.responds(max_age=0.0):
+            return
+        self._monitor.check_node()
+        self._nodes = alive_nodes()
+        for node in self._suspects.keys() - self._node_ids:
+            self._emit(lost_event(f"node {self._suspects.pop(node)}", "it has left the cluster", self.alive))
+        for _ in range(self._target_count() - len(self._workers)):
+            labels = self._placement.next_labels([worker.labels for worker in self._workers])
+            self._workers.append(self._start_worker(labels))
+
+    def _start_worker(self, labels: Sequence[Labels]) -> PoolWorker:
+        """Start an actor and ask for its facts. labels: alternatives, one of which its node must have; none: any."""
+        spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
+        selectors = [{"label_selector": dict(alternative)} for alternative in labels]
+        options = actor_class().options(
+            num_cpus=self._slots.cpus,
+            num_gpus=self._slots.gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": dict(self._environment)} if self._environment else {},
+            **({**selectors[0], "fallback_strategy": selectors[1:]} if selectors else {}),
+        )
+        selected = labels[0] if len(labels) == 1 else {}
+        worker = PoolWorker(options.remote(spec), spec["worker"], selected)
+        worker.request_facts()
+        return worker
+
+    def _target_count(self) -> int:
+        if self._slots.count is None:
+            return self._placement.capacity(self._slots, self._nodes)
+        starting = sum(not worker.ready for worker in self._workers)
+        self._released = max(0, self._released - max(0, len(self._waiting) - starting))
+        return self._slots.count - self._released
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception that Ray wrapped, in one line."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    if isinstance(cause, ActorUnavailableError):
+        return "no connection to it: its process, its node or the network failed"
+    if found := _MEMORY_MONITOR.search(str(cause)):  # followed by a page of advice
+        return f"its node ran low on memory ({found[1]}), so Ray ended it"
+    if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
+        return lines[-1] if lines else type(cause).__name__
+    return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")

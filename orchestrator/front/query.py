@@ -1,0 +1,267 @@
+"""Queries on tables of trials: filters such as `tree.depth>=4`, and constraints such as `fid<=vanilla+0.5`.
+
+A filter compares a column with given values. A constraint compares a metric with a number or with vanilla's value of
+it. A `QueryError` names the expression and, for an unknown name, the nearest and all known names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from orchestrator.errors import QueryError
+from orchestrator.front.joint import JointErrors
+from orchestrator.front.pareto import Bools, Floats
+from orchestrator.store.records import TrialRecord, typed_table
+from search_spaces.constraints import RELATIVE_BOUND, Constraint
+from search_spaces.params import ConfigError, unknown_key
+from search_spaces.trial import flat_types
+from workers.metrics.definition import Metric
+from workers.metrics.estimate import Estimate
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}  # functions of pyarrow.compute
+_MAX_LISTED = 10  # values of a column
+_NULL = "null"  # in an expression: the row has no value in the column
+# Between two conditions; not inside quotes, nor in a value such as `red and blue`. {}: a true/false column
+_AND = (
+    r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+and\s|\s*$))"""
+    r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
+)
+_FLAG = re.compile(r"\s*(not\s+)?(\S+)\s*")
+_FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)(?:not\s+)?in(?!\S))\s*(.*?)\s*")
+_UNFINISHED = re.compile(r".*?((?<!\S)and|[-+*])")  # the end of a value
+
+
+def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
+    """Find the rows of the table that pass all filters: bool [rows].
+
+    A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with values between commas;
+    quotes around a value are dropped; `and` joins several. The name of a true/false column alone is a filter, too, such
+    as `lossless` or `not lossless`. A row without a value in the column passes only `!=` and `not in`; the value `null`
+    means no value.
+
+    Raises:
+        QueryError: a filter has another form, names an unknown column, or its value or relation does not suit the
+            column's type.
+    """
+    mask = np.ones(table.num_rows, dtype=np.bool_)
+    for text in _conditions(table, where):
+        mask &= _passing_one(table, text)[1]
+    return mask
+
+
+def require_list(texts: Iterable[str], name: str) -> None:
+    """Raise QueryError if a single text was given for a list, whose letters would be read one by one."""
+    if isinstance(texts, str):
+        raise QueryError(f"{name}: give a list, such as {name}=[{texts!r}]")
+
+
+def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
+    """The filters, those that `and` joins one by one; none for an empty table, which lacks columns."""
+    require_list(where, "where")
+    between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
+    return [condition for text in where for condition in between.split(text)] if table.num_rows else []
+
+
+def _flags(table: pyarrow.Table) -> list[str]:
+    """The true/false columns."""
+    import pyarrow as pa
+
+    return [field.name for field in table.schema if pa.types.is_boolean(field.type)]
+
+
+def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
+    """A sentence for each filter that no row passes on its own: which values its column has."""
+    notes = []
+    for text in _conditions(table, where):
+        name, passed = _passing_one(table, text)
+        if not passed.any():
+            notes.append(f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}")
+    return notes
+
+
+def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
+    """A filter's column, and which rows pass it. Raises QueryError (see `passing`)."""
+    flag, match = _FLAG.fullmatch(text), _FILTER.fullmatch(text)
+    if flag is not None and flag[2] in _flags(table):
+        name, sign, rest = flag[2], "=", "false" if flag[1] else "true"
+    elif match is not None:
+        name, sign, rest = match.groups()
+    else:
+        raise QueryError(
+            f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as tree.depth>=4 or "
+            f"'acceptance.k in 10,100'; only true/false columns stand alone: {', '.join(_flags(table))}"
+        )
+    relation = " ".join(sign.split())
+    values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
+    try:
+        column = column_of(table, name)
+        _check_finished(column, sign, values)
+        return name, _compare(column, relation, [_unquote(value) for value in values])
+    except ValueError as error:
+        raise QueryError(f"filter {text!r}: {name}{error}") from None
+
+
+def script_patterns(flags: Iterable[str]) -> dict[str, str]:
+    """The grammar of filters and limits as regular expressions of JavaScript, for the report's script.
+
+    A query there also has words, and conditions without `and` between them, so a value with spaces needs quotes. flags:
+    the true/false columns.
+
+    Returns:
+        word: a word, flag or condition in named groups; values may be missing. bound: of a limit relative to vanilla.
+    """
+    key, quoted, not_and = r"[^\s=!<>≤≥]+", r"""(?:"[^"]*"|'[^']*')""", r"(?!and(?!\S))"
+    bound, entry = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND), rf"(?:{quoted}|[^\s,]+)?"
+    flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))"
+    entries = rf"{not_and}(?:{entry}\s*,\s*{not_and})*{entry}"
+    value = rf"{quoted}|{bound}(?!\S)|{not_and}[^\s=<>≤≥]\S*"
+    parts = (
+        rf"(?<!\S)(?<without>not\s+)?{flag}",
+        rf"(?<listed>{key})\s+(?<not>not\s+)?in(?!\S)(?:\s+(?<values>{entries}))?",
+        rf"(?<name>{key})\s*(?<relation><=|>=|==|!=|=|<|>|≤|≥)(?![=<>≤≥])(?:\s*(?<value>{value}))?",
+        r"(?<word>\S+)",
+    )
+    return {"word": "|".join(parts), "bound": RELATIVE_BOUND.replace("(?P<", "(?<")}
+
+
+def _describe_values(column: pyarrow.ChunkedArray) -> str:
+    """`is chain, dynamic or static`; of more than ten numbers: `is from 2 to 60`."""
+    values = sorted(set(column.drop_null().to_pylist()))
+    if not values:
+        return "has no value in any trial"
+    if len(values) > _MAX_LISTED:
+        listed = ", ".join(map(str, values[:_MAX_LISTED]))
+        return f"is {listed}, ..." if isinstance(values[0], str) else f"is from {values[0]:.4g} to {values[-1]:.4g}"
+    *others, last = map(str, values)
+    return f"is {', '.join(others)} or {last}" if others else f"is {last}"
+
+
+def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
+    """A column, or only nulls for a key of configs that no config here has.
+
+    Raises:
+        ValueError: there is no such column; the message follows the column's name.
+    """
+    if name in table.column_names:
+        return table[name]
+    if name in (types := flat_types()):
+        return typed_table([{}] * table.num_rows, {name: types[name]})[name]
+    raise ValueError(f": {unknown_key(name, table.column_names, 'column')}")
+
+
+def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[str]) -> None:
+    """Raise ValueError if a filter ends too early. The empty text is a value, but in a list only within quotes."""
+    import pyarrow as pa
+
+    is_text, is_bool = pa.types.is_string(column.type), pa.types.is_boolean(column.type)
+    one = "a value" if is_text else "true or false" if is_bool else "a number"
+    if "" in values and not (is_text and sign in ("=", "==", "!=")):
+        raise ValueError(f": {one} is missing after {sign}")
+    for value in values:
+        if value[:1] in ("'", '"') and (len(value) == 1 or value[-1] != value[0]):
+            raise ValueError(f": the closing {value[0]} of {value} is missing")
+        if (found := _UNFINISHED.fullmatch(value)) and (not is_text or found[1] == "and"):
+            raise ValueError(f": the filter ends with {found[1]}; write what follows it, or leave it out")
+
+
+def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> Bools:
+    """Find the entries that stand in a relation to the values: bool [rows]. ValueError: the values do not suit it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_bool = pa.types.is_boolean(column.type)
+    is_number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+    if relation in _ORDER and not (is_number or is_bool):
+        raise ValueError(" holds text, which has no order; use =, != or in")
+    if relation in _ORDER and values == [_NULL]:
+        raise ValueError(f": {_NULL} has no order; use = or !=")
+    if is_bool and (wrong := [value for value in values if value != _NULL and value.lower() not in ("true", "false")]):
+        raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
+    kind = pa.bool_() if is_bool else pa.float64() if is_number else pa.string()
+    try:
+        wanted = pa.array([None if value == _NULL else value for value in values], pa.string()).cast(kind)
+    except pa.ArrowInvalid:
+        hint = "; --subject-to takes limits relative to vanilla" if any("vanilla" in value for value in values) else ""
+        raise ValueError(f" holds numbers, got {', '.join(values)!r}{hint}") from None
+    column = column.cast(kind)
+    found: Any
+    if relation in _ORDER:
+        found = pc.fill_null(getattr(pc, _ORDER[relation])(column, wanted[0]), False)
+    else:
+        found = pc.is_in(column, value_set=wanted)  # finds null, too
+    mask: Bools = found.to_numpy().astype(np.bool_)
+    return ~mask if relation in ("!=", "not in") else mask
+
+
+def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimate]) -> Callable[[TrialRecord], bool]:
+    """A function that tells whether a trial meets a constraint; a trial without the metric does not.
+
+    metrics: the known ones. vanilla: vanilla's results.
+
+    Raises:
+        QueryError: it cannot be read, names an unknown metric, needs a value that vanilla lacks, or multiplies a value
+            that is 0.
+    """
+    try:
+        constraint = Constraint.parse(text)
+        if constraint.metric in vanilla:
+            constraint.check_vanilla(vanilla[constraint.metric].value)
+    except ConfigError as error:
+        raise QueryError(f"limit {text!r}: {error}") from error
+    name = constraint.metric
+    if name not in metrics:
+        raise QueryError(f"limit {text!r}: {unknown_key(name, metrics, 'metric')}")
+    if constraint.relative_to_vanilla and name not in vanilla:
+        raise QueryError(f"limit {text!r}: this sweep has not measured vanilla's {name}; give a number instead")
+    baseline = vanilla[name].value if name in vanilla else None
+    return lambda record: name in record.metrics and constraint.violation(record.metrics[name].value, baseline) <= 0
+
+
+def limit_confidence(
+    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], metrics: Mapping[str, Metric]
+) -> float | None:
+    """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if one is unknown.
+    metrics: by name.
+
+    Optimistic for the best of many trials near a limit, because luck helped to choose it.
+    """
+    constraints = [Constraint.parse(text) for text in limits]
+    entries = [record.metrics[constraint.metric] for constraint in constraints]
+    entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
+    if any(entry.known_error is None for entry in entries):
+        return None
+    own, base = limit_samples(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
+    rows = zip(own.tolist(), base.tolist(), strict=True)
+    met = [all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True)) for row in rows]
+    return sum(met) / len(met)
+
+
+def limit_samples(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
+    """Samples [samples, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's twice."""
+    records = [record] if vanilla is None or vanilla is record else [record, vanilla]
+    samples = JointErrors.of(records, metrics).samples()
+    return samples[:, 0], samples[:, -1]
+
+
+def _unquote(value: str) -> str:
+    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+
+
+def limit_notes(metrics: Sequence[Metric], limits: Sequence[str]) -> list[str]:
+    """A hint if every limit is on the first of a front's metrics, which is optimised, so that nothing limits the
+    others.
+    """
+    first, second = (metric.name for metric in metrics[:2])
+    if not limits or any(Constraint.parse(text).metric != first for text in limits):
+        return []
+    return [
+        f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the "
+        f"first objective: --x {second}, in Python x={second!r}"
+    ]

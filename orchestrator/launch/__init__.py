@@ -1,0 +1,1 @@
+"""Launching a sweep: its options, the checks before any worker starts, and the start."""

@@ -1,1 +1,0 @@
-"""What a sweep stores and what is computed from it: trials, fronts, comparisons, plots."""

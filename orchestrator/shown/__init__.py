@@ -1,0 +1,1 @@
+"""Fronts and states as people and other programs read them: pictures, tables, folders to take away."""

@@ -1,0 +1,154 @@
+"""Tables as a paper prints them: LaTeX with booktabs, or Markdown.
+
+Values have as many digits as their errors allow (see `workers.metrics.estimate.measured`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.front.choices import BEST, LOSSLESS, default_choices
+from orchestrator.front.front import Front
+from orchestrator.front.front_trial import Trial
+from orchestrator.shown.papers import Replication
+from orchestrator.text import clean, markdown
+from workers.metrics.definition import Metric
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{sign: f"${sign}$" for sign in "<>|"},
+    "`": r"\textasciigrave{}",
+    **{sign: f"{{{sign}}}" for sign in "[*"},  # arguments of the line break before a row
+    "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Text of a table; bold where it is to be seen first."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PaperTable:
+    """caption: sentences. numbers: the first column of numbers, which are right-aligned."""
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    numbers: int
+
+    def write(self, ending: str) -> bytes:
+        """The table as a file with one of the endings of `orchestrator.outputs.PAPER_TABLES`."""
+        return (self._latex() if ending == ".tex" else self._markdown()).encode()
+
+    def _latex(self) -> str:
+        columns = "l" * self.numbers + "r" * (len(self.head) - self.numbers)
+        lines = [
+            "% Needs \\usepackage{booktabs}.",
+            r"\begin{table}",
+            r"\centering",
+            f"\\caption{{{_latex(self.caption)}}}",
+            f"\\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            _latex_row(map(_latex, self.head)),
+            r"\midrule",
+            *(_latex_row(_latex_cell(cell) for cell in row) for row in self.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _markdown(self) -> str:
+        rule = ["---"] * self.numbers + ["---:"] * (len(self.head) - self.numbers)
+        rows = [map(_markdown_cell, row) for row in self.rows]
+        lines = [f"| {' | '.join(cells)} |" for cells in (map(markdown, self.head), rule, *rows)]
+        return "\n".join([markdown(self.caption), "", *lines]) + "\n"
+
+
+def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = ()) -> PaperTable:
+    """A front's trials, with vanilla and what is recommended. Bold: the first objective of the best trial within the
+    default bar, and of the best lossless one.
+
+    metrics: further columns, each once. A trial without one has a dash there.
+    """
+    choices = default_choices(front)
+    best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
+    shown = {trial.name for trial in (*rows, *best.values())}
+    shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
+    bold, columns = {trial.name for trial in best.values()}, tuple(dict.fromkeys((*front.metrics, *metrics)))
+    lines = [
+        [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
+        for trial in front.candidates
+        if trial.name in shown
+    ]
+    head = ["trial", "setting", *(_heading(metric) for metric in columns)]
+    off = [trial.name for trial in front.candidates if trial.name in shown and not trial.on_front]
+    return PaperTable(_caption(front, best.values(), off), head, lines, 2)
+
+
+def replication_table(found: Replication) -> PaperTable:
+    """A sweep's values beside the published ones, a row for each of the paper's settings. Bold: differs from the paper
+    beyond the measured uncertainty.
+    """
+    metrics = list(dict.fromkeys(figure.metric for row in found.rows for figure in row.figures))
+    rows = []
+    for row in found.rows:
+        figures = {figure.metric: figure for figure in row.figures}
+        cells = [Cell(row.row.label)]
+        for figure in map(figures.get, metrics):
+            measured = "-" if figure is None or figure.measured is None else str(figure.measured)
+            cells.append(Cell(measured, figure is not None and figure.verdict == "differs"))
+            cells.append(Cell("-" if figure is None else figure.in_our_unit))
+        rows.append(cells)
+    caption = f"{found.sweep} beside {found.table}, the published values. Values are followed by one standard error. "
+    caption += "Bold: differs from the published value beyond the error at the 5 % level."
+    head = ["setting", *(name for metric in metrics for name in (metric, "published"))]
+    return PaperTable(caption, head, rows, 1)
+
+
+def _caption(front: Front, bold: Iterable[Trial], off: Sequence[str]) -> str:
+    of = [f"{name} ({len(sweep.records)} trials)" for name, sweep in front.sweeps.items()]
+    machines = dict.fromkeys(str(sweep.machine) for sweep in front.sweeps.values() if sweep.machine)
+    sentences = [f"The front of {' and '.join(of)}", "Values are followed by one standard error"]
+    sentences += [f"Speeds on {' and '.join(machines)}"] if machines else []
+    sentences += [f"Bold: {' and '.join(trial.choice for trial in bold)}"] if bold else []
+    sentences += [f"Not on the front: {', '.join(off)}"] if off else []
+    text = "".join(f"{sentence}. " for sentence in sentences).strip()
+    return text.replace("<=", "≤").replace(">=", "≥").replace(" * ", " × ")
+
+
+def _heading(metric: Metric) -> str:
+    unit = f" [{metric.unit}]" if metric.is_time else ""
+    return f"{metric.name}{unit} {'↑' if metric.direction == 'maximize' else '↓'}"
+
+
+def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell]:
+    """Its values; bold: the first."""
+    texts = [str(trial.metrics[metric.name]) if metric.name in trial.metrics else "-" for metric in metrics]
+    return [Cell(text, bold and place == 0) for place, text in enumerate(texts)]
+
+
+def _latex(text: str) -> str:
+    text = "".join(_LATEX.get(letter, letter) for letter in clean(text))
+    return re.sub(r"([-',])(?=\1)", r"\1{}", text)  # two are one sign otherwise
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = _latex(cell.text)
+    return f"\\textbf{{{text}}}" if cell.bold else text
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = markdown(cell.text)
+    return f"**{text}**" if cell.bold else text

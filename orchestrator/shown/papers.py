@@ -1,0 +1,277 @@
+"""Published results: `published.csv` has one line per row of the papers' results tables.
+
+`sweep` and `label` name the config of a ready sweep that replicates the row. A row that no sweep can run has neither,
+and its `note` says why. `source` is where the figures were read (`SOURCES`). The file has figures as printed;
+`Figure.value` is in the unit of this project's metric (some papers print HPSv2 and CLIP scores times 100). Figures
+without a metric here (seconds per component, spreads) are kept as text. So are counts of passes, which include the
+prefill and, on Lumina and Emu3, row ends; their ratio to vanilla's is `step_compression`.
+LANTERN's accepted lengths count tokens drafted past an image's end and are means of images' means; here they are image
+tokens over target passes. The two are close on images of hundreds of tokens.
+
+A sweep replicates a table: its trials next to the published rows, and which figures differ. Papers round their figures
+and print no errors, although a printed figure has a sampling error too. Hence
+z = (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's error^2). The paper's
+error is assumed to equal ours, scaled to the number of images that it states, or unscaled if it states none (as for all
+speeds). A figure differs if z is beyond the two-sided 5 % of Student's t with our error's degrees of freedom: at most
+5 % do in a perfect replication. A figure without error (the speed-up of vanilla itself) agrees if it rounds to the
+printed one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from orchestrator.errors import QueryError
+from orchestrator.front.joint import critical_t, degrees_of_freedom
+from orchestrator.shown.status import session_problems
+from orchestrator.store.sweep import Sweep
+from search_spaces.params import unknown_key
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from workers.metrics.estimate import Estimate
+
+_TEXTS = ("sweep", "label", "paper", "table", "model", "dataset", "method", "setting", "hardware", "source",
+          "note")  # fmt: skip
+METRICS = ("speedup", "mean_accepted_length", "step_compression", "mean_tree_depth", "latency", "fid", "clip_score",
+           "precision", "recall", "hpsv2", "image_reward", "inception_score", "aesthetic")  # fmt: skip
+FOLDER = "papers/"
+#: What the figures were read from, by `Published.source`.
+SOURCES: Mapping[str, str] = {
+    "paper": "the paper's own table",
+    "readme": "the README of the authors' code",
+    "summary": "another party's summary of the paper, not checked against it",
+    "abstract": "the paper's abstract",
+}
+_FRACTIONS = frozenset({"hpsv2", "clip_score"})  # at most 1; printed above 1, they are times 100
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A published number. printed: as in the paper. value: in the metric's unit. rounding: half of its last digit."""
+
+    printed: str
+    value: float
+    rounding: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A row of a paper's table. images: number of images of its quality metrics. images and temperature are None if the
+    paper does not state them. figures: without a metric here, by the paper's own names. source: a key of `SOURCES`."""
+
+    sweep: str
+    label: str
+    paper: str
+    table: str
+    model: str
+    dataset: str
+    images: int | None
+    temperature: float | None
+    method: str
+    setting: str
+    metrics: Mapping[str, Figure]
+    figures: Mapping[str, str]
+    hardware: str
+    source: str
+    note: str
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """All rows, in the papers' order."""
+    text = files("orchestrator.shown").joinpath("published.csv").read_text("utf-8")
+    return tuple(_row(row) for row in csv.DictReader(io.StringIO(text, newline="")))
+
+
+def tables() -> list[str]:
+    """The names of the ready sweeps that replicate a paper's table."""
+    return list(dict.fromkeys(row.sweep for row in published() if row.sweep))
+
+
+def rows_of(table: str) -> list[Published]:
+    """The rows that a ready sweep replicates, one per label.
+
+    Raises:
+        QueryError: the table does not exist.
+    """
+    found = {row.label: row for row in reversed(published()) if row.sweep == table}
+    if not found:
+        raise QueryError(f"{table}: {unknown_key(table, tables(), 'published table')}")
+    return list(reversed(found.values()))
+
+
+def _row(row: Mapping[str, str]) -> Published:
+    figures = (part.partition("=") for part in row["figures"].split(";"))
+    return Published(
+        **{name: row[name] for name in _TEXTS},
+        images=int(row["images"]) if row["images"] else None,
+        temperature=float(row["temperature"]) if row["temperature"] else None,
+        metrics={name: _figure(row[name], name) for name in METRICS if row[name]},
+        figures={key.strip(): value.strip() for key, sign, value in figures if sign},
+    )
+
+
+def _figure(printed: str, metric: str) -> Figure:
+    number = Decimal(printed)
+    scale = Decimal("0.01") if metric in _FRACTIONS and number > 1 else Decimal(1)
+    exponent = int(number.as_tuple().exponent)
+    return Figure(printed, float(number * scale), float(Decimal(5).scaleb(exponent - 1) * scale))
+
+
+RULE: Final = (
+    "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
+    "taken to be ours at the number of images they state; a figure differs if z is above the 5 % level of Student's "
+    "t (1.96 for many measurements, 4.30 with 2 degrees of freedom)"
+)
+TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
+_BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images
+_METRICS_OF_EXTRACTOR = {"features": _BIASED, "manifold": frozenset({"precision", "recall"})}
+Verdict = Literal["agrees", "differs", "no error", "not measured"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One figure of a row. measured: None if there is no such trial or metric. published: in the metric's unit.
+    printed: as in the paper. z: None without an error."""
+
+    metric: str
+    measured: Estimate | None
+    published: float
+    printed: str
+    z: float | None
+    verdict: Verdict
+
+    @property
+    def in_our_unit(self) -> str:
+        """The published figure as printed, or in the metric's unit if the paper has another."""
+        return self.printed if float(self.printed) == self.published else f"{self.published:g}"
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self) | {"measured": None if self.measured is None else self.measured.to_mapping()}
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A published row and the trial that replicates it (None: there is none). differences: where the trial's config
+    differs from the row's: `acceptance.k 10 instead of 1000`."""
+
+    row: Published
+    trial: int | None
+    differences: tuple[str, ...]
+    figures: tuple[MetricRow, ...]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        facts = {name: getattr(self.row, name) for name in ("paper", "model", "method", "setting")}
+        return {
+            "label": self.row.label,
+            "trial": self.trial,
+            **facts,
+            "paper_table": self.row.table,
+            "differences": list(self.differences),
+            "figures": [figure.to_mapping() for figure in self.figures],
+            "no_metric_here": dict(self.row.figures),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """A sweep compared with a table. notes: other differences from the paper."""
+
+    sweep: str
+    table: str
+    rows: tuple[TableRow, ...]
+    notes: tuple[str, ...]
+
+    def with_verdict(self, verdict: Verdict) -> list[tuple[TableRow, MetricRow]]:
+        """The figures with a verdict."""
+        return [(row, figure) for row in self.rows for figure in row.figures if figure.verdict == verdict]
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        rows = [row.to_mapping() for row in self.rows]
+        return {"sweep": self.sweep, "table": self.table, "rule": RULE, "rows": rows, "notes": list(self.notes)}
+
+
+def replicate(sweep: Sweep, table: str) -> Replication:
+    """Compare each row of a table with the trial that has the row's config, or else its label.
+
+    Raises:
+        QueryError: there is no such table.
+    """
+    published = rows_of(table)
+    configs = {entry.label: entry.config for entry in SweepConfig.read(table).enqueue}
+    rows = tuple(_table_row(sweep, row, configs[row.label]) for row in published)
+    return Replication(sweep.name, table, rows, (*session_problems(sweep), *_notes(sweep, rows)))
+
+
+def verdict(measured: Estimate | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
+    """z and the verdict (see the module's docstring). images: of the published figure; None: not stated."""
+    if measured is None:
+        return None, "not measured"
+    if not math.isfinite(measured.error):
+        return None, "no error"
+    excess = max(0.0, abs(measured.value - figure.value) - figure.rounding * (1 + 1e-9))
+    if measured.error == 0:
+        return (None, "differs") if excess else (0.0, "agrees")
+    z = excess / (measured.error * math.sqrt(1 + measured.n / (images or measured.n)))
+    critical = critical_t(np.array([degrees_of_freedom(measured)]))[0]
+    return z, "differs" if z > critical else "agrees"
+
+
+def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow:
+    record = sweep.find(config, row.label)
+    figures = []
+    for metric, figure in row.metrics.items():
+        measured = None if record is None else record.metrics.get(metric)
+        z, result = verdict(measured, figure, None if metric in TIMED else row.images)
+        figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, result))
+    if record is None or record.config is None:
+        return TableRow(row, None, (), tuple(figures))
+    ours, theirs = record.config.flat(), config.flat()
+    differences = tuple(
+        f"{key} {ours.get(key, 'none')} instead of {theirs.get(key, 'none')}"
+        for key in dict.fromkeys([*theirs, *ours])
+        if ours.get(key) != theirs.get(key)
+    )
+    return TableRow(row, record.number, differences, tuple(figures))
+
+
+def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
+    """Differences in setup that affect how far the figures are comparable."""
+    identity, first, captions = sweep.identity, rows[0].row, sweep.identity.captions
+    ours = [identity.target, f"{captions.get('count')} captions of {captions.get('source')}", identity.timing_device]
+    theirs = [first.model, first.dataset, first.hardware]
+    measured = [(row.row, figure) for row in rows for figure in row.figures if figure.measured is not None]
+    metrics = dict.fromkeys(figure.metric for _, figure in measured)
+    notes = [f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))]
+    sources = dict.fromkeys(row.row.source for row in rows if row.row.source != "paper")
+    notes += [f"published figures are from {SOURCES[source]}" for source in sources]
+    for name, net in identity.extractors.items():
+        if not metrics.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
+            notes.append(f"{name} measured by {net}")
+    if identity.target.startswith("lumina"):
+        notes.append("lengths: papers count row ends (2353 tokens per image or more), this project does not (2304)")
+    for metric in (metric for metric in metrics if metric in _BIASED):
+        counts = {(f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured}
+        notes += [
+            f"{metric}: {here:,} images measured, {there:,} published, and the metric depends on that number"
+            for here, there in sorted(counts, key=str)
+            if there is not None and here != there
+        ]
+    return notes
+
+
+def _join(parts: list[Any]) -> str:
+    return ", ".join(str(part) for part in parts if part) or "not stated"

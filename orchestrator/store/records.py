@@ -1,0 +1,232 @@
+"""The record of a finished trial, and all records as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from sys import intern
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+
+from search_spaces.constraints import check_metric, split_batch
+from search_spaces.params import at, expect_list, expect_mapping, field_types, fit_entries, fit_type
+from search_spaces.trial import DecodingConfig, Sampling, flat_types
+from workers.data.checked_json import check_time, dump_checked, load_checked
+from workers.metrics.estimate import BLOCKS, Estimate
+
+if TYPE_CHECKING:
+    import pyarrow
+
+State = Literal["complete", "stopped", "failed"]
+History: TypeAlias = tuple[tuple[int, Mapping[str, Estimate]], ...]  # metrics by their numbers of images
+COMPLETE: Final = "complete"
+STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
+FAILED: Final = "failed"
+_IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStop:
+    """Racing stopped a trial at `images` images, because trial `rival` was better in all objectives on the same ones.
+
+    chance: the chance that this is wrong (see `orchestrator.run.racing.Stop`).
+    """
+
+    rival: int
+    images: int
+    chance: float
+
+
+class _Identity(Protocol):
+    """What decides which configs are lossless: the baseline's sampling, and the rows and columns of an image's tokens
+    (see `orchestrator.store.files.Identity`).
+    """
+
+    @property
+    def sampling(self) -> Sampling | None: ...
+    @property
+    def grid(self) -> tuple[int, int] | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One finished trial.
+
+    label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
+    if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped.
+    constraints: excess over each, feasible at 0 or less. history: metrics at each number of images at which the trial
+    was measured, rising; the last are `metrics`. shape: key of what the costs of its steps depend on, if it was timed;
+    trials with the same one share these costs and their noise. passes: of batches of images by size, of all captions
+    first, then without each block of them; the metrics of speed are these at the costs known when it ended. timed_on:
+    the device of these costs, by the number of images at which it was measured. duplicate_of: the earlier trial with
+    this config, whose images it shares. taken: number of its images that were copied from earlier sweeps. stop: kept if
+    the trial was revived. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    """
+
+    number: int
+    label: str
+    state: State
+    config: DecodingConfig | None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Estimate] = field(default_factory=dict)
+    constraints: Mapping[str, float] = field(default_factory=dict)
+    history: History = ()
+    shards: tuple[str, ...] = ()
+    shape: str = ""
+    passes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    timed_on: Mapping[int, str] = field(default_factory=dict)
+    images: int = 0
+    taken: int = 0
+    seconds: float = 0.0
+    cause: str | None = None
+    duplicate_of: int | None = None
+    stop: EarlyStop | None = None
+    started: str = ""
+    finished: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Names the config, and with it the trial's image grid and heat map; "" without one."""
+        return "" if self.config is None else self.config.digest()
+
+    @property
+    def device(self) -> str:
+        """The device of its metrics of speed; "" if it has none, or if its record does not say."""
+        return self.timed_on.get(self.images, "")
+
+    @property
+    def feasible(self) -> bool:
+        return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
+
+    def is_lossless(self, identity: _Identity) -> bool:
+        """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`)."""
+        cols = None if identity.grid is None else identity.grid[1]
+        return self.config is not None and self.config.is_lossless(identity.sampling, cols)
+
+    @property
+    def is_revived(self) -> bool:
+        """Whether it went on after racing had stopped it."""
+        return self.stop is not None and self.images != self.stop.images
+
+    @property
+    def image_shards(self) -> list[str]:
+        """The shard files that have one row per image."""
+        return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]
+
+    def by_batch(self, metric: str, first: int) -> dict[int, Estimate]:
+        """A metric of speed at each batch size that was timed, rising. first: the size of the metric itself."""
+        sizes = {name: size or first for name in self.metrics for base, size in [split_batch(name)] if base == metric}
+        return {size: self.metrics[name] for name, size in sorted(sizes.items(), key=lambda entry: entry[1])}
+
+    def to_json(self) -> bytes:
+        plain = asdict(replace(self, config=None, metrics={}, history=()))
+        plain |= {
+            "config": self.config.to_mapping() if self.config else {},
+            "metrics": _plain_metrics(self.metrics),
+            "history": [(images, _plain_metrics(metrics)) for images, metrics in self.history],
+        }
+        return dump_checked(plain, indent=1)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> TrialRecord:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: these bytes are not a trial's record.
+            ConfigError: its setting is invalid, or of a plugin that is not loaded.
+        """
+        try:
+            fields = load_checked(data)
+            config = fields.pop("config")
+            parsed: dict[str, Any] = {
+                "metrics": parse_metrics(fields.pop("metrics")),
+                "history": parse_history(fields.pop("history")),
+                "passes": parse_passes(fields.pop("passes", {})),
+                "timed_on": {int(key): fit_type(str, name) for key, name in fields.pop("timed_on", {}).items()},
+            }
+            types = field_types(TrialRecord)
+            parsed |= fit_entries(types, expect_mapping(fields, types))
+            for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
+                check_time(moment)
+            parsed["shards"] = tuple(map(intern, parsed["shards"]))  # the driver knows these names too
+            record = cls(config=None, **parsed)
+            if min(record.number, record.images, record.taken) < 0:
+                raise ValueError("a number is negative")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the record of a trial: {error}") from error
+        with at("config"):
+            return replace(record, config=DecodingConfig.from_mapping(config)) if config else record
+
+
+def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
+    return {name: entry.to_mapping() for name, entry in metrics.items()}
+
+
+def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Metrics from plain data. Raises ValueError for anything else."""
+    return {check_metric(name): Estimate.from_mapping(fields) for name, fields in expect_mapping(given).items()}
+
+
+def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
+    """Passes by batch size from plain data, whose keys are texts. Raises ValueError for anything else."""
+    found = {int(batch): fit_type(tuple[float, ...], passes) for batch, passes in expect_mapping(given).items()}
+    if any(not 1 <= len(passes) <= 1 + BLOCKS for passes in found.values()):
+        raise ValueError(f"passes: must be 1 to {1 + BLOCKS} numbers for each batch size")
+    return found
+
+
+def parse_history(given: Sequence[Any]) -> History:
+    """A trial's history from plain data. Raises ValueError for anything else."""
+    pairs = map(expect_list, expect_list(given))
+    return tuple((fit_type(int, images), parse_metrics(metrics)) for images, metrics in pairs)
+
+
+def may_compare_speeds(one: str, other: str) -> bool:
+    """Whether speeds on two devices may be compared: they are the same, or one is not known ("")."""
+    return one == other or not (one and other)
+
+
+COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, _Identity], Any]]]] = {
+    "number": (int, lambda record, _: record.number),
+    "label": (str, lambda record, _: record.label),
+    "state": (str, lambda record, _: record.state),
+    "cause": (str, lambda record, _: record.cause),
+    "feasible": (bool, lambda record, _: record.feasible),
+    "digest": (str, lambda record, _: record.digest),
+    "images": (int, lambda record, _: record.images),
+    "seconds": (float, lambda record, _: record.seconds),
+    "duplicate_of": (int, lambda record, _: record.duplicate_of),
+    "started": (str, lambda record, _: record.started),
+    "finished": (str, lambda record, _: record.finished),
+    "lossless": (bool, lambda record, identity: record.is_lossless(identity)),
+}
+"""The columns that every table of trials has: name, type, and value from the record and the sweep's identity."""
+
+
+def trial_table(records: Sequence[TrialRecord], identity: _Identity) -> pyarrow.Table:
+    """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its metrics.
+
+    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence, and have
+    the same types in every sweep (see `typed_table`). identity: the sweep's, which decides what is `lossless` (see
+    `DecodingConfig.is_lossless`).
+    """
+    rows = []
+    for record in records:
+        row = {name: value(record, identity) for name, (_, value) in COLUMNS.items()}
+        row |= record.config.flat() if record.config else {}
+        for name, entry in record.metrics.items():
+            row |= {name: entry.value, f"{name}_error": entry.known_error}
+        rows.append(row)
+    return typed_table(rows, {name: kind for name, (kind, _) in COLUMNS.items()})
+
+
+def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) -> pyarrow.Table:
+    """Rows as a table whose types depend on the names of its columns alone. facts: the columns that it always has.
+
+    Of the others, keys of a config have the type of their field, and all the rest are numbers: metrics and errors.
+    """
+    import pyarrow as pa
+
+    arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    known = {**flat_types(), **facts}
+    names = dict.fromkeys([*facts, *(name for row in rows for name in row)])
+    return pa.Table.from_pylist(rows, pa.schema({name: arrow[known.get(name, float)] for name in names}))

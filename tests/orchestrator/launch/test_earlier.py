@@ -1,0 +1,423 @@
+"""What a new sweep takes over from earlier ones, as it is stored and as its search is told."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from operator import ge
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import FixedTrial
+
+from orchestrator.cli.launch import _with_earlier
+from orchestrator.front.questions import front_records
+from orchestrator.launch.earlier import Earlier, EarlierSweepError, Source
+from orchestrator.launch.launch import _copies_event as copies_event
+from orchestrator.launch.launch import _take_over as take_over
+from orchestrator.launch.options import LaunchOptions
+from orchestrator.run.search import Search
+from orchestrator.store.files import EARLIER, write_identity
+from orchestrator.store.records import TrialRecord
+from orchestrator.store.sweep import Sweep
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig
+from tests.fakes.synthetic_sweeps import IMAGES, SAMPLING, write_sweep
+from workers.data.shards import FORMAT, Experiment
+from workers.data.storage import Storage
+from workers.metrics.definition import Direction
+from workers.metrics.estimate import Estimate
+
+SPACE: dict[str, Any] = {
+    "name": "wider",
+    "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5},
+    "objectives": ["step_compression", "fid"],
+    "enqueue": ["vanilla"],
+    "space": {
+        "drafter": "eagle",
+        "tree": [
+            {"policy": "dynamic", "depth": 5, "width": {"values": [8, 10]}, "nodes": 58},
+            {"policy": "chain", "length": {"low": 1, "high": 9}},
+        ],
+        "acceptance": ["exact", {"neighbourhood": "additive", "k": {"low": 2, "high": 1000}, "delta": 0.2}],
+    },
+}
+
+
+BASELINE = DecodingConfig(sampling=SAMPLING)
+
+
+def facts(sweep: Sweep, **changed: Any) -> dict[str, Any]:
+    """What a worker of the new sweep reports."""
+    identity = sweep.identity
+    return {
+        "models": identity.models, "extractors": identity.extractors, "captions": dict(identity.captions),
+        "reference": dict(identity.reference or {}), "timing_device": "", "device": identity.device,
+        "numerics": identity.numerics, "precision": "float32", **changed,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Sweep:
+    write_sweep(tmp_path / "mine", name="mine", shards=True, failed=(7,), stopped={9: 2}, repeated={8: 5}, samples=1)
+    return Sweep.open(tmp_path / "mine")
+
+
+def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    taken = Earlier.read([earlier.storage.uri], config)
+    front = front_of(earlier, "step_compression", "fid")
+    assert front != {record.config for record in front_records(earlier)}, "it has other goals"
+    assert {entry.config for entry in taken.front} == front - {BASELINE}
+    extended = taken.extend(config)
+    assert extended.enqueue[1:] == taken.front
+    assert extended.budget.trials == config.budget.trials + len(taken.front)
+    limited = replace(config, budget=replace(config.budget, images=1000))
+    assert taken.extend(limited).budget.images == 1000 + len(taken.front) * config.captions.count
+    (source,) = taken.sources
+    told = {record.number: record for record in source.results(config, facts(earlier))}
+    others = {r.number for r in earlier.records if r.config not in front | {BASELINE}}
+    assert told.keys() == others - {8}
+    assert told[7].state == "failed"
+    whole, vanilla = dict(earlier.records[0].metrics), dict(earlier.records[0].history)[IMAGES // 2]
+    stopped = earlier.records[9].metrics["fid"].value
+    assert told[9].metrics["fid"].value == pytest.approx(stopped - vanilla["fid"].value + whole["fid"].value)
+
+
+def front_of(sweep: Sweep, more: str, less: str) -> set[DecodingConfig | None]:
+    """The configs of the complete trials that no other one beats."""
+    values = {r.number: (r.metrics[more].value, -r.metrics[less].value) for r in sweep.records if r.state == "complete"}
+    beaten = {n for n in values if any(o != values[n] and all(map(ge, o, values[n])) for o in values.values())}
+    return {record.config for record in sweep.records if record.number in values.keys() - beaten}
+
+
+def test_vanilla_with_other_sampling_is_a_setting_as_any_other(earlier: Sweep) -> None:
+    cooler = next(r for r in earlier.records if r.config and r.config.is_vanilla and r.config != BASELINE)
+    taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
+    told = {record.config for source in taken.sources for record in source.records}
+    assert cooler.config in told | {entry.config for entry in taken.front}
+    assert BASELINE not in told
+    assert cooler.config is not None
+    swapped = {**SPACE, "sampling": cooler.config.to_mapping()["sampling"]}
+    front = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(swapped)).front
+    assert cooler.config not in {entry.config for entry in front}
+    assert "vanilla" not in {entry.label for entry in front}, "which is the baseline's"
+
+
+def test_a_stored_file_has_the_earlier_fronts_already(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    taken = Earlier.read([earlier.storage.uri], config)
+    once = taken.extend(config)
+    assert taken.extend(SweepConfig.parse(once.to_yaml(), "sweep.yaml")).to_mapping() == once.to_mapping()
+
+
+def test_constraints_are_the_new_sweeps(earlier: Sweep) -> None:
+    limit = sorted(r.metrics["fid"].value for r in earlier.records if r.state == "complete")[10]
+    config = SweepConfig.from_mapping({**SPACE, "constraints": [f"fid <= {limit}"]})
+    taken = Earlier.read([earlier.storage.uri], config)
+    values = {record.config: record.metrics["fid"].value for record in earlier.records if record.metrics}
+    assert all(values[entry.config] <= limit for entry in taken.front)
+    for record in taken.sources[0].records:
+        if record.state == "complete":
+            assert [violation > 0 for violation in record.constraints.values()] == [values[record.config] > limit]
+
+
+def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> None:
+    for more in ({"objectives": ["step_compression", "kid"]}, {"constraints": ["kid <= 3"]}):
+        config = SweepConfig.from_mapping({**SPACE, **more})
+        source = Earlier.read([earlier.storage.uri], config).sources[0]
+        assert {record.state for record in source.records} > {"failed"}
+        assert {record.state for record in source.results(config, facts(earlier))} == {"failed"}
+
+
+def copied(earlier: Sweep, captions: dict[str, Any] | None = None, **changes: Any) -> dict[int, int]:
+    """The images of each of the first trials that are expected to be copied."""
+    config = SweepConfig.from_mapping({**SPACE, **changes})
+    images: Counter[int] = Counter()
+    taken = Earlier.read([earlier.storage.uri], config)
+    known = captions or {"hash": earlier.identity.captions["hash"], "count": IMAGES}
+    for number, _, count in taken.copies(taken.extend(config), known):
+        images[number] += count
+    return images
+
+
+def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    front = Earlier.read([earlier.storage.uri], config).front
+    digests = {record.digest: record.images for record in earlier.records}
+    expected = [IMAGES] + [digests[entry.config.digest()] for entry in front]
+    assert copied(earlier) == dict(enumerate(expected))
+    taken = Earlier.read([earlier.storage.uri], config)
+    stopped = replace(taken.sources[0], images=dict.fromkeys(digests, IMAGES // 2 + 1))
+    captions = {"hash": earlier.identity.captions["hash"], "count": IMAGES}
+    halves = replace(taken, sources=(stopped,)).copies(taken.extend(config), captions)
+    assert {sum(count for number, _, count in halves if number == trial) for trial in range(3)} == {IMAGES // 2}
+    cooler = {**SPACE["sampling"], "temperature": 0.77}
+    assert copied(earlier, sampling=cooler).keys() == {*range(1, len(front) + 1)}, "vanilla is another"
+    assert copied(earlier, quality={"samples": 2}) == {}
+    assert copied(earlier, {"hash": "other", "count": IMAGES}) == {}
+    shutil.rmtree(earlier.storage.uri)
+    assert taken.copies(taken.extend(config), captions) == [], "they cannot be reached"
+
+
+def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
+    """What the time left counts: no trial has more shards to copy than it has."""
+    racing = {"racing": {"rungs": [4, 10]}, "captions": {"source": "scenes", "count": IMAGES}}
+    for more in ({}, racing):
+        config = SweepConfig.from_mapping({**SPACE, "quality": {"shard": IMAGES}, **more})
+        taken = Earlier.read([earlier.storage.uri], config)
+        event = copies_event(taken.extend(config), facts(earlier), taken)
+        assert {*event["copied"].values()} == {3 if more else 1}
+        assert event["shards"] == (4 if more else 2), "and a session of timing"
+
+
+def test_all_trials_that_a_front_was_chosen_from_are_counted(earlier: Sweep, tmp_path: Path) -> None:
+    """Those of a sweep that the earlier one took over too, and so on."""
+    config, count = SweepConfig.from_mapping(SPACE), len(earlier.records)
+    taken = Earlier.read([earlier.storage.uri], config)
+    assert taken.trials == count > len(taken.front)
+    write_sweep(tmp_path / "second", name="second", seed=1, samples=1)
+    second = Sweep.open(tmp_path / "second")
+    second.storage.write(EARLIER, taken.to_json())
+    third = Earlier.read([second.storage.uri], config)
+    assert third.trials == len(second.records) + count
+    storage = Storage(tmp_path / "third")
+    storage.write(EARLIER, third.to_json())
+    stored = Earlier.stored(storage)
+    assert stored is not None
+    assert stored.trials == third.trials, "a resumed sweep counts the same ones"
+    both = Earlier.read([second.storage.uri, earlier.storage.uri], config)
+    assert both.trials == third.trials + count
+    second.storage.write(EARLIER, taken.to_json()[:-20])
+    with pytest.raises(EarlierSweepError, match=rf"--from second: .*{EARLIER}.*leave this sweep out"):
+        Earlier.read([second.storage.uri], config)
+
+
+def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
+    """What is on one's front is not told by the other; a trial of both is told once; labels differ."""
+    write_sweep(tmp_path / "elsewhere" / "mine", name="mine", seed=1, samples=1)
+    shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    places = [str(tmp_path / place) for place in ("mine", "elsewhere/mine", "copy")]
+    config = SweepConfig.from_mapping(SPACE)
+    taken = Earlier.read(places, config)
+    labels = [entry.label for entry in taken.front]
+    assert len(set(labels)) == len(labels)
+    assert SweepConfig.parse(taken.extend(config).to_yaml(), "sweep.yaml").enqueue[1:] == taken.front
+    running = {entry.config for entry in taken.front}
+    assert all(record.config not in running for source in taken.sources for record in source.records)
+    known = facts(earlier)
+    experiment = Experiment(known["models"], known["captions"]["hash"], 0, known["extractors"], "float32")
+    own = replace(taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources))
+    storage, known = Storage(tmp_path / "new"), known | {"precision": "float32"}
+    told = [record.config for record in take_over(config, known, own, storage, print)]
+    assert len(set(told)) == len(told)
+    assert {*told} == {record.config for source in taken.sources for record in source.results(config, known)}
+    write_identity(storage, earlier.identity)  # a resumed sweep's search is told the same, whatever its machine
+    stored = Earlier.stored(storage)
+    assert stored is not None
+    other = known | {"timing_device": "another", "reference": None}
+    assert [record.config for record in take_over(config, other, stored, storage, print)] == told
+
+
+def _with_experiment(source: Source, experiment: Experiment) -> Source:
+    return replace(source, facts={**source.facts, "experiment": experiment.digest()})
+
+
+def test_places_have_their_credentials_back(earlier: Sweep) -> None:
+    taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
+    hidden = replace(taken, sources=(replace(taken.sources[0], store="s3://bucket/mine"),))
+    assert hidden.at({"s3://bucket/mine": "s3://key:secret@bucket/mine"}).worker_arguments()[0]["store"].count("secret")
+    assert hidden.at({}) == hidden
+
+
+def test_images_of_another_device_are_refused(earlier: Sweep) -> None:
+    new = Experiment(earlier.identity.models, "new captions", 0, earlier.identity.extractors, "bfloat16")
+    (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
+    source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
+    source = replace(source, facts={**source.facts, "device": "a processor"})
+    source.check_loaded(new, facts(earlier, device="a processor", precision="bfloat16"))
+    with pytest.raises(EarlierSweepError, match="another processor"):
+        source.check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
+    replace(source, shards={}).check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
+
+
+def test_what_was_taken_over_is_stored(earlier: Sweep, tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "wider")
+    assert Earlier.stored(storage) is None
+    taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
+    storage.write(EARLIER, taken.to_json())
+    assert Earlier.stored(storage) == taken
+    storage.write(EARLIER, taken.to_json()[:-20])
+    with pytest.raises(ValueError, match=EARLIER):
+        Earlier.stored(storage)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"captions": {"count": IMAGES, "hash": "other"}}, {"reference": None}],
+    ids=["captions", "reference"],
+)
+def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: dict[str, Any]) -> None:
+    config = SweepConfig.from_mapping(SPACE)
+    (source,) = Earlier.read([earlier.storage.uri], config).sources
+    assert source.results(config, facts(earlier))
+    assert source.results(config, facts(earlier, **changed)) == []
+    (key,) = changed
+    assert source.incomparable(config, facts(earlier, **changed)).keys() >= {key}
+    more = SweepConfig.from_mapping({**SPACE, "quality": {"samples": 2}})
+    assert source.results(more, facts(earlier)) == []
+    cooler = SweepConfig.from_mapping({**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}})
+    assert source.results(cooler, facts(earlier)) == []
+
+
+def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> None:
+    timed = {**SPACE, "objectives": ["speedup", "fid"]}
+    config = SweepConfig.from_mapping(timed)
+    (source,) = Earlier.read([earlier.storage.uri], config).sources
+    source = replace(source, hardware="a processor", facts={**source.facts, "timing": {"batch": 1}})
+    assert source.results(config, facts(earlier, timing_device="a processor"))
+    assert not source.results(config, facts(earlier, timing_device="another"))
+    other = SweepConfig.from_mapping({**timed, "timing": {"batch": 8}})
+    assert not source.results(other, facts(earlier, timing_device="a processor"))
+    elsewhere = SweepConfig.from_mapping({**timed, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    known = facts(earlier, timing_device="a processor")
+    assert not source.results(elsewhere, known)
+    source = replace(source, facts={**source.facts, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    assert source.results(elsewhere, known)
+
+
+def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: Path) -> None:
+    """A launch may be killed before it writes the identity: the next one decides anew."""
+    storage, config = Storage(tmp_path / "wider"), SweepConfig.from_mapping(SPACE)
+    storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
+    write_sweep(tmp_path / "other", name="other", samples=1)
+    for locations in ([], [str(tmp_path / "other")]):
+        options = _with_earlier(config, storage, LaunchOptions(earlier=locations))[1]
+        assert [source.store for source in getattr(options.taken, "sources", ())] == locations
+    take_over(config, facts(earlier), Earlier(), storage, print)
+    assert not storage.exists(EARLIER)
+    storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
+    write_identity(storage, earlier.identity)
+    assert _with_earlier(config, storage, LaunchOptions())[1].taken.sources[0].name == "mine"
+    with pytest.raises(ValueError, match="--from"):
+        _with_earlier(config, storage, LaunchOptions(earlier=[str(tmp_path / "other")]))
+
+
+@pytest.mark.parametrize("part", ["models", "extractors", "seed", "format", "precision"])
+def test_other_images_are_refused_by_what_differs(earlier: Sweep, part: str) -> None:
+    """With the key, and both values; before any worker has loaded, but for the dtype."""
+    identity = earlier.identity
+    new = Experiment(identity.models, "new captions", 0, identity.extractors, "float32")
+    (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
+    source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
+    source = replace(source, facts={**source.facts, "format": FORMAT})
+    known = facts(earlier)
+    source.check_loaded(new, known)
+    if part == "precision":
+        with pytest.raises(EarlierSweepError, match="dtype of the models than bfloat16"):
+            source.check_loaded(replace(new, precision="bfloat16"), known)
+        return
+    own = {"format": FORMAT, "seed": 0, **known}
+    source.check(own)
+    text, changed = {
+        "seed": ("seed was 0, is 3", 3),
+        "format": (f"format was {FORMAT}, is {FORMAT + 1}", FORMAT + 1),
+        "models": ('models.target was not given, is "other"', {**identity.models, "target": "other"}),
+        "extractors": ('extractors.other was not given, is "new"', {**identity.extractors, "other": "new"}),
+    }[part]
+    with pytest.raises(EarlierSweepError, match=re.escape(text)):
+        source.check(own | {part: changed})
+
+
+def test_a_sweep_is_taken_once(earlier: Sweep) -> None:
+    with pytest.raises(EarlierSweepError, match="twice"):
+        Earlier.read([earlier.storage.uri] * 2, SweepConfig.from_mapping(SPACE))
+
+
+DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
+
+
+def told_of(earlier: Sweep, config: SweepConfig) -> list[tuple[TrialRecord, dict[str, Any] | None]]:
+    """The trials that the search is told, with their parameters in the new space."""
+    told = Earlier.read([earlier.storage.uri], config).decide(config, facts(earlier)).told
+    configs = [(record, record.config) for record in told if record.config is not None]
+    return [(record, config.space.params_of(setting, SAMPLING)) for record, setting in configs]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
+def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None:
+    """It proposes as one that ran these trials itself; those outside of the space are left out."""
+    config = SweepConfig.from_mapping({**SPACE, "search": {"sampler": sampler}}).resolve(SAMPLING)
+    told = told_of(earlier, config)
+    inside = [(record, params) for record, params in told if params is not None]
+    search = Search(config, DIRECTIONS, earlier=[record for record, _ in told])
+    trials = search._study.trials
+    assert 0 < len(inside) < len(told)
+    assert [trial.state.name for trial in trials] == ["FAIL" if r.state == "failed" else "COMPLETE" for r, _ in inside]
+    for trial, (record, params) in zip(trials, inside, strict=True):
+        assert trial.params == params
+        if record.state != "failed":
+            assert trial.values == [record.metrics[name].value for name in ("step_compression", "fid")]
+    assert search.propose(0).label == "vanilla"
+
+
+FINITE = {
+    "drafter": "eagle",
+    "tree": {"policy": "chain", "length": {"low": 2, "high": 5}},
+    "acceptance": ["exact", {"neighbourhood": "additive", "k": {"values": [10, 100]}, "delta": 0.2}],
+}
+
+
+def points_of(config: SweepConfig) -> list[TrialRecord]:
+    """A result of each point of a finite space."""
+    values = {name: Estimate(2.0, 0.1, 64) for name in ("step_compression", "fid")}
+    points = [(params, config.space.suggest(FixedTrial(params), SAMPLING)) for params in config.space.grid()]
+    return [TrialRecord(n, "", "complete", c, params=p, metrics=values) for n, (p, c) in enumerate(points)]
+
+
+@pytest.mark.parametrize("sampler", ["grid", "random", "nsga2", "tpe"])
+def test_what_was_told_is_not_run_again(sampler: str) -> None:
+    """A grid has the other points; a sampler is asked again. A resumed search proposes the same."""
+    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": sampler}}).resolve(SAMPLING)
+    points = points_of(config)
+    failed = replace(points[3], state="failed", metrics={})
+    told, new = [*points[:3], failed, *points[6:9]], [*points[3:6], *points[9:]]
+    search, resumed = (Search(config, DIRECTIONS, earlier=told) for _ in range(2))
+    search.propose(0)
+    resumed.propose(0, {})
+    for number in range(1, len(new) + 1):
+        proposal = search.propose(number)
+        assert proposal.params in [record.params for record in new]
+        if sampler == "grid":
+            assert proposal.params == new[number - 1].params
+        stored = proposal.params if number < 4 else None
+        assert resumed.propose(number, stored).params == proposal.params
+    ends = [search.is_exhausted(number) for number in (len(new), len(new) + 1)]
+    assert ends == [False, sampler == "grid"]
+
+
+def test_a_sampler_that_finds_nothing_new_repeats() -> None:
+    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": "random"}}).resolve(SAMPLING)
+    points = points_of(config)
+    search = Search(config, DIRECTIONS, earlier=points)
+    search.propose(0)
+    assert search.propose(1).params in [record.params for record in points]
+
+
+@pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
+def test_genetic_samplers_breed_from_told_trials(sampler: str) -> None:
+    """Without mutation a child has its parents' numbers, so it repeats one of them, although others are new."""
+    space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 1, "high": 9}}}
+    options = {"population_size": 4, "mutation_prob": 0.0}
+    changes = {"space": space, "search": {"sampler": sampler, "options": options}}
+    config = SweepConfig.from_mapping({**SPACE, **changes}).resolve(SAMPLING)
+    told = points_of(config)[2:6]
+    bred, other = Search(config, DIRECTIONS, earlier=told), Search(config, DIRECTIONS)
+    for search in (bred, other):
+        search.propose(0)
+    known = [record.params for record in told]
+    assert all(bred.propose(number).params in known for number in range(1, 6))
+    assert not all(other.propose(number).params in known for number in range(1, 6))

@@ -1,0 +1,137 @@
+"""The tables of a paper: rows, bold values, and characters that LaTeX and Markdown would read as commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from orchestrator.front.choices import BEST, LOSSLESS, default_choices
+from orchestrator.front.front import Front, front_of
+from orchestrator.outputs import table_bytes
+from orchestrator.shown.paper_tables import Cell, PaperTable, front_paper_table
+from orchestrator.store.files import write_trial
+from orchestrator.store.sweep import Sweep
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.storage import Storage
+
+HOSTILE = r"a_b & 100 % $5 #1 {x} ~ ^ \ <y> | *z* `w` [q]"
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
+    folder = tmp_path_factory.mktemp("sweep")
+    write_sweep(folder, trials=24)
+    return front_of([Sweep.open(folder)])
+
+
+def cells(table: PaperTable) -> dict[str, dict[str, Cell]]:
+    """By trial and heading."""
+    return {row[0].text: dict(zip(table.head, row, strict=True)) for row in table.rows}
+
+
+def test_the_front_vanilla_and_what_is_recommended_are_rows(front: Front) -> None:
+    rows = cells(front_paper_table(front, front.members))
+    chosen = default_choices(front)
+    vanilla = next(trial for trial in front.candidates if trial.is_vanilla)
+    expected = {trial.name for trial in (*front.members, vanilla, chosen[BEST], chosen[LOSSLESS])}
+    assert rows.keys() == expected
+    order = [trial.name for trial in front.candidates if trial.name in expected]
+    assert list(rows) == order
+    everything = cells(front_paper_table(front, front.candidates))
+    assert list(everything) == [trial.name for trial in front.candidates]
+
+
+def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> None:
+    chosen = default_choices(front)
+    rows = cells(front_paper_table(front, front.candidates))
+    bold = {(name, head) for name, row in rows.items() for head, cell in row.items() if cell.bold}
+    assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}
+    assert "1.2 × vanilla" in front_paper_table(front, front.members).caption
+    off = {trial.name for trial in front.candidates if not trial.on_front}
+    named = front_paper_table(front, front.candidates).caption.partition("Not on the front: ")[2].rstrip(".")
+    assert set(named.split(", ")) == off != set()
+
+
+def test_values_have_their_errors_and_further_metrics_their_columns(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    rows = cells(front_paper_table(front, front.members, [sweep.metric("clip_score"), sweep.metric("latency")]))
+    for trial in front.members:
+        row = rows[trial.name]
+        assert row["speedup ↑"].text == str(trial.metrics["speedup"])
+        assert row["fid ↓"].text == str(trial.metrics["fid"])
+        assert row["clip_score ↑"].text == str(trial.metrics["clip_score"])
+        assert "latency [s/image] ↓" in row
+
+
+def test_a_column_that_is_an_objective_is_there_once(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    table = front_paper_table(front, front.members, [sweep.metric("fid"), sweep.metric("fid")])
+    assert len(set(table.head)) == len(table.head) == 4
+
+
+@pytest.mark.parametrize("label", ["[1] greedy", "*best"])
+def test_a_row_is_no_argument_of_the_line_break_before_it(label: str) -> None:
+    text = PaperTable("", ["setting", "fid"], [[Cell(label), Cell("1")]], 1).write(".tex").decode()
+    assert not re.search(r"(\\\\|rule)\s*[\[*]", text)
+
+
+def test_names_of_files_control_neither_latex_nor_markdown(tmp_path: Path) -> None:
+    for record in write_sweep(tmp_path, trials=6)[:3]:
+        write_trial(Storage(str(tmp_path)), replace(record, label=HOSTILE + str(record.number)))
+    table = front_paper_table(front_of([Sweep.open(tmp_path)]), front_of([Sweep.open(tmp_path)]).candidates)
+    lines = table.write(".tex").decode().splitlines()
+    rows = [line for line in lines if "100 " in line]
+    assert len(rows) == 3
+    for row in rows:
+        assert row.endswith(r"\\")
+        assert len(re.findall(r"(?<!\\)&", row)) == len(table.head) - 1
+        assert not re.search(r"(?<!\\)[%#_]", row)
+    plain = [line for line in table.write(".md").decode().splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in plain} == {len(table.head) + 1}
+
+
+@pytest.mark.parametrize("label", ["50% $k_1$ | a_b", "$a$ and `$b$` &amp; ~~c~~ ^d^ <e>", r"\\", HOSTILE])
+def test_markdown_shows_a_label_as_it_is(label: str) -> None:
+    text = PaperTable("", ["setting", "fid"], [[Cell(label), Cell("1")]], 1).write(".md").decode()
+    rendered = MarkdownIt().enable(["table", "strikethrough"]).render(text)
+    assert re.findall(r"<td>(.*?)</td>", rendered) == [escape(label)]
+    assert not re.search(r"(?<!\\)(?:\\\\)*\$", text), "GitHub and notebooks would read mathematics"
+
+
+def test_csv_has_a_label_as_it_is(tmp_path: Path) -> None:
+    label = '50% $k_1$ | a_b, "c"'
+    write_trial(Storage(str(tmp_path)), replace(write_sweep(tmp_path, trials=1)[0], label=label))
+    front = front_of([Sweep.open(tmp_path)])
+    rows = list(csv.DictReader(io.StringIO(table_bytes(front.table(front.candidates), ".csv").decode())))
+    assert [row["label"] for row in rows] == [label]
+
+
+@pytest.mark.parametrize("pair", ["--", "''", ",,", "``"])
+def test_latex_joins_no_two_signs_of_a_label(pair: str) -> None:
+    text = PaperTable("", [""], [[Cell(f"a{pair}{pair}b")]], 1).write(".tex").decode()
+    assert pair not in text
+    if pair != "``":  # they have a name
+        assert (pair[0] + "{}") * 3 + pair[0] in text
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
+def test_latex_reads_the_table(front: Front, tmp_path: Path) -> None:
+    head = [*front_paper_table(front, front.members).head]
+    hostile = PaperTable("caption " + HOSTILE, head, [[Cell(HOSTILE, bold=True)] * len(head)], 2)
+    for name, table in (("front", front_paper_table(front, front.candidates)), ("hostile", hostile)):
+        (tmp_path / f"{name}.tex").write_bytes(table.write(".tex"))
+    document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{front}\input{hostile}\end{document}"
+    (tmp_path / "paper.tex").write_text(document)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
