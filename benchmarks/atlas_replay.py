@@ -1,4 +1,6 @@
-"""How well replay predicts the atlas's settings: accepted lengths, and the order of their quality."""
+"""How well replay predicts the atlas's settings: accepted lengths, and the order of their
+quality.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def compare_replay(atlas: Atlas) -> list[str]:
     rows, before, after = length_errors(atlas)
     kinds = [f"{atlas.configs[row].drafter.kind} {atlas.configs[row].policy.kind}" for row in rows]
     lines = [f"{'':34}{'predicted':>26}{'corrected by all others':>26}"]
-    lines += [f"{'drafter and tree':26}{'settings':>8}" + f"{'within 3 %':>11}{'median':>7}{'9 in 10':>8}" * 2]
+    lines += [
+        f"{'drafter and tree':26}{'settings':>8}"
+        + f"{'within 3 %':>11}{'median':>7}{'9 in 10':>8}" * 2
+    ]
     for kind in [*dict.fromkeys(kinds), "all"]:
         part = np.array([kind in ("all", name) for name in kinds])
         lines.append(f"{kind:26}{part.sum():8}" + _shares(before[part]) + _shares(after[part]))
@@ -35,18 +40,23 @@ def compare_replay(atlas: Atlas) -> list[str]:
     lines.append(f"\n{'Spearman with':26}" + "".join(f"{name:>16}" for name in atlas.quality))
     for name, values in candidates.items():
         cells = [rank_correlations(atlas, values[metric], metric) for metric in atlas.quality]
-        lines.append(f"{name:26}" + "".join(f"{distinct:8.3f} ({every:.3f})" for distinct, every in cells))
+        lines.append(
+            f"{name:26}" + "".join(f"{distinct:8.3f} ({every:.3f})" for distinct, every in cells)
+        )
     return lines
 
 
 def _shares(errors: Floats) -> str:
     size = np.abs(errors)
-    return f"{100 * np.mean(size <= WITHIN):9.0f} %{100 * np.median(size):6.1f}%{100 * np.quantile(size, 0.9):7.1f}%"
+    return (
+        f"{100 * np.mean(size <= WITHIN):9.0f} "
+        f"%{100 * np.median(size):6.1f}%{100 * np.quantile(size, 0.9):7.1f}%"
+    )
 
 
 def length_errors(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
-    """Rows that replay describes and whose length it does not know already; and the relative errors of their predicted
-    accepted lengths, as predicted and corrected by all other settings.
+    """Rows that replay describes and whose length it does not know already; and the relative errors
+    of their predicted accepted lengths, as predicted and corrected by all other settings.
     """
     rows, _ = described_rows(atlas)
     rows = rows[rows != 0]
@@ -54,7 +64,9 @@ def length_errors(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
     observations = [
         Observation(
             atlas.configs[row],
-            Prediction({name: Estimate(float(atlas.predictions[name][row]), 0.0, 1) for name in QUANTITIES}),
+            Prediction(
+                {name: Estimate(float(atlas.predictions[name][row]), 0.0, 1) for name in QUANTITIES}
+            ),
             Estimate.from_replicates(torch.from_numpy(measured[row]), atlas.passes.shape[1]),
         )
         for row in rows
@@ -72,22 +84,31 @@ def described_rows(atlas: Atlas) -> tuple[NDArray[np.intp], dict[str, Floats]]:
 
 
 def described_settings(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
-    """Rows that replay describes, vanilla first, their features, and guesses of their objectives."""
+    """Rows that replay describes, vanilla first, their features, and guesses of their
+    objectives.
+    """
     rows, values = described_rows(atlas)
     configs = [atlas.configs[row] for row in rows]
-    features, guesses = describe_settings(configs, {name: column[rows].tolist() for name, column in values.items()})
+    features, guesses = describe_settings(
+        configs, {name: column[rows].tolist() for name, column in values.items()}
+    )
     return rows, features, guesses
 
 
 def measures(atlas: Atlas) -> dict[str, Mapping[str, Floats]]:
-    """Candidate predictions of quality [S] by name and by the metric that they are compared with."""
+    """Candidate predictions of quality [S] by name and by the metric that they are compared
+    with.
+    """
     own = {name: dict.fromkeys(atlas.quality, atlas.predictions[name]) for name in MEASURES}
-    return {**own, MODEL: {metric: left_out_predictions(atlas, metric) for metric in atlas.quality}}
+    return {
+        **own,
+        MODEL: {metric: left_out_predictions(atlas, metric) for metric in atlas.quality},
+    }
 
 
 def left_out_predictions(atlas: Atlas, metric: str) -> Floats:
-    """What the sampler's Gaussian process, fitted to all other settings, predicts of each setting's metric [S]. The
-    values are those that the process is fitted to: scaled, and in logs.
+    """What the sampler's Gaussian process, fitted to all other settings, predicts of each setting's
+    metric [S]. The values are those that the process is fitted to: scaled, and in logs.
     """
     rows, features, _ = described_settings(atlas)
     rows, features = rows[1:], features[1:]
@@ -107,8 +128,8 @@ def left_out_predictions(atlas: Atlas, metric: str) -> Floats:
 
 
 def rank_correlations(atlas: Atlas, values: Floats, metric: str) -> tuple[float, float]:
-    """Spearman's correlation of values [S] with a metric: over settings that differ beyond noise in it, and over all of
-    them.
+    """Spearman's correlation of values [S] with a metric: over settings that differ beyond noise in
+    it, and over all of them.
     """
     from scipy.stats import spearmanr
 
@@ -121,7 +142,9 @@ def rank_correlations(atlas: Atlas, values: Floats, metric: str) -> tuple[float,
 
 
 def distinct_settings(measured: Floats) -> list[int]:
-    """Rows of values [S, 1 + G], the lowest first; each is larger than the one before by two paired errors."""
+    """Rows of values [S, 1 + G], the lowest first; each is larger than the one before by two paired
+    errors.
+    """
     chain: list[int] = []
     for row in np.argsort(measured[:, 0], kind="stable"):
         if chain:

@@ -1,10 +1,11 @@
-"""The atlas: a table of many settings of the built-in model, each measured on the same captions, that searches are
-replayed on. `python -m benchmarks.atlas` makes it.
+"""The atlas: a table of many settings of the built-in model, each measured on the same captions,
+that searches are replayed on. `python -m benchmarks.atlas` makes it.
 
-benchmarks/data/atlas.parquet has a row per setting: its config, target passes of every image, and fid and drift of
-every span of captions with their jackknife replicates. atlas_costs.json has seconds of a pass of every shape, with a
-config of that shape: no file but a config's own digest holds a hash of code. atlas_predictions.parquet has what replay
-predicts of each setting from other captions.
+benchmarks/data/atlas.parquet has a row per setting: its config, target passes of every image, and
+fid and drift of every span of captions with their jackknife replicates. atlas_costs.json has
+seconds of a pass of every shape, with a config of that shape: no file but a config's own digest
+holds a hash of code. atlas_predictions.parquet has what replay predicts of each setting from other
+captions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ DATA = Path(__file__).parent / "data"
 TABLE, COSTS, PREDICTIONS = "atlas.parquet", "atlas_costs.json", "atlas_predictions.parquet"
 RUNGS = (24, 48, 96)  # captions of a half
 HALF = 96
-SPANS = (*((0, rung) for rung in RUNGS), (0, 2 * HALF), *((HALF, HALF + rung) for rung in RUNGS))  # of captions
+# of captions
+SPANS = (*((0, rung) for rung in RUNGS), (0, 2 * HALF), *((HALF, HALF + rung) for rung in RUNGS))
 QUALITY = ("fid", "drift")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")  # of speed-up and fid
 _METADATA = b"specfrontier"
@@ -45,7 +47,9 @@ _METADATA = b"specfrontier"
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of one image: `prefill` once and `per_pass` for each pass after it; error: of `per_pass`."""
+    """Seconds of one image: `prefill` once and `per_pass` for each pass after it; error: of
+    `per_pass`.
+    """
 
     prefill: float
     per_pass: float
@@ -56,9 +60,10 @@ class StepCost:
 class Atlas:
     """S settings, vanilla first.
 
-    passes [S, captions]: target passes of each image, prefill excluded. quality: by metric [S, spans, 1 + blocks], the
-    value on each of `SPANS`, then with each block of its captions left out. depth, nodes [S]: drafted per pass.
-    costs: by shape. predictions: columns [S] by name, NaN where replay cannot describe a setting.
+    passes [S, captions]: target passes of each image, prefill excluded. quality: by metric [S,
+    spans, 1 + blocks], the value on each of `SPANS`, then with each block of its captions left out.
+    depth, nodes [S]: drafted per pass. costs: by shape. predictions: columns [S] by name, NaN where
+    replay cannot describe a setting.
     """
 
     configs: tuple[DecodingConfig, ...]
@@ -88,9 +93,13 @@ class Atlas:
         return int(self.passes[0, 0])
 
     def speedup(self, span: tuple[int, int]) -> Floats:
-        """Vanilla's seconds per image over each setting's [S, 1 + blocks], from passes and step costs."""
+        """Vanilla's seconds per image over each setting's [S, 1 + blocks], from passes and step
+        costs.
+        """
         vanilla, own = self.costs[self.shapes[0]], [self.costs[shape] for shape in self.shapes]
-        prefill, per_pass = (np.array([getattr(cost, name) for cost in own]) for name in ("prefill", "per_pass"))
+        prefill, per_pass = (
+            np.array([getattr(cost, name) for cost in own]) for name in ("prefill", "per_pass")
+        )
         seconds = prefill[:, None] + _left_out_means(self.passes, span) * per_pass[:, None]
         ratio: Floats = (vanilla.prefill + self.tokens * vanilla.per_pass) / seconds
         return ratio
@@ -108,10 +117,15 @@ class Atlas:
             "passes": _lists(self.passes),
             "depth": pa.array(self.depth.astype(np.float32)),
             "nodes": pa.array(self.nodes.astype(np.float32)),
-            **{name: _lists(values.reshape(len(self), -1).astype(np.float32)) for name, values in self.quality.items()},
+            **{
+                name: _lists(values.reshape(len(self), -1).astype(np.float32))
+                for name, values in self.quality.items()
+            },
         }
         layout = {"spans": SPANS, "blocks": BLOCKS}
-        table = pa.table(columns).replace_schema_metadata({_METADATA: json.dumps({**self.facts, **layout}).encode()})
+        table = pa.table(columns).replace_schema_metadata(
+            {_METADATA: json.dumps({**self.facts, **layout}).encode()}
+        )
         folder.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, folder / TABLE, compression="zstd", compression_level=19)
 
@@ -127,9 +141,12 @@ class Atlas:
         facts = json.loads(table.schema.metadata[_METADATA])
         if (facts["blocks"], facts["spans"]) != (BLOCKS, [list(span) for span in SPANS]):
             raise ValueError(
-                f"{folder / TABLE}: made with other spans of captions; run `benchmarks.atlas collect` again"
+                f"{folder / TABLE}: made with other spans of captions; run `benchmarks.atlas "
+                "collect` again"
             )
-        configs = tuple(DecodingConfig.from_mapping(json.loads(text)) for text in table["config"].to_pylist())
+        configs = tuple(
+            DecodingConfig.from_mapping(json.loads(text)) for text in table["config"].to_pylist()
+        )
         shape = (len(configs), len(SPANS), 1 + BLOCKS)
         return cls(
             configs,
@@ -137,7 +154,10 @@ class Atlas:
             np.array(table["passes"].to_pylist(), dtype=np.int16),
             table["depth"].to_numpy().astype(np.float64),
             table["nodes"].to_numpy().astype(np.float64),
-            {name: np.array(table[name].to_pylist(), dtype=np.float64).reshape(shape) for name in QUALITY},
+            {
+                name: np.array(table[name].to_pylist(), dtype=np.float64).reshape(shape)
+                for name in QUALITY
+            },
             facts,
             read_costs(folder),
             _read_predictions(folder, [config.digest() for config in configs]),
@@ -163,7 +183,10 @@ def read_costs(folder: Path = DATA) -> dict[str, StepCost]:
     if not (folder / COSTS).exists():
         return {}
     entries = json.loads((folder / COSTS).read_text())["shapes"]
-    return {DecodingConfig.from_mapping(entry.pop("config")).shape.key: StepCost(**entry) for entry in entries}
+    return {
+        DecodingConfig.from_mapping(entry.pop("config")).shape.key: StepCost(**entry)
+        for entry in entries
+    }
 
 
 def _read_predictions(folder: Path, digests: Sequence[str]) -> dict[str, Floats]:
@@ -173,7 +196,9 @@ def _read_predictions(folder: Path, digests: Sequence[str]) -> dict[str, Floats]
     row_of = {digest: row for row, digest in enumerate(table["digest"].to_pylist())}
     rows = np.array([row_of.get(digest, -1) for digest in digests])
     return {
-        name: np.where(rows < 0, np.nan, table[name].to_numpy(zero_copy_only=False).astype(np.float64)[rows])
+        name: np.where(
+            rows < 0, np.nan, table[name].to_numpy(zero_copy_only=False).astype(np.float64)[rows]
+        )
         for name in table.column_names
         if name != "digest"
     }
@@ -188,21 +213,29 @@ def collect(store: str) -> Atlas:
     storage = Storage(store)
     trials: dict[str, dict[str, Any]] = {}
     for name in storage.names("trials"):
-        trial = json.loads(storage.read(f"trials/{name}"))  # as plain data: stores of all versions can be read
+        # as plain data: stores of all versions can be read
+        trial = json.loads(storage.read(f"trials/{name}"))
         if trial["state"] == "complete":
             trials.setdefault(json.dumps(trial["config"], sort_keys=True), trial)
     rows = sorted(trials.values(), key=lambda trial: int(trial["number"]))
     configs = [DecodingConfig.from_mapping(trial["config"]) for trial in rows]
     if not configs or not configs[0].is_vanilla:
-        raise ValueError(f"{store}: vanilla has not finished; every other setting is compared with it")
+        raise ValueError(
+            f"{store}: vanilla has not finished; every other setting is compared with it"
+        )
     identity = json.loads(storage.read("identity.json"))
     columns = _Shards(storage, _extractor(storage, rows[0]))
     images = [columns.read(trial) for trial in rows]
     features = torch.stack([image.features for image in images])
     if features.shape[1] != 2 * HALF:
-        raise ValueError(f"{store}: {features.shape[1]} images per trial; the table needs {2 * HALF}")
+        raise ValueError(
+            f"{store}: {features.shape[1]} images per trial; the table needs {2 * HALF}"
+        )
     reference = read_reference(storage).features[0]
-    facts = {name: identity[name] for name in ("name", "experiment", "captions", "reference", "models", "extractors")}
+    facts = {
+        name: identity[name]
+        for name in ("name", "experiment", "captions", "reference", "models", "extractors")
+    }
     return Atlas(
         tuple(configs),
         tuple(trial["label"] for trial in rows),
@@ -235,9 +268,13 @@ class _Shards:
         names = [name for name in trial["shards"] if "/quality-" in name]
         parts = [read_shard(self.storage, name, columns, kind="quality")[0] for name in names]
         table = pa.concat_tables(sorted(parts, key=lambda part: part["caption_id"][0].as_py()))
-        depth, nodes = (np.concatenate(table[name].to_pylist()).mean() for name in ("depth", "nodes"))
+        depth, nodes = (
+            np.concatenate(table[name].to_pylist()).mean() for name in ("depth", "nodes")
+        )
         passes = table["rounds"].to_numpy().astype(np.int16)
-        return _Images(features_of(table, self.extractor).double(), passes, float(depth), float(nodes))
+        return _Images(
+            features_of(table, self.extractor).double(), passes, float(depth), float(nodes)
+        )
 
 
 def _extractor(storage: Storage, trial: Mapping[str, Any]) -> str:
@@ -263,7 +300,9 @@ def _quality(features: Tensor, reference: Tensor) -> dict[str, Floats]:
 
 
 def _left_out_means(passes: NDArray[np.int16], span: tuple[int, int]) -> Floats:
-    """Mean passes per image [S, 1 + blocks] of a span: of all its captions, then without each block."""
+    """Mean passes per image [S, 1 + blocks] of a span: of all its captions, then without each
+    block.
+    """
     part = passes[:, slice(*span)].astype(np.float64)
     blocks = np.arange(*span) % BLOCKS
     kept = np.concatenate([np.ones((1, len(blocks))), blocks != np.arange(BLOCKS)[:, None]])
@@ -278,4 +317,6 @@ def _lists(rows: NDArray[Any]) -> pa.Array:
 def caption_texts(count: int, captions: Mapping[str, Any]) -> list[Caption]:
     """The next `count` captions after the sweep's."""
     first = int(captions["count"])
-    return read_captions(str(captions["source"]), count=first + count, seed=int(captions["seed"]))[first:]
+    return read_captions(str(captions["source"]), count=first + count, seed=int(captions["seed"]))[
+        first:
+    ]

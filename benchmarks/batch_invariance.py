@@ -1,11 +1,13 @@
-"""How many images depend on the size of their batch, in float32: settings whose drafts are a drafter's top tokens.
+"""How many images depend on the size of their batch, in float32: settings whose drafts are a
+drafter's top tokens.
 
-    python -m benchmarks.batch_invariance --images 2000 --out benchmarks/results/batch_invariance.json
+    python -m benchmarks.batch_invariance --images 2000 --out batch_invariance.json
 
-Images of another batch use the same random numbers, but matrix products and attention round differently for other
-numbers of rows. A tree of top tokens has other nodes, or another order, where two scores of the drafter agree to about
-seven digits. Vanilla and a chain of sampled drafts are beside them: there, only a near-tie of a random number and a
-probability matters. One thread; the built-in model.
+Images of another batch use the same random numbers, but matrix products and attention round
+differently for other numbers of rows. A tree of top tokens has other nodes, or another order, where
+two scores of the drafter agree to about seven digits. Vanilla and a chain of sampled drafts are
+beside them: there, only a near-tie of a random number and a probability matters. One thread; the
+built-in model.
 """
 
 from __future__ import annotations
@@ -34,22 +36,34 @@ SAMPLED = ("vanilla", "speculative", "eagle1")
 def drafts_top_tokens(config: DecodingConfig) -> bool:
     """Whether the children in the setting's draft trees are the drafter's top tokens."""
     policy = config.policy
-    return isinstance(policy, Dynamic | Adjacency) or getattr(policy, "children", "sampled") == "top"
+    return (
+        isinstance(policy, Dynamic | Adjacency) or getattr(policy, "children", "sampled") == "top"
+    )
 
 
-def dependent_images(models: Models, config: DecodingConfig, requests: Sequence[Request]) -> Iterator[list[int]]:
-    """For each chunk of requests, the indices of those whose tokens are not the same at all batch sizes."""
+def dependent_images(
+    models: Models, config: DecodingConfig, requests: Sequence[Request]
+) -> Iterator[list[int]]:
+    """For each chunk of requests, the indices of those whose tokens are not the same at all batch
+    sizes.
+    """
     engines = [engine_for(models, config, batch=batch) for batch in BATCHES]
     for start in range(0, len(requests), CHUNK):
-        first, *others = [draw(engine, requests[start : start + CHUNK]).tokens for engine in engines]
+        first, *others = [
+            draw(engine, requests[start : start + CHUNK]).tokens for engine in engines
+        ]
         differs = torch.stack([(first != other).any(1) for other in others]).any(0)
         yield [start + int(index) for index in differs.nonzero()]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     top = [name for name, config in PRESETS.items() if drafts_top_tokens(config)]
-    parser.add_argument("--only", nargs="+", choices=sorted(PRESETS), default=[*top, *SAMPLED], metavar="PRESET")
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted(PRESETS), default=[*top, *SAMPLED], metavar="PRESET"
+    )
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--out", type=Path, help="a JSON file of what was counted so far")
     args = parser.parse_args()
@@ -63,7 +77,10 @@ def main() -> None:
             found += more
             rows[name] = {"images": min(chunk * CHUNK, len(requests)), "dependent": found}
             if args.out:
-                args.out.write_text(json.dumps({"cpu": torch.backends.cpu.get_cpu_capability(), "rows": rows}) + "\n")
+                args.out.write_text(
+                    json.dumps({"cpu": torch.backends.cpu.get_cpu_capability(), "rows": rows})
+                    + "\n"
+                )
         print(f"{name}: {len(found)} of {len(requests)} images depend on the batch", flush=True)
 
 

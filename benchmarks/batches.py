@@ -2,12 +2,12 @@
 
     python -m benchmarks.batches                        # the built-in model
     python -m benchmarks.batches --codes 16384          # the built-in model with more codes
-    python -m benchmarks.batches --random               # a small target of 16,384 codes with random weights
+    python -m benchmarks.batches --random           # a small random target, 16,384 codes
     python -m benchmarks.batches --profile              # the operators of a pass, instead of times
-    MALLOC_ARENA_MAX=8 python -m benchmarks.batches     # a variable of glibc's allocator: freed memory is not kept
+    MALLOC_ARENA_MAX=8 python -m benchmarks.batches   # glibc's allocator keeps no freed memory
 
-One thread, and processor time instead of the wall clock, so that other work on the machine changes little. Batch sizes
-take turns, and the least time counts.
+One thread, and processor time instead of the wall clock, so that other work on the machine changes
+little. Batch sizes take turns, and the least time counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.runtime.process import use_threads
 
-SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "cols": 6}  # of the random target
+# of the random target
+SHAPE = {"dim": 192, "n_layers": 6, "n_heads": 6, "ffn_dim": 512, "rows": 6, "cols": 6}
 _RANDOM_CODES = 16384
 _WARM, _PROFILED, _SHOWN = 4, 4, 6  # passes, and operators of a profile
 
@@ -57,18 +58,34 @@ def operators(engine: Engine, requests: Sequence[Request]) -> str:
             passes(_PROFILED)
     took = {event.key: event.self_cpu_time_total for event in found.key_averages()}
     largest = sorted(took, key=lambda key: -took[key])[:_SHOWN]
-    return ", ".join(f"{key.removeprefix('aten::')} {took[key] / sum(took.values()):.0%}" for key in largest)
+    return ", ".join(
+        f"{key.removeprefix('aten::')} {took[key] / sum(took.values()):.0%}" for key in largest
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PRESETS, default=["vanilla", "eagle1", "eagle2"], metavar="PRESET")
-    parser.add_argument("--random", action="store_true", help="random weights; default: the built-in model")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PRESETS,
+        default=["vanilla", "eagle1", "eagle2"],
+        metavar="PRESET",
+    )
+    parser.add_argument(
+        "--random", action="store_true", help="random weights; default: the built-in model"
+    )
     parser.add_argument("--codes", type=int, help="for the built-in model, a multiple of 1024")
     parser.add_argument("--images", type=int, default=32)
     parser.add_argument("--batches", nargs="+", type=int, default=[8, 32])
     parser.add_argument("--repetitions", type=int, default=1)
-    parser.add_argument("--profile", action="store_true", help="print the operators of a pass, and measure no times")
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="print the operators of a pass, and measure no times",
+    )
     args = parser.parse_args()
     use_threads(1)
     builtin = load_folder()
@@ -78,12 +95,19 @@ def main() -> None:
         models = random_models(name, args.codes or _RANDOM_CODES) if args.random else builtin
         requests = held_out_requests(models, args.images)
         if args.random:
-            requests = [type(request)(request.caption_id, str(request.caption_id)) for request in requests]
-        engine, least = engine_for(models, PRESETS[name], batch=1), dict.fromkeys(args.batches, float("inf"))
+            requests = [
+                type(request)(request.caption_id, str(request.caption_id)) for request in requests
+            ]
+        engine, least = (
+            engine_for(models, PRESETS[name], batch=1),
+            dict.fromkeys(args.batches, float("inf")),
+        )
         draw(engine, requests[:2])
         if args.profile:
             for engine.batch_size in args.batches:
-                print(f"{name}, batch {engine.batch_size}: {operators(engine, requests)}", flush=True)
+                print(
+                    f"{name}, batch {engine.batch_size}: {operators(engine, requests)}", flush=True
+                )
             continue
         for _ in range(args.repetitions):
             for batch in args.batches:
@@ -91,7 +115,9 @@ def main() -> None:
                 begin = time.process_time()
                 draw(engine, requests)
                 least[batch] = min(least[batch], (time.process_time() - begin) / len(requests))
-        figures = ", ".join(f"batch {batch}: {1e3 * seconds:.0f}" for batch, seconds in least.items())
+        figures = ", ".join(
+            f"batch {batch}: {1e3 * seconds:.0f}" for batch, seconds in least.items()
+        )
         print(f"{name}, ms an image at {figures}", flush=True)
 
 

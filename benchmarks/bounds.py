@@ -1,30 +1,34 @@
 """What an acceptance rule costs and gains on a chain of drafts: Cool-SD's Theorem 2 for any rule.
 
-A chain has L drafts. At depth i the drafter's distribution is p_i, the target's q_i (both given the drafts before it);
-the rule accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)) (S: neighbourhood mass, see
-`search_spaces.neighbourhoods`), and after a rejection, whose probability is R_i = 1 - sum_x p_i f_i, it resamples from
-G_i.
+A chain has L drafts. At depth i the drafter's distribution is p_i, the target's q_i (both given the
+drafts before it); the rule accepts with f_i(x) = min(1, omega_i S(x) / p_i(x)) (S: neighbourhood
+mass, see `search_spaces.neighbourhoods`), and after a rejection, whose probability is R_i = 1 -
+sum_x p_i f_i, it resamples from G_i.
 
-Accepted length (T2-a). The chain gets past depth i with probability prod_{j<=i} p_j f_j, summed over its tokens:
+Accepted length (T2-a). The chain gets past depth i with probability prod_{j<=i} p_j f_j, summed
+over its tokens:
 
     E[N] = sum_i E_{x_1..x_i ~ p} [ prod_{j<=i} f_j ]
 
-Distance to the target (T2-b). Let Phat be the distribution emitted by a round that is extended to L + 1 tokens by
-sampling from the target, and Q the target's own. Replacing the target's factors by accepted drafts one depth at a time
-telescopes Phat - Q into one-step errors; the triangle inequality then gives
+Distance to the target (T2-b). Let Phat be the distribution emitted by a round that is extended to L
++ 1 tokens by sampling from the target, and Q the target's own. Replacing the target's factors by
+accepted drafts one depth at a time telescopes Phat - Q into one-step errors; the triangle
+inequality then gives
 
     TV(Phat, Q) <= B = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * 1/2 || q_i - p_i f_i - R_i G_i ||_1 ]
 
-that is, the probability that the round gets that far, times the distance between what the step emits and what it
-should emit. If G depends on the rejected token (the papers' own resampling), R_i G_i is its average,
-sum_x p_i(x) (1 - f_i(x)) G_{i,x}. The smallest bound that any G attains (T2-c), which `resampling: optimal` attains, is
+that is, the probability that the round gets that far, times the distance between what the step
+emits and what it should emit. If G depends on the rejected token (the papers' own resampling), R_i
+G_i is its average, sum_x p_i(x) (1 - f_i(x)) G_{i,x}. The smallest bound that any G attains (T2-c),
+which `resampling: optimal` attains, is
 
     B* = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * sum_x (p_i(x) f_i(x) - q_i(x))_+ ]
 
-B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it bounds nothing). Drafts that are chosen
-deterministically are chains too: p_i is a point mass on the draft.
+B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it bounds nothing). Drafts
+that are chosen deterministically are chains too: p_i is a point mass on the draft.
 
-`python -m benchmarks.theory` records these distributions while the engine draws, and compares both sides.
+`python -m benchmarks.theory` records these distributions while the engine draws, and compares both
+sides.
 """
 
 from collections.abc import Sequence
@@ -42,7 +46,9 @@ _CHUNK = 1 << 23  # entries of a [rows, V] tensor held at once
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and its standard error (0 where the value is exact, infinite from a single independent sample)."""
+    """A mean and its standard error (0 where the value is exact, infinite from a single independent
+    sample).
+    """
 
     value: float
     error: float = 0.0
@@ -50,7 +56,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What Theorem 2 predicts for a rule: accepted drafts per round, and bounds on the distance to the target."""
+    """What Theorem 2 predicts for a rule: accepted drafts per round, and bounds on the distance to
+    the target.
+    """
 
     accepted: Estimate
     """E[N], in drafts (T2-a); tokens per target pass are one more."""
@@ -78,16 +86,18 @@ def estimate_bounds(
 ) -> Bounds:
     """Estimate E[N], B and B* from distributions recorded along M drafted chains.
 
-    The chains must be drafts as they were sampled (tokens[m, i] ~ p[m, i], accepted or not), or the expectation is not
-    over p. Each depth sums over its own token exactly and only samples the tokens before it: depth 1 adds no noise.
+    The chains must be drafts as they were sampled (tokens[m, i] ~ p[m, i], accepted or not), or the
+    expectation is not over p. Each depth sums over its own token exactly and only samples the
+    tokens before it: depth 1 adds no noise.
 
     Args:
         q: [M, L, V] the target's processed probs at each draft's position.
-        p: [M, L, V] the drafter's, or None when drafts are deterministic (a point mass on ``tokens``).
+        p: [M, L, V] the drafter's, or None when drafts are deterministic (a point mass on
+            ``tokens``).
         tokens: [M, L] int64, the drafts.
         tables: neighbours and codebook that the rule reads.
-        groups: [M] int64, chains with the same number are dependent (rounds of one image); the standard errors
-            then count groups, not chains.
+        groups: [M] int64, chains with the same number are dependent (rounds of one image); the
+            standard errors then count groups, not chains.
 
     Raises:
         ValueError: when the shapes disagree.
@@ -95,8 +105,9 @@ def estimate_bounds(
     chains, depth, codes = q.shape
     if tokens.shape != (chains, depth) or (p is not None and p.shape != q.shape) or not chains:
         raise ValueError(
-            f"recorded probs q {tuple(q.shape)} and p {None if p is None else tuple(p.shape)}, tokens "
-            f"{tuple(tokens.shape)}: expected [M, L, V], [M, L, V] or None, and [M, L], with at least one chain"
+            f"recorded probs q {tuple(q.shape)} and p {None if p is None else tuple(p.shape)}, "
+            f"tokens {tuple(tokens.shape)}: expected [M, L, V], [M, L, V] or None, and [M, L], "
+            "with at least one chain"
         )
     reach = q.new_ones(chains)
     totals = q.new_zeros(3, chains)
@@ -108,19 +119,24 @@ def estimate_bounds(
             x = tokens[part, i]
             probs = None if p is None else p[part, i]
             step = _one_step(rule, q[part, i], probs, x, omega, tables)
-            totals[:, part] += reach[part] * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])
+            totals[:, part] += reach[part] * torch.stack(
+                [step.accepted_mass.sum(-1), step.distance, step.excess]
+            )
             proposed = 1.0 if probs is None else _at(probs, x)
-            ratio[part] = _at(step.accepted_mass, x) / proposed  # f(x); p(x) > 0 for a token that was sampled
+            # f(x); p(x) > 0 for a token that was sampled
+            ratio[part] = _at(step.accepted_mass, x) / proposed
         reach = reach * ratio
     accepted, bound, best = (_estimate(total.double(), groups) for total in totals)
     return Bounds(accepted, bound, best)
 
 
-def exact_bounds(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables) -> Bounds:
+def exact_bounds(
+    rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables
+) -> Bounds:
     """E[N], B and B* exactly, from the probs after every context; for small codebooks and depths.
 
-    ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the probs at depth i + 1 after the i drafts whose base-V number is
-    c, first draft most significant.
+    ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the probs at depth i + 1 after the i drafts
+    whose base-V number is c, first draft most significant.
     """
     omegas = rule.schedule.omegas(len(p))
     codes = p[0].shape[-1]
@@ -129,7 +145,9 @@ def exact_bounds(rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor],
     for target, drafter, omega in zip(q, p, omegas, strict=True):
         assert target.shape == drafter.shape == (len(reach), codes), (target.shape, drafter.shape)
         step = _one_step(rule, target, drafter, drafter.argmax(-1), omega, tables)
-        totals += (reach * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])).sum(-1)
+        totals += (
+            reach * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])
+        ).sum(-1)
         reach = (reach[:, None] * step.accepted_mass).flatten()
     accepted, bound, best = (Estimate(float(total)) for total in totals)
     return Bounds(accepted, bound, best)
@@ -143,7 +161,9 @@ def _one_step(
     omega: float,
     tables: NeighbourTables,
 ) -> _Step:
-    """What one acceptance test emits under target probs q [M, V]; x [M] is read only where p is None (a point mass)."""
+    """What one acceptance test emits under target probs q [M, V]; x [M] is read only where p is
+    None (a point mass).
+    """
     omegas = q.new_full((len(q),), omega)
     if p is None:
         mass = rule.neighbourhood.mass(q, None, x, tables)
@@ -167,13 +187,16 @@ def _resampled(
     omega: Tensor,
     tables: NeighbourTables,
 ) -> Tensor:
-    """R G [M, V]: the residual averaged over the rejected token, whose mass is ``rejected`` [M, V] = p (1 - f)."""
+    """R G [M, V]: the residual averaged over the rejected token, whose mass is ``rejected`` [M, V]
+    = p (1 - f).
+    """
 
     def residual(row: Tensor, x: Tensor) -> Tensor:
         mass = rule.neighbourhood.mass(q[row], p[row], x, tables)
         return rule.residual(q[row], p[row], x, omega[row], mass, tables)
 
-    if rule.resampling == "optimal" or rule.neighbourhood.exact:  # the same probs whichever token was rejected
+    # the same probs whichever token was rejected
+    if rule.resampling == "optimal" or rule.neighbourhood.exact:
         every = torch.arange(len(q), device=q.device)
         return rejected.sum(-1, keepdim=True) * residual(every, p.argmax(-1))
     average = torch.zeros_like(q)
@@ -190,7 +213,9 @@ def _at(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _estimate(samples: Tensor, groups: Tensor | None) -> Estimate:
-    """Mean of ``samples`` [M] and its standard error, by groups where some are given (linearised ratio of sums)."""
+    """Mean of ``samples`` [M] and its standard error, by groups where some are given (linearised
+    ratio of sums).
+    """
     mean = samples.mean()
     deviations = samples - mean
     if groups is not None:

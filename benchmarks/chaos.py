@@ -1,13 +1,15 @@
-"""A sweep that loses workers, nodes, its GCS, its driver, its MLflow server and its store, and nothing else.
+"""A sweep that loses workers, nodes, its GCS, its driver, its MLflow server and its store, and
+nothing else.
 
     python -m benchmarks.chaos --seed 1 [--faults 100] [--folder DIR] [--out results/chaos.json]
 
-Runs a sweep of the built-in model on a Ray cluster of three nodes, hurts it with random faults one after another, and
-runs the same trials undisturbed. Images are counted by the stores: expected, lost, drawn twice, wrong. Full and
-read-only stores need root (a file system in memory, a read-only mount); without it these two kinds are left out.
+Runs a sweep of the built-in model on a Ray cluster of three nodes, hurts it with random faults one
+after another, and runs the same trials undisturbed. Images are counted by the stores: expected,
+lost, drawn twice, wrong. Full and read-only stores need root (a file system in memory, a read-only
+mount); without it these two kinds are left out.
 
-"Seconds lost" are those from a fault until two workers are up again and have written two more files. The undisturbed
-sweep is kept in DIR, and continued by the next run there.
+"Seconds lost" are those from a fault until two workers are up again and have written two more
+files. The undisturbed sweep is kept in DIR, and continued by the next run there.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ _SPARE_TRIALS = 2  # in flight when the faults are over
 class Outcome:
     """What a run of faults found.
 
-    seconds: lost by each fault, by its kind. endings: how many launches ended with each exit code. problems: hangs, and
-    launches that ended in a way that their fault does not explain. untracked: trials without one run in MLflow.
+    seconds: lost by each fault, by its kind. endings: how many launches ended with each exit code.
+    problems: hangs, and launches that ended in a way that their fault does not explain. untracked:
+    trials without one run in MLflow.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -59,11 +62,17 @@ class Outcome:
 
     @property
     def is_clean(self) -> bool:
-        return self.comparison is not None and self.comparison.is_clean and not (self.problems or self.untracked)
+        return (
+            self.comparison is not None
+            and self.comparison.is_clean
+            and not (self.problems or self.untracked)
+        )
 
 
 def disturb(sweep: ChaosSweep, faults: Sequence[Fault]) -> Outcome:
-    """Launch a sweep, let the faults happen, and run it to the end. Raises ChaosError if it does not get there."""
+    """Launch a sweep, let the faults happen, and run it to the end. Raises ChaosError if it does
+    not get there.
+    """
     outcome, start = Outcome(), time.monotonic()
     sweep.launch()
     sweep.wait_delivering()
@@ -76,7 +85,10 @@ def disturb(sweep: ChaosSweep, faults: Sequence[Fault]) -> Outcome:
             sweep.recover()
             continue
         outcome.seconds.setdefault(fault.kind, []).append(seconds)
-        print(f"{number:>4}  {fault.kind:<18} {seconds:6.1f} s   {len(sweep.endings)} launches ended", flush=True)
+        print(
+            f"{number:>4}  {fault.kind:<18} {seconds:6.1f} s   {len(sweep.endings)} launches ended",
+            flush=True,
+        )
     sweep.stop()
     sweep.finish(len(read_trials(Storage(str(sweep.store)))) + _SPARE_TRIALS)
     outcome.endings = dict(Counter(sweep.endings))
@@ -85,21 +97,43 @@ def disturb(sweep: ChaosSweep, faults: Sequence[Fault]) -> Outcome:
 
 
 def undisturbed(folder: Path, text: str, trials: int) -> Path:
-    """The store of the sweep without faults, on two workers of this machine; continued if it is there."""
+    """The store of the sweep without faults, on two workers of this machine; continued if it is
+    there.
+    """
     space = folder / "space.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     space.write_text(text)
-    command = [*COMMAND, "launch", str(space), "--out", str(folder), "--workers", "2", "--no-mlflow", "--resume"]
-    subprocess.run([*command, "--trials", str(trials)], env=project_environment(), check=True, capture_output=True)
+    command = [
+        *COMMAND,
+        "launch",
+        str(space),
+        "--out",
+        str(folder),
+        "--workers",
+        "2",
+        "--no-mlflow",
+        "--resume",
+    ]
+    subprocess.run(
+        [*command, "--trials", str(trials)],
+        env=project_environment(),
+        check=True,
+        capture_output=True,
+    )
     return folder / text.split()[1]
 
 
 @contextmanager
 def own_file_system(folder: Path) -> Iterator[bool]:
-    """Mount a small file system in memory there while the block runs; False, and nothing, without the right to."""
+    """Mount a small file system in memory there while the block runs; False, and nothing, without
+    the right to.
+    """
     folder.mkdir(parents=True)
     options = ["-t", "tmpfs", "-o", f"size={_STORE_BYTES}", "tmpfs"]
-    mounted = os.geteuid() == 0 and not subprocess.run(["mount", *options, folder], capture_output=True).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(["mount", *options, folder], capture_output=True).returncode
+    )
     try:
         yield mounted
     finally:
@@ -108,9 +142,15 @@ def own_file_system(folder: Path) -> Iterator[bool]:
 
 
 def chaos(
-    folder: Path, text: str, faults: Sequence[Fault], calm: Callable[[int], Path], *, mlflow: bool = True
+    folder: Path,
+    text: str,
+    faults: Sequence[Fault],
+    calm: Callable[[int], Path],
+    *,
+    mlflow: bool = True,
 ) -> Outcome:
-    """Let faults happen to the sweep of `text`. calm: gives the store of the same sweep undisturbed, for its trials.
+    """Let faults happen to the sweep of `text`. calm: gives the store of the same sweep
+    undisturbed, for its trials.
 
     Raises:
         ChaosError: the sweep does not start, or does not end.
@@ -120,7 +160,10 @@ def chaos(
         mounted = stack.enter_context(own_file_system(disk))
         needed = sorted({fault.kind for fault in faults if KINDS[fault.kind].needs_mount})
         if needed and not mounted:
-            print(f"left out, because they need a mount and this process may not make one: {', '.join(needed)}")
+            print(
+                "left out, because they need a mount and this process may not make one: "
+                f"{', '.join(needed)}"
+            )
             faults = [fault for fault in faults if fault.kind not in needed]
         cluster = Cluster()
         stack.callback(cluster.stop)
@@ -155,13 +198,18 @@ def describe(outcome: Outcome) -> str:
     """The outcome as text."""
     rows = ["fault               times  seconds lost, median (longest)"]
     for kind, seconds in sorted(outcome.seconds.items()):
-        rows.append(f"{kind:<18} {len(seconds):>6}  {statistics.median(seconds):>6.1f} ({max(seconds):.1f})")
+        rows.append(
+            f"{kind:<18} {len(seconds):>6}  {statistics.median(seconds):>6.1f} ({max(seconds):.1f})"
+        )
     lost = [value for seconds in outcome.seconds.values() for value in seconds]
     rows.append(f"{'all':<18} {len(lost):>6}  {statistics.median(lost):>6.1f} ({max(lost):.1f})")
     found = outcome.comparison
     assert found is not None
     rows += [
-        f"{found.trials} trials, {sum(outcome.endings.values())} launches, {outcome.wall_s / 60:.0f} min",
+        (
+            f"{found.trials} trials, {sum(outcome.endings.values())} launches, "
+            f"{outcome.wall_s / 60:.0f} min"
+        ),
         f"{found.describe()}; trials without one run in MLflow: {outcome.untracked}",
         *outcome.problems,
     ]
@@ -169,14 +217,17 @@ def describe(outcome: Outcome) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--folder", type=Path, help="keeps the sweeps; default: a temporary folder")
     parser.add_argument("--out", type=Path, help="a JSON file for the outcome")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left behind
+    # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         shutil.rmtree(folder / "disturbed", ignore_errors=True)

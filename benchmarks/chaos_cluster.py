@@ -1,4 +1,6 @@
-"""A Ray cluster of `ray start` processes on this machine, or in its network namespaces, whose parts can be killed."""
+"""A Ray cluster of `ray start` processes on this machine, or in its network namespaces, whose parts
+can be killed.
+"""
 
 from __future__ import annotations
 
@@ -46,20 +48,26 @@ LOCAL = Host()
 
 
 def project_environment() -> dict[str, str]:
-    """Environment of processes that run this checkout's code: one thread, no token, no MLflow but the given one."""
+    """Environment of processes that run this checkout's code: one thread, no token, no MLflow but
+    the given one.
+    """
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
     path = os.pathsep.join(filter(None, (str(ROOT), inherited.get("PYTHONPATH"))))
     return inherited | {
-        "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_prestart_worker_first_driver": "0",
-    }  # fmt: skip
+    }
 
 
 @dataclass
 class Cluster:
     """A head without CPUs, and nodes of one CPU each. hosts: of the head, then of each node.
 
-    health_checks: Ray's system configuration of the head. The cluster keeps its address when it is started again.
+    health_checks: Ray's system configuration of the head. The cluster keeps its address when it is
+    started again.
     """
 
     hosts: Sequence[Host] = (LOCAL, LOCAL, LOCAL)
@@ -81,11 +89,25 @@ class Cluster:
             RuntimeError: it does not; with the node's last words.
         """
         head, port = self.hosts[0], str(self._port)
-        self._nodes = [self._run(head, "--head", "--port", port, "--num-cpus", "0", "--include-dashboard",
-                                 "false", "--system-config", json.dumps(dict(self.health_checks)))]  # fmt: skip
+        self._nodes = [
+            self._run(
+                head,
+                "--head",
+                "--port",
+                port,
+                "--num-cpus",
+                "0",
+                "--include-dashboard",
+                "false",
+                "--system-config",
+                json.dumps(dict(self.health_checks)),
+            )
+        ]
         probe = f"import socket; socket.create_connection(({head.address!r}, {port}), 1)"
         end = time.monotonic() + _START_TIMEOUT_S
-        while subprocess.run(head.command([sys.executable, "-c", probe]), capture_output=True).returncode:
+        while subprocess.run(
+            head.command([sys.executable, "-c", probe]), capture_output=True
+        ).returncode:
             if time.monotonic() > end or self._nodes[0].poll() is not None:
                 raise RuntimeError(f"the head node did not start: {self._log.read_text()[-2000:]}")
             time.sleep(_POLL_S)
@@ -105,7 +127,9 @@ class Cluster:
         self.start()
 
     def repair(self) -> None:
-        """Start nodes again that have ended, as a supervisor would; a new cluster if the head has."""
+        """Start nodes again that have ended, as a supervisor would; a new cluster if the head
+        has.
+        """
         if self._nodes[0].poll() is not None:
             self.restart()
         for index, host in enumerate(self.hosts[1:], 1):
@@ -113,7 +137,9 @@ class Cluster:
                 self._nodes[index] = self._run_worker(host)
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """The running processes whose program, or whose title, starts with a name; those of the head come first."""
+        """The running processes whose program, or whose title, starts with a name; those of the
+        head come first.
+        """
         found = []
         for node in self._nodes:
             with suppress(psutil.NoSuchProcess):
@@ -128,21 +154,45 @@ class Cluster:
         return self._folder / "nodes.log"
 
     def _run_worker(self, host: Host) -> subprocess.Popen[bytes]:
-        """A node that has joined, or ended. Ray's nodes on one machine hinder each other if they start together."""
+        """A node that has joined, or ended. Ray's nodes on one machine hinder each other if they
+        start together.
+        """
         joined = self._log.read_text().count(_JOINED)
         node = self._run(host, "--address", self.address, "--num-cpus", "1")
         end = time.monotonic() + _START_TIMEOUT_S
-        while node.poll() is None and self._log.read_text().count(_JOINED) == joined and time.monotonic() < end:
+        while (
+            node.poll() is None
+            and self._log.read_text().count(_JOINED) == joined
+            and time.monotonic() < end
+        ):
             time.sleep(_POLL_S)
         return node
 
     def _run(self, host: Host, *options: str) -> subprocess.Popen[bytes]:
         """A node, in the foreground: it ends with its first process that dies."""
-        words = [str(Path(sys.executable).with_name("ray")), "start", *options, "--block", "--disable-usage-stats"]
-        words += ["--node-ip-address", host.address, "--object-store-memory", str(_OBJECT_STORE_BYTES)]
+        words = [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            *options,
+            "--block",
+            "--disable-usage-stats",
+        ]
+        words += [
+            "--node-ip-address",
+            host.address,
+            "--object-store-memory",
+            str(_OBJECT_STORE_BYTES),
+        ]
         words += ["--dashboard-agent-listen-port", str(free_port("", 0))]
-        environment = project_environment() | {MARK: str(self._folder), "RAY_TMPDIR": str(self._folder)}
+        environment = project_environment() | {
+            MARK: str(self._folder),
+            "RAY_TMPDIR": str(self._folder),
+        }
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                host.command(words), env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                host.command(words),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )

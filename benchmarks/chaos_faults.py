@@ -1,4 +1,6 @@
-"""The faults of `benchmarks.chaos`: each hurts a running sweep and waits until it delivers again."""
+"""The faults of `benchmarks.chaos`: each hurts a running sweep and waits until it delivers
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from orchestrator.store.records import TrialRecord
 
 TERMINATED = 128 + signal.SIGTERM
 STOP_S = 30.0  # of SIGSTOP
-_GCS_TIMEOUT_S = 75.0  # for a driver to end without its GCS: 25 s of patience, and Ray's shutdown takes 18
+# for a driver to end without its GCS: 25 s of patience, and Ray's shutdown takes 18
+_GCS_TIMEOUT_S = 75.0
 _SIGTERM_TIMEOUT_S = 15.0
 _UNWRITABLE_S = 10.0  # of a store that is full or read-only; the driver may end before
 _VIEWS = (STUDY, EVENTS, MLFLOW_PLACE, TRIAL_TABLE, FRONT_TABLE)
@@ -30,14 +33,18 @@ _VIEWS_TORN = 2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """kind: a key of `KINDS`. delay_s: after the sweep has recovered from the last one. seed: of its own choices."""
+    """kind: a key of `KINDS`. delay_s: after the sweep has recovered from the last one. seed: of
+    its own choices.
+    """
 
     kind: str
     delay_s: float
     seed: int
 
     def happen(self, sweep: ChaosSweep) -> float:
-        """Hurt the sweep; returns the seconds until it delivers again. Raises ChaosError if it does not."""
+        """Hurt the sweep; returns the seconds until it delivers again. Raises ChaosError if it does
+        not.
+        """
         time.sleep(self.delay_s)
         start = time.monotonic()
         KINDS[self.kind].happen(sweep, random.Random(self.seed))
@@ -46,7 +53,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """weight: how often it is drawn. needs_mount: whether the store must be a file system of its own."""
+    """weight: how often it is drawn. needs_mount: whether the store must be a file system of its
+    own.
+    """
 
     weight: int
     happen: Callable[[ChaosSweep, random.Random], None]
@@ -54,7 +63,9 @@ class Kind:
 
 
 def plan(seed: int, count: int, kinds: Sequence[str]) -> list[Fault]:
-    """Faults in random order, each kind at least once if there are enough; a function of the arguments."""
+    """Faults in random order, each kind at least once if there are enough; a function of the
+    arguments.
+    """
     rng = random.Random(seed)
     weights = [KINDS[kind].weight for kind in kinds]
     names = [*kinds, *rng.choices(kinds, weights, k=max(0, count - len(kinds)))][:count]
@@ -106,7 +117,8 @@ def kill_tracking(sweep: ChaosSweep, rng: random.Random) -> None:
 
 
 def tear_files(sweep: ChaosSweep, rng: random.Random) -> None:
-    """Truncate files while no driver runs, as a power cut may: views, one record, shards that a trial still needs.
+    """Truncate files while no driver runs, as a power cut may: views, one record, shards that a
+    trial still needs.
 
     A record that is refused is removed, as the message says.
     """
@@ -194,7 +206,9 @@ def _kill(process: psutil.Process) -> None:
 
 
 def _needed_shards(sweep: ChaosSweep) -> list[Path]:
-    """The baseline's shards, and those that no trial's record names. The others are not read again."""
+    """The baseline's shards, and those that no trial's record names. The others are not read
+    again.
+    """
     baseline: Sequence[str] = ()
     recorded = set[str]()
     for path in sorted((sweep.store / "trials").glob("[!.]*")):
@@ -202,7 +216,11 @@ def _needed_shards(sweep: ChaosSweep) -> list[Path]:
             record = TrialRecord.from_json(path.read_bytes())
             baseline = baseline or record.shards
             recorded |= set(record.shards)
-    paths = [path for folder in ("shards", "timings") for path in sorted((sweep.store / folder).glob("[!.]*"))]
+    paths = [
+        path
+        for folder in ("shards", "timings")
+        for path in sorted((sweep.store / folder).glob("[!.]*"))
+    ]
     named = {path: f"{path.parent.name}/{path.name}" for path in paths}
     return [path for path, name in named.items() if name in baseline or name not in recorded]
 

@@ -1,10 +1,11 @@
-"""Two hosts whose network fails: namespaces of this machine with a link of their own. Needs root and `ip` (iproute2).
+"""Two hosts whose network fails: namespaces of this machine with a link of their own. Needs root
+and `ip` (iproute2).
 
     python -m benchmarks.chaos_network [--folder DIR] [--out results/chaos_network.json]
 
-A driver, Ray's head and one worker run on the first host, another worker on the second. In one sweep the link is cut
-for a minute and heals; in another one it loses 30 % of all packets. Ray keeps its own health checks. Images and fronts
-are compared as in `benchmarks.chaos`.
+A driver, Ray's head and one worker run on the first host, another worker on the second. In one
+sweep the link is cut for a minute and heals; in another one it loses 30 % of all packets. Ray keeps
+its own health checks. Images and fronts are compared as in `benchmarks.chaos`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,14 @@ _MAX_PACKET_BYTES = 1 << 16
 
 
 class NoNamespaces(RuntimeError):
-    """This process may not make network namespaces, or iproute2 is missing; the message says which."""
+    """This process may not make network namespaces, or iproute2 is missing; the message says
+    which.
+    """
 
 
 class Link:
-    """The network between two hosts: a thread that passes packets from one tunnel device to the other, or drops them.
+    """The network between two hosts: a thread that passes packets from one tunnel device to the
+    other, or drops them.
 
     loss: share of packets that are dropped at random in each direction; 1 is a link that was cut.
     """
@@ -67,7 +71,9 @@ class Link:
             os.close(file)
 
     def _open(self, host: Host) -> int:
-        """A tunnel device, moved to the host's namespace; reading its file gives the packets that the host sends."""
+        """A tunnel device, moved to the host's namespace; reading its file gives the packets that
+        the host sends.
+        """
         name = f"tun{host.namespace}"
         try:
             file = os.open("/dev/net/tun", os.O_RDWR)
@@ -141,7 +147,8 @@ CASES: Mapping[str, Callable[[ChaosSweep, Link], None]] = {
 def network_chaos(
     folder: Path, text: str, trials: int, happen: Callable[[ChaosSweep, Link], None]
 ) -> tuple[Comparison, float]:
-    """A sweep on two hosts whose link fails, compared with the same sweep undisturbed; the share of packets dropped.
+    """A sweep on two hosts whose link fails, compared with the same sweep undisturbed; the share of
+    packets dropped.
 
     Raises:
         NoNamespaces: see `two_hosts`.
@@ -167,17 +174,22 @@ def network_chaos(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, help="keeps the sweeps; default: a temporary folder")
     parser.add_argument("--out", type=Path, help="a JSON file for the outcome")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left behind
+    # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     found, clean = {}, True
     with tempfile.TemporaryDirectory() as temporary:
         for name, happen in CASES.items():
             start = time.monotonic()
             try:
-                result, dropped = network_chaos(args.folder or Path(temporary), SWEEP, TRIALS, happen)
+                result, dropped = network_chaos(
+                    args.folder or Path(temporary), SWEEP, TRIALS, happen
+                )
             except NoNamespaces as error:
                 sys.exit(f"not run: {error}")
             clean &= result.is_clean

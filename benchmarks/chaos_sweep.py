@@ -1,4 +1,6 @@
-"""A sweep in a process of its own on a cluster, launched again with --resume whenever its driver ends."""
+"""A sweep in a process of its own on a cluster, launched again with --resume whenever its driver
+ends.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from orchestrator.errors import WRONG_USAGE
 from orchestrator.views.mlflow_client import free_port, serving
 
 COMMAND = (sys.executable, "-c", "from orchestrator.cli.app import main; main()")
-METRICS = ("step_compression", "caption_accuracy", "fid", "drift")  # of SWEEP, those that timing does not change
+# of SWEEP, those that timing does not change
+METRICS = ("step_compression", "caption_accuracy", "fid", "drift")
 SWEEP = """
 name: chaos
 models: builtin
@@ -35,7 +38,9 @@ space:
   tree: {policy: chain, length: {low: 3, high: 5}}
   acceptance:
     - exact
-    - {neighbourhood: additive, k: {low: 2, high: 100, log: true}, delta: {low: 0.02, high: 0.5, log: true}}
+    - neighbourhood: additive
+      k: {low: 2, high: 100, log: true}
+      delta: {low: 0.02, high: 0.5, log: true}
     - {schedule: constant, budget: {low: 1.05, high: 3.0, log: true}}
 """
 POLL_S = 0.2
@@ -79,8 +84,8 @@ class Tracking:
 class ChaosSweep:
     """The sweep of `text`, with its folder below `out`.
 
-    endings: exit codes of the launches that ended. identities: inode and time of each result file seen.
-    torn: names of files that may be written again.
+    endings: exit codes of the launches that ended. identities: inode and time of each result file
+    seen. torn: names of files that may be written again.
     """
 
     out: Path
@@ -120,15 +125,20 @@ class ChaosSweep:
         with self.output.open("ab") as log:
             self._launched_at = log.tell()
             self.process = subprocess.Popen(
-                self.host.command(self.command()), env=project_environment(), stdout=log, stderr=log,
-                stdin=subprocess.DEVNULL, cwd=self.out.parent,
-            )  # fmt: skip
+                self.host.command(self.command()),
+                env=project_environment(),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.out.parent,
+            )
 
     def events(self) -> list[dict[str, Any]]:
         """All events so far; a line that a full store cut off is none."""
         with suppress(FileNotFoundError), (self.store / "events.jsonl").open("rb") as file:
             facts = os.fstat(file.fileno())
-            if facts.st_ino != self._inode or facts.st_size < self._read:  # a new file, or a torn one
+            # a new file, or a torn one
+            if facts.st_ino != self._inode or facts.st_size < self._read:
                 self._inode, self._read, self._events = facts.st_ino, 0, []
             file.seek(self._read)
             data = file.read()
@@ -143,13 +153,22 @@ class ChaosSweep:
         return sum(event["event"] == kind for event in self.events())
 
     def files(self) -> int:
-        """The number of files that workers have written. Files that were written again are added to `rewritten`."""
-        paths = [path for folder in ("shards", "timings", "measures") for path in (self.store / folder).glob("[!.]*")]
+        """The number of files that workers have written. Files that were written again are added to
+        `rewritten`.
+        """
+        paths = [
+            path
+            for folder in ("shards", "timings", "measures")
+            for path in (self.store / folder).glob("[!.]*")
+        ]
         for path in paths:
             with suppress(FileNotFoundError):  # set aside
                 facts = path.stat()
                 identity = facts.st_ino, facts.st_mtime_ns
-                if self.identities.setdefault(path.name, identity) != identity and path.name not in self.torn:
+                if (
+                    self.identities.setdefault(path.name, identity) != identity
+                    and path.name not in self.torn
+                ):
                     self.rewritten.add(path.name)
         return len(paths)
 
@@ -160,11 +179,14 @@ class ChaosSweep:
             alive = 0 if event["event"] == "launch" else event.get("alive", alive)
         return alive
 
-    def wait_delivering(self, notice: str = "", allowed: Collection[int] = (), start: int | None = None) -> None:
-        """Wait until two workers are up and have written two more files, after one more event of the kind `notice`.
+    def wait_delivering(
+        self, notice: str = "", allowed: Collection[int] = (), start: int | None = None
+    ) -> None:
+        """Wait until two workers are up and have written two more files, after one more event of
+        the kind `notice`.
 
-        start: the number of such events before. A launch that ends with an allowed code, or has spent its budget, is
-        followed by another.
+        start: the number of such events before. A launch that ends with an allowed code, or has
+        spent its budget, is followed by another.
 
         Raises:
             ChaosError: another code, a traceback, or nothing happens for minutes.
@@ -178,7 +200,9 @@ class ChaosSweep:
             if (code := self.poll()) is not None:
                 self.relaunch(code, allowed)
             if time.monotonic() > end:
-                raise ChaosError(f"nothing happens for {_TIMEOUT_S:.0f} s; {self.output}: {self.last_line()}")
+                raise ChaosError(
+                    f"nothing happens for {_TIMEOUT_S:.0f} s; {self.output}: {self.last_line()}"
+                )
             time.sleep(POLL_S)
 
     def poll(self) -> int | None:
@@ -204,7 +228,8 @@ class ChaosSweep:
         self.send_signal(signal.SIGKILL)
 
     def relaunch(self, code: int, allowed: Collection[int]) -> None:
-        """Launch again after an exit code that is allowed, or 0: then the budget was too small for the faults.
+        """Launch again after an exit code that is allowed, or 0: then the budget was too small for
+        the faults.
 
         A launch that refused the damaged record says that it can be removed.
         """
@@ -216,7 +241,9 @@ class ChaosSweep:
         self.launch()
 
     def check_ending(self, code: int, allowed: Collection[int]) -> None:
-        """Raise ChaosError unless a launch ended well, or with an allowed code and the command that resumes it."""
+        """Raise ChaosError unless a launch ended well, or with an allowed code and the command that
+        resumes it.
+        """
         last = self.last_line()
         self.endings.append(code)
         if "Traceback" in self.last_output():
@@ -230,7 +257,9 @@ class ChaosSweep:
         return self.output.read_bytes()[self._launched_at :].decode("utf-8", "replace")
 
     def last_line(self) -> str:
-        return next((line for line in reversed(self.last_output().splitlines()) if line.strip()), "")
+        return next(
+            (line for line in reversed(self.last_output().splitlines()) if line.strip()), ""
+        )
 
     def recover(self) -> None:
         """Start another cluster and another launch after a ChaosError."""

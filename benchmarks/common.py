@@ -1,4 +1,6 @@
-"""What the benchmarks share: the methods' rows, drawing with one setting, paired timing, and memory that runs out."""
+"""What the benchmarks share: the methods' rows, drawing with one setting, paired timing, and memory
+that runs out.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Drawn:
 
     tokens: Tensor  # [n, image_len]
     statistics: list[ImageStatistics]
-    seconds: float  # of the whole call, by the clock of timing sessions (see `workers.runtime.timing`)
+    # of the whole call, by the clock of timing sessions (see `workers.runtime.timing`)
+    seconds: float
     wall: float  # the same by the wall clock
 
     @property
@@ -56,20 +59,31 @@ class Drawn:
 
 
 def engine_for(
-    models: Models, config: DecodingConfig, *, batch: int, seed: int = 0, sampling: Sampling | None = None
+    models: Models,
+    config: DecodingConfig,
+    *,
+    batch: int,
+    seed: int = 0,
+    sampling: Sampling | None = None,
 ) -> Engine:
     """An engine for one setting of the built-in model."""
     if sampling is not None:
         config = replace(config, sampling=sampling)
-    return Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=seed, batch_size=batch)
+    return Engine(
+        models.target, config, models.drafters.get(config.drafter.kind), seed=seed, batch_size=batch
+    )
 
 
 def draw(engine: Engine, requests: Sequence[Request]) -> Drawn:
     """Draw every request; results in the requests' order."""
-    seconds, wall, found = time_images(lambda requests: list(engine.run(requests)), requests, engine.device)
+    seconds, wall, found = time_images(
+        lambda requests: list(engine.run(requests)), requests, engine.device
+    )
     results = {(r.request.caption_id, r.request.sample): r for r in found}
     ordered = [results[request.caption_id, request.sample] for request in requests]
-    return Drawn(torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds, wall)
+    return Drawn(
+        torch.stack([r.tokens for r in ordered]), [r.statistics for r in ordered], seconds, wall
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +98,11 @@ class Paired:
     drawn: Drawn
 
 
-def paired_speedup(vanilla: Engine, method: Engine, requests: Sequence[Request], repetitions: int) -> Paired:
-    """Vanilla and the method in turn on the same captions in one process, after one unmeasured image each, by the
-    clock of timing sessions.
+def paired_speedup(
+    vanilla: Engine, method: Engine, requests: Sequence[Request], repetitions: int
+) -> Paired:
+    """Vanilla and the method in turn on the same captions in one process, after one unmeasured
+    image each, by the clock of timing sessions.
     """
     warm = requests[: max(1, min(len(requests), method.batch_size))]
     draw(vanilla, warm), draw(method, warm)
@@ -98,7 +114,12 @@ def paired_speedup(vanilla: Engine, method: Engine, requests: Sequence[Request],
     assert drawn is not None
     ratios = [a / b for a, b in zip(slow, fast, strict=True)]
     return Paired(
-        statistics.median(ratios), min(ratios), max(ratios), statistics.median(fast), statistics.median(slow), drawn
+        statistics.median(ratios),
+        min(ratios),
+        max(ratios),
+        statistics.median(fast),
+        statistics.median(slow),
+        drawn,
     )
 
 

@@ -1,9 +1,10 @@
-"""The driver's own cost: shards a second and memory with workers that return at once; ask/tell with many trials.
+"""The driver's own cost: shards a second and memory with workers that return at once; ask/tell with
+many trials.
 
     python -m benchmarks.driver [--shards 100000]
 
-Goals: at least 200 shards a second, under 300 MB at 100,000 finished shards, ask and tell at 1,000 finished trials
-under 0.5 s.
+Goals: at least 200 shards a second, under 300 MB at 100,000 finished shards, ask and tell at 1,000
+finished trials under 0.5 s.
 """
 
 from __future__ import annotations
@@ -58,23 +59,33 @@ def ask_and_tell(sampler: str, trials: int) -> float:
         begin = time.perf_counter()
         proposal = search.propose(number)
         assert proposal.config is not None
-        values = {name: Estimate(value, 0.1, 64) for name, value in plausible(proposal.config).items()}
+        values = {
+            name: Estimate(value, 0.1, 64) for name, value in plausible(proposal.config).items()
+        }
         search.tell(TrialRecord(number, "", COMPLETE, proposal.config, metrics=values), NAMES)
         seconds = time.perf_counter() - begin
     return seconds
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shards", type=int, default=100_000)
     parser.add_argument("--per-trial", type=int, default=100)
     parser.add_argument("--finished", type=int, default=1000)
     args = parser.parse_args()
     before = memory()
     with tempfile.TemporaryDirectory() as folder:
-        seconds, shards = run(sweep_of(args.shards // args.per_trial, args.per_trial, "random"), Path(folder) / "sweep")
+        seconds, shards = run(
+            sweep_of(args.shards // args.per_trial, args.per_trial, "random"),
+            Path(folder) / "sweep",
+        )
     rate, most = shards / seconds, memory()
-    print(f"{shards} shards in {seconds:.1f} s: {rate:.0f} shards/s; memory {most:.0f} MB ({before:.0f} before)")
+    print(
+        f"{shards} shards in {seconds:.1f} s: {rate:.0f} shards/s; memory {most:.0f} MB "
+        f"({before:.0f} before)"
+    )
     for sampler in ("tpe", "nsga2", "random"):
         seconds = ask_and_tell(sampler, args.finished)
         print(f"ask and tell at {args.finished} finished trials, {sampler}: {seconds:.3f} s")

@@ -1,14 +1,18 @@
-"""Errors of differences between a sweep's trials: what pairing gains, and whether stated intervals cover.
+"""Errors of differences between a sweep's trials: what pairing gains, and whether stated intervals
+cover.
 
-    python -m benchmarks.errors [sweeps/quickstart] [--trials 16] [--sizes 24 48 96] [--divisions 10]
+    python -m benchmarks.errors [sweeps/quickstart] [--trials 16] [--sizes 24 48 96]
+        [--divisions 10]
 
 Reads images' features and counts from the sweep's shards; nothing is generated.
 
-1. Pairing: the paired error of a difference over the independent one, over all pairs of trials. Beside it, the paired
-   error that would remain with a control variate: a regression on vanilla's metrics, if those were known exactly.
-2. Coverage: the captions are divided at random into parts of n, again and again. The difference of two trials on one
-   part and its stated 95 % interval are compared with the mean difference over the k others. That mean is the truth at
-   n images but for an error of its own, for which the interval is widened by sqrt(1 + 1 / k).
+1. Pairing: the paired error of a difference over the independent one, over all pairs of trials.
+   Beside it, the paired error that would remain with a control variate: a regression on vanilla's
+   metrics, if those were known exactly.
+2. Coverage: the captions are divided at random into parts of n, again and again. The difference of
+   two trials on one part and its stated 95 % interval are compared with the mean difference over
+   the k others. That mean is the truth at n images but for an error of its own, for which the
+   interval is widened by sqrt(1 + 1 / k).
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ SPREAD = (0, 0.25, 0.5, 0.75, 1)  # quantiles over pairs
 
 @dataclass(frozen=True)
 class Images:
-    """The first image of each caption by several trials, in one order of captions; vanilla is the first trial."""
+    """The first image of each caption by several trials, in one order of captions; vanilla is the
+    first trial.
+    """
 
     trials: Sequence[Rows]
     reference: ReferenceFeatures
@@ -55,7 +61,9 @@ class Images:
         return self.trials[0].count
 
     def joint(self, captions: Tensor, metrics: Sequence[str] = METRICS) -> JointErrors:
-        """The trials' metrics on some captions [n] (indices), which are divided into blocks in this order."""
+        """The trials' metrics on some captions [n] (indices), which are divided into blocks in this
+        order.
+        """
         position = torch.arange(len(captions))
         parts = [
             Rows({name: column[captions] for name, column in rows.items()} | {POSITION: position})
@@ -63,7 +71,9 @@ class Images:
         ]
         records = []
         for part in parts:
-            inputs = MetricInputs(images=part, baseline=parts[0], references={FEATURES: self.reference})
+            inputs = MetricInputs(
+                images=part, baseline=parts[0], references={FEATURES: self.reference}
+            )
             estimates, _ = compute_metrics(inputs, metrics)
             records.append(TrialRecord(0, "", COMPLETE, None, metrics=estimates))
         return JointErrors.of(records, [Metric(name, "minimize") for name in metrics])
@@ -75,13 +85,21 @@ def read_images(location: str, count: int) -> Images:
     vanilla = sweep.baseline
     if vanilla is None:
         raise SystemExit(f"{location}: vanilla has not finished")
-    others = [r for r in sweep.records if r.state == COMPLETE and r.duplicate_of is None and r is not vanilla]
-    chosen = np.unique(np.linspace(0, len(others) - 1, min(count - 1, len(others))).round().astype(int))
+    others = [
+        r
+        for r in sweep.records
+        if r.state == COMPLETE and r.duplicate_of is None and r is not vanilla
+    ]
+    chosen = np.unique(
+        np.linspace(0, len(others) - 1, min(count - 1, len(others))).round().astype(int)
+    )
     captions = read_captions(**read_sweep_yaml(sweep.storage)["captions"])
     table, _ = read_shard(sweep.storage, vanilla.image_shards[0])
     extractor = next(name for name in table.column_names if name.startswith(FEATURES_PREFIX))
     positions = {caption.id: position for position, caption in enumerate(captions)}
-    reader = ShardReader(sweep.storage, {FEATURES: extractor.removeprefix(FEATURES_PREFIX)}, SCORES, positions)
+    reader = ShardReader(
+        sweep.storage, {FEATURES: extractor.removeprefix(FEATURES_PREFIX)}, SCORES, positions
+    )
     trials = []
     for record in [vanilla, *(others[index] for index in chosen)]:
         rows = Rows.merge(reader.images(record.image_shards))
@@ -101,7 +119,8 @@ def independent_errors(joint: JointErrors) -> Floats:
 
 
 def remaining(effects: Floats, regressors: Floats) -> Floats:
-    """The share [n] of the errors with these effects [n, G] that a regression on others [p, G] leaves.
+    """The share [n] of the errors with these effects [n, G] that a regression on others [p, G]
+    leaves.
 
     Adjusted for the p coefficients that are fitted to G blocks.
     """
@@ -133,9 +152,11 @@ def show(words: str, values: Floats) -> None:
     print(f"{words:44} " + " ".join(f"{value:6.2f}" for value in np.quantile(values, SPREAD)))
 
 
-def deviations(images: Images, size: int, divisions: int) -> Iterator[tuple[Floats, Floats, Floats]]:
-    """For each part of each division, [pairs, m] each: the difference minus its mean over the other parts, and its
-    paired and its independent error, all for an interval that is not widened.
+def deviations(
+    images: Images, size: int, divisions: int
+) -> Iterator[tuple[Floats, Floats, Floats]]:
+    """For each part of each division, [pairs, m] each: the difference minus its mean over the other
+    parts, and its paired and its independent error, all for an interval that is not widened.
     """
     generator = torch.Generator().manual_seed(0)
     for _ in range(divisions):
@@ -150,11 +171,19 @@ def deviations(images: Images, size: int, divisions: int) -> Iterator[tuple[Floa
 
 
 def show_coverage(images: Images, sizes: Sequence[int], divisions: int) -> None:
-    print("\nstated 95 % intervals of differences that cover, in %: of all pairs, and of the pair with the least;")
+    print(
+        "\nstated 95 % intervals of differences that cover, in %: of all pairs, and of the pair "
+        "with the least;"
+    )
     print("spread / error: of the differences, over the error that they state; the median pair")
-    print(f"{'images':>6} {'metric':22} {'paired':>7} {'least':>7} {'independent':>12} {'spread / error':>15}")
+    print(
+        f"{'images':>6} {'metric':22} {'paired':>7} {'least':>7} {'independent':>12} "
+        f"{'spread / error':>15}"
+    )
     for size in (size for size in sizes if 2 * size <= images.captions):
-        off, paired, independent = (np.array(part) for part in zip(*deviations(images, size, divisions), strict=True))
+        off, paired, independent = (
+            np.array(part) for part in zip(*deviations(images, size, divisions), strict=True)
+        )
         critical = critical_t(np.array([min(BLOCKS, size) - 1.0]))[0]
         for column, name in enumerate(METRICS):
             used = off[..., column].any(axis=0)  # but for pairs with the same images
@@ -167,9 +196,13 @@ def show_coverage(images: Images, sizes: Sequence[int], divisions: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sweep", nargs="?", default="sweeps/quickstart")
-    parser.add_argument("--trials", type=int, default=16, help="at most so many, vanilla among them")
+    parser.add_argument(
+        "--trials", type=int, default=16, help="at most so many, vanilla among them"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[24, 48, 96])
     parser.add_argument("--divisions", type=int, default=10)
     options = parser.parse_args(arguments)

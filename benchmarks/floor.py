@@ -1,4 +1,6 @@
-"""The minimum time of a decoding round: the bytes it must read, at the bandwidth of a large copy."""
+"""The minimum time of a decoding round: the bytes it must read, at the bandwidth of a large
+copy.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def pass_bytes(body: Body, columns: int) -> int:
-    """The minimum that a pass reads: all weights except the embedding's (it reads a few of its rows), and keys and
-    values of `columns` of the cache, those of all rows together.
+    """The minimum that a pass reads: all weights except the embedding's (it reads a few of its
+    rows), and keys and values of `columns` of the cache, those of all rows together.
     """
     weights = size_of(weight for name, weight in body.named_parameters() if name != "embed.weight")
     config, item_bytes = body.config, next(body.parameters()).element_size()
@@ -36,8 +38,9 @@ def pass_bytes(body: Body, columns: int) -> int:
 
 
 def round_bytes(models: Models, columns: int, levels: int) -> int:
-    """The minimum that a round reads: one pass of the target and, for each drafted level, one of the EAGLE layer and of
-    the target's head. Both have cached the same columns; what the round itself adds is not counted.
+    """The minimum that a round reads: one pass of the target and, for each drafted level, one of
+    the EAGLE layer and of the target's head. Both have cached the same columns; what the round
+    itself adds is not counted.
     """
     target, total = models.target, pass_bytes(models.target.transformer, columns)
     for drafter in models.drafters.values():

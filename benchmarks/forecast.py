@@ -1,10 +1,11 @@
-"""How well a sweep's end is forecast: from its own event log, what the live view said against what came.
+"""How well a sweep's end is forecast: from its own event log, what the live view said against what
+came.
 
     python -m benchmarks.forecast [SWEEP ...]       (default: quickstart)
 
-For each sweep that ran without interruption: at a quarter, half and three quarters of its time, the time that was left,
-the forecast with its 90 % range, and the relative error of the forecast end; then the share of all moments after the
-first forecast whose range held the true end.
+For each sweep that ran without interruption: at a quarter, half and three quarters of its time, the
+time that was left, the forecast with its 90 % range, and the relative error of the forecast end;
+then the share of all moments after the first forecast whose range held the true end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ class Moment(NamedTuple):
     @property
     def error(self) -> float:
         """Of the forecast end, relative to the whole time."""
-        return math.nan if self.forecast is None else (self.forecast.value - self.left) / (self.elapsed + self.left)
+        return (
+            math.nan
+            if self.forecast is None
+            else (self.forecast.value - self.left) / (self.elapsed + self.left)
+        )
 
     @property
     def is_covered(self) -> bool:
@@ -45,7 +50,9 @@ def replay(events: Sequence[Any], sweep: SweepConfig) -> list[Moment]:
     start = max(index for index, event in enumerate(events) if event["event"] == "launch")
     run = events[start:]
     times = [datetime.fromisoformat(event["at"]).timestamp() for event in run]
-    end = max(at for at, event in zip(times, run, strict=True) if event["event"] == "trial_finished")
+    end = max(
+        at for at, event in zip(times, run, strict=True) if event["event"] == "trial_finished"
+    )
     state = Progress(sweep.budget.trials, sweep.budget.images)
     moments = []
     for at, event in zip(times, run, strict=True):
@@ -61,7 +68,9 @@ def print_moments(moments: Sequence[Moment]) -> None:
         said = "nothing yet"
         if moment.forecast is not None:
             value, low, high = moment.forecast
-            said = f"{value:.0f} s ({low:.0f} to {high:.0f}), end off by {100 * moment.error:+.0f} %"
+            said = (
+                f"{value:.0f} s ({low:.0f} to {high:.0f}), end off by {100 * moment.error:+.0f} %"
+            )
         print(f"at {100 * share:.0f} % of {total:.0f} s: {moment.left:.0f} s left; forecast {said}")
     stated = [moment for moment in moments if moment.forecast is not None]
     if stated:
@@ -70,7 +79,9 @@ def print_moments(moments: Sequence[Moment]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("sweeps", nargs="*", default=["quickstart"], metavar="SWEEP")
     for location in parser.parse_args(arguments).sweeps:
         storage = find_sweep(location)

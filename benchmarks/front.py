@@ -1,8 +1,10 @@
-"""The front on the built-in model: speed against drift and against distance to real scenes, as a table and a picture.
+"""The front on the built-in model: speed against drift and against distance to real scenes, as a
+table and a picture.
 
     python -m benchmarks.front [--images 384]
 
-The drafter is an EAGLE chain, which suits a CPU at batch 1. The acceptance rules are swept over their parameters.
+The drafter is an EAGLE chain, which suits a CPU at batch 1. The acceptance rules are swept over
+their parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ Rows = dict[str, dict[str, Any]]
 def setting(acceptance: dict[str, Any], length: int = 5) -> DecodingConfig:
     """An EAGLE chain under a rule."""
     return DecodingConfig.from_mapping(
-        {"drafter": "eagle", "tree": {"policy": "chain", "length": length}, "acceptance": acceptance}
+        {
+            "drafter": "eagle",
+            "tree": {"policy": "chain", "length": length},
+            "acceptance": acceptance,
+        }
     )
 
 
@@ -32,14 +38,20 @@ def settings() -> dict[str, DecodingConfig]:
     """The swept settings by family and parameter."""
     chosen = {"exact": setting({"neighbourhood": "none"}, length=3)}
     for budget in (1.1, 1.5, 2.0):
-        chosen[f"uniform {budget:g}"] = setting({"schedule": "constant", "budget": budget}, length=4)
-        chosen[f"cool {budget:g}"] = setting({"schedule": "exponential", "budget": budget, "nu": 0.1}, length=4)
+        chosen[f"uniform {budget:g}"] = setting(
+            {"schedule": "constant", "budget": budget}, length=4
+        )
+        chosen[f"cool {budget:g}"] = setting(
+            {"schedule": "exponential", "budget": budget, "nu": 0.1}, length=4
+        )
     for lam in (2.0, 5.0):
         chosen[f"lantern++ k50 λ{lam:g}"] = setting(
             {"neighbourhood": "multiplicative", "k": 50, "lambda": lam}, length=4
         )
     for delta in (0.05, 0.1, 0.2, 0.4):
-        chosen[f"lantern k100 δ{delta:g}"] = setting({"neighbourhood": "additive", "k": 100, "delta": delta})
+        chosen[f"lantern k100 δ{delta:g}"] = setting(
+            {"neighbourhood": "additive", "k": 100, "delta": delta}
+        )
     chosen["everything accepted"] = setting({"schedule": "constant", "budget": 1e6})
     return chosen
 
@@ -55,10 +67,17 @@ def plot(rows: Rows, path: Path) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), constrained_layout=True)
     families = list(dict.fromkeys(name.split()[0] for name in rows))
     for axis, key, label in zip(
-        axes, ("drift", "fid"), ("drift: distance to vanilla's images", "fid: distance to real scenes"), strict=True
+        axes,
+        ("drift", "fid"),
+        ("drift: distance to vanilla's images", "fid: distance to real scenes"),
+        strict=True,
     ):
         for index, family in enumerate(families):
-            points = [row for name, row in rows.items() if name.split()[0] == family and key in row["quality"]]
+            points = [
+                row
+                for name, row in rows.items()
+                if name.split()[0] == family and key in row["quality"]
+            ]
             if points:
                 speed = [row["speedup"] for row in points]
                 value, error = zip(*(row["quality"][key] for row in points), strict=True)
@@ -96,19 +115,31 @@ def save(out: Path, images: int, rows: Rows) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=384)
     parser.add_argument("--timed", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "front.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "front.json"
+    )
     args = parser.parse_args()
     models = load_folder()
     requests = held_out_requests(models, args.images)
     judge = Judge(models.target, requests)
     rows: Rows = {}
     quality = judge(draw(engine_for(models, DecodingConfig(), batch=64), requests).tokens)
-    rows["vanilla"] = {"speedup": 1.0, "range": [1.0, 1.0], "accepted_length": 1.0, "quality": quality_row(quality)}
-    print("| setting | speed-up | accepted length | fid | drift | caption accuracy |\n|---|---|---|---|---|---|")
+    rows["vanilla"] = {
+        "speedup": 1.0,
+        "range": [1.0, 1.0],
+        "accepted_length": 1.0,
+        "quality": quality_row(quality),
+    }
+    print(
+        "| setting | speed-up | accepted length | fid | drift | caption accuracy "
+        "|\n|---|---|---|---|---|---|"
+    )
     for name, config in settings().items():
         paired = measure_speed(models, config, 1, args.timed, args.repetitions)
         drawn = draw(engine_for(models, config, batch=64), requests)
@@ -116,7 +147,8 @@ def main() -> None:
             "config": config.flat(),
             "speedup": paired.speedup,
             "range": [paired.low, paired.high],
-            "accepted_length": drawn.mean_accepted_length,  # of all captions, not of the few that are timed
+            # of all captions, not of the few that are timed
+            "accepted_length": drawn.mean_accepted_length,
             "quality": quality_row(judge(drawn.tokens)),
         }
         print(line(name, rows[name]), flush=True)

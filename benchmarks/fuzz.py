@@ -1,21 +1,25 @@
-"""Damaged files, hostile inputs and surroundings, at random: nothing may be silent or end in a traceback, no command
-may take longer than 20 s, and no launch that cannot work longer than 15 s.
+"""Damaged files, hostile inputs and surroundings, at random: nothing may be silent or end in a
+traceback, no command may take longer than 20 s, and no launch that cannot work longer than 15 s.
 
-    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--surroundings 570] [--out FILE.json]
+    python -m benchmarks.fuzz --seed 0 [--files 2000] [--inputs 300] [--surroundings 570]
+        [--out FILE.json]
 
-Files: a sweep of a tiny model is run, with MLflow and all its tables, and a fourth trial is left half done. A bit of a
-copy's file is flipped, or the file is cut, at random; then the commands that read this kind of file run, and their
-output is compared with the undamaged store's: exit code, and what they print, write and log, without times. Verdicts:
-refused (the file is named, exit code 1 or 2), rebuilt (it is named, and the command goes on), harmless (nothing is
-said, and the data are equal), silent (nothing is said, and the data differ), unnamed, traceback.
+Files: a sweep of a tiny model is run, with MLflow and all its tables, and a fourth trial is left
+half done. A bit of a copy's file is flipped, or the file is cut, at random; then the commands that
+read this kind of file run, and their output is compared with the undamaged store's: exit code, and
+what they print, write and log, without times. Verdicts: refused (the file is named, exit code 1 or
+2), rebuilt (it is named, and the command goes on), harmless (nothing is said, and the data are
+equal), silent (nothing is said, and the data differ), unnamed, traceback.
 
-Inputs: options, arguments and files of every command. Verdicts: refused (exit code 1 or 2, an error, no file or folder
-left), accepted (exit code 0: not every change is wrong), and what must not be.
+Inputs: options, arguments and files of every command. Verdicts: refused (exit code 1 or 2, an
+error, no file or folder left), accepted (exit code 0: not every change is wrong), and what must not
+be.
 
 Surroundings: see `benchmarks.fuzz_surroundings`.
 
-Everything runs in one process, through the command line's own entry point; some inputs run in a process of their own
-too. The store that was copied, and everything else below the folder, must be unchanged at the end.
+Everything runs in one process, through the command line's own entry point; some inputs run in a
+process of their own too. The store that was copied, and everything else below the folder, must be
+unchanged at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +40,9 @@ from benchmarks.fuzz_surroundings import MAX_LAUNCH_SECONDS, fuzz_surroundings
 def table(title: str, tallies: Mapping[str, Tally]) -> list[str]:
     lines = [title]
     for name, tally in tallies.items():
-        verdicts = ", ".join(f"{verdict} {count}" for verdict, count in sorted(tally.verdicts.items()))
+        verdicts = ", ".join(
+            f"{verdict} {count}" for verdict, count in sorted(tally.verdicts.items())
+        )
         lines.append(f"  {name:<20} {tally.cases:>5}   {verdicts}; slowest {tally.slowest_s:.1f} s")
     return lines
 
@@ -54,12 +60,16 @@ def bad(tallies: Mapping[str, Tally]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--files", type=int, default=2000, help="damaged files")
     parser.add_argument("--inputs", type=int, default=300, help="hostile inputs")
     parser.add_argument("--surroundings", type=int, default=570, help="hostile surroundings")
-    parser.add_argument("--processes", type=int, default=12, help="of the inputs, to run in a process of their own")
+    parser.add_argument(
+        "--processes", type=int, default=12, help="of the inputs, to run in a process of their own"
+    )
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

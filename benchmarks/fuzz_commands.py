@@ -7,13 +7,49 @@ from dataclasses import dataclass
 
 CAPTION = "a large red circle"
 TEXTS = (
-    "", " ", "-", "..", "../../../nowhere/x", "/proc/x/y", "nowhere/at/all", "a" * 5000, "\u202egnp.exe", "🙂\n\t",
-    "%s%n{}", "[[[", "!!python/object:os.system", "s3://", "http://[", "file://host/x", "postgresql://u:p@",
-    "nan", "-1", "file/below", "deep.json", "images", "sweeps/fuzzed/trials", "a,b", "a=b=c", "fid<=", "x >= 1e999",
-    "__class__", "s3://bucket/a b", "s3://K:sec/ret@bucket/a", "s3://bucket/a#b", "s3:/bucket/a", "file:///x?y",
-    "local", "127.0.0.1:1", "[::1]:1", "::1:1", "ray://127.0.0.1:1", "http://127.0.0.1:1", "postgresql://u:p/w@127.0.0.1:1/d",
-    "sqlite:////x/a?b", "gs://anonymous@bucket/a?endpoint_override=127.0.0.1:1&scheme=http",
-)  # fmt: skip
+    "",
+    " ",
+    "-",
+    "..",
+    "../../../nowhere/x",
+    "/proc/x/y",
+    "nowhere/at/all",
+    "a" * 5000,
+    "\u202egnp.exe",
+    "🙂\n\t",
+    "%s%n{}",
+    "[[[",
+    "!!python/object:os.system",
+    "s3://",
+    "http://[",
+    "file://host/x",
+    "postgresql://u:p@",
+    "nan",
+    "-1",
+    "file/below",
+    "deep.json",
+    "images",
+    "sweeps/fuzzed/trials",
+    "a,b",
+    "a=b=c",
+    "fid<=",
+    "x >= 1e999",
+    "__class__",
+    "s3://bucket/a b",
+    "s3://K:sec/ret@bucket/a",
+    "s3://bucket/a#b",
+    "s3:/bucket/a",
+    "file:///x?y",
+    "local",
+    "127.0.0.1:1",
+    "[::1]:1",
+    "::1:1",
+    "ray://127.0.0.1:1",
+    "http://127.0.0.1:1",
+    "postgresql://u:p/w@127.0.0.1:1/d",
+    "sqlite:////x/a?b",
+    "gs://anonymous@bucket/a?endpoint_override=127.0.0.1:1&scheme=http",
+)
 NUMBERS = (
     "-1",
     "0",
@@ -37,8 +73,9 @@ _SWEEP = ("sweeps/fuzzed",)
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command line that is valid, and its options that take a text or a number. argument: whether its argument is
-    varied too. Commands that would serve or compute for long get inputs that must be refused.
+    """A command line that is valid, and its options that take a text or a number. argument: whether
+    its argument is varied too. Commands that would serve or compute for long get inputs that must
+    be refused.
     """
 
     words: tuple[str, ...]
@@ -49,10 +86,27 @@ class Command:
 COMMANDS: Mapping[str, Command] = {
     "launch": Command(
         ("launch", *_SPACE, "--check", "--out", "new"),
-        ("--out", "--name", "--sampler", "--set", "--models", "--address", "--study", "--tracking-uri", "--revive"),
         (
-            "--trials", "--images", "--hours", "--parallel", "--seed", "--workers", "--cpus-per-worker",
-            "--gpus-per-worker", "--threads",
+            "--out",
+            "--name",
+            "--sampler",
+            "--set",
+            "--models",
+            "--address",
+            "--study",
+            "--tracking-uri",
+            "--revive",
+        ),
+        (
+            "--trials",
+            "--images",
+            "--hours",
+            "--parallel",
+            "--seed",
+            "--workers",
+            "--cpus-per-worker",
+            "--gpus-per-worker",
+            "--threads",
         ),
     ),
     "predict": Command(
@@ -63,7 +117,18 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command(("status", *_SWEEP)),
     "pareto": Command(
         ("pareto", *_SWEEP),
-        ("--x", "--y", "--z", "--where", "--subject-to", "--best", "--config", "--reference-point", "--csv", "--plot"),
+        (
+            "--x",
+            "--y",
+            "--z",
+            "--where",
+            "--subject-to",
+            "--best",
+            "--config",
+            "--reference-point",
+            "--csv",
+            "--plot",
+        ),
     ),
     "compare": Command(
         ("compare", *_SWEEP, "sweeps/second"),
@@ -85,14 +150,30 @@ COMMANDS: Mapping[str, Command] = {
     "train": Command(
         ("train", "eagle", "--captions", "scenes", "--steps", "0", "--out", "new"),
         ("--out", "--device", "--captions", "--models", "--address", "--tracking-uri"),
-        ("--steps", "--seed", "--threads", "--count", "--batch", "--rate", "--save-every", "--workers"),
+        (
+            "--steps",
+            "--seed",
+            "--threads",
+            "--count",
+            "--batch",
+            "--rate",
+            "--save-every",
+            "--workers",
+        ),
     ),
     "doctor": Command(
         ("doctor", "--plan", *_SPACE),
         ("--models", "--plan"),
-        ("--batch", "--gpus", "--gpu-memory", "--gpu-bandwidth", "--gpu-compute", "--accepted-length"),
+        (
+            "--batch",
+            "--gpus",
+            "--gpu-memory",
+            "--gpu-bandwidth",
+            "--gpu-compute",
+            "--accepted-length",
+        ),
     ),
-}  # fmt: skip
+}
 
 
 REFUSED = ("ui", "sync", "train")  # as they are: they would serve, log or train

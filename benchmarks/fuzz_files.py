@@ -1,4 +1,6 @@
-"""Damaged files of a store: every kind of file with a flipped bit or cut short, then the commands that read it."""
+"""Damaged files of a store: every kind of file with a flipped bit or cut short, then the commands
+that read it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ budget: {{trials: 3}}
 space:
   drafter: eagle
   tree: {{policy: chain, length: {{low: 2, high: 3}}}}
-  acceptance: {{neighbourhood: additive, k: {{low: 2, high: 100, log: true}}, delta: {{low: 0.02, high: 0.5}}}}
+  acceptance:
+    neighbourhood: additive
+    k: {{low: 2, high: 100, log: true}}
+    delta: {{low: 0.02, high: 0.5}}
 """
 
 
@@ -76,8 +81,9 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Pristine:
-    """The store that is damaged in copies. folder: of sweeps/, space.yaml and weights/. measure: the file with the
-    metrics of the last trial. Only copies for the kind "measures" have it; others compute them from shards.
+    """The store that is damaged in copies. folder: of sweeps/, space.yaml and weights/. measure:
+    the file with the metrics of the last trial. Only copies for the kind "measures" have it; others
+    compute them from shards.
     """
 
     folder: Path
@@ -85,7 +91,9 @@ class Pristine:
 
     @contextmanager
     def copy(self, kind: str) -> Iterator[Path]:
-        """A copy's folder of sweeps. It has the same path each time, since pages and databases contain it."""
+        """A copy's folder of sweeps. It has the same path each time, since pages and databases
+        contain it.
+        """
         work = self.folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(self.folder / "sweeps", work / "sweeps")
@@ -98,7 +106,11 @@ class Pristine:
     def damages(self, kind: str, count: int, rng: random.Random) -> list[Damage]:
         """Random ones; every third is a cut. An empty file has none."""
         root = self.folder / "sweeps"
-        names = sorted(str(path.relative_to(root)) for path in root.glob(KINDS[kind].pattern) if path.stat().st_size)
+        names = sorted(
+            str(path.relative_to(root))
+            for path in root.glob(KINDS[kind].pattern)
+            if path.stat().st_size
+        )
         names = [self.measure] if kind == "measures" else names
         found = []
         for number in range(count if names else 0):
@@ -109,7 +121,8 @@ class Pristine:
 
 
 def make_pristine(folder: Path, *, logged: bool = True) -> Pristine:
-    """Run a sweep of a tiny model for three trials; then the shards of a fourth, as a killed driver leaves them.
+    """Run a sweep of a tiny model for three trials; then the shards of a fourth, as a killed driver
+    leaves them.
 
     logged: to MLflow.
     """
@@ -117,15 +130,21 @@ def make_pristine(folder: Path, *, logged: bool = True) -> Pristine:
     run.run_locally("--no-mlflow")
     longer = folder / "longer"
     shutil.copytree(run.store, longer / NAME)
-    SweepRun(folder, _SWEEP).run_locally("--no-mlflow", "--resume", "--trials", "4", "--out", str(longer))
-    for new in sorted([*(longer / NAME / "shards").iterdir(), *(longer / NAME / "timings").iterdir()]):
+    SweepRun(folder, _SWEEP).run_locally(
+        "--no-mlflow", "--resume", "--trials", "4", "--out", str(longer)
+    )
+    for new in sorted(
+        [*(longer / NAME / "shards").iterdir(), *(longer / NAME / "timings").iterdir()]
+    ):
         shutil.copy(new, run.store / new.parent.name)
     (measure,) = {p.name for p in (longer / NAME / "measures").iterdir()} - {
         p.name for p in (run.store / "measures").iterdir()
     }
     shutil.copy(longer / NAME / "measures" / measure, run.store / "measures")
     shutil.rmtree(longer)
-    (run.store / DRIVER_LOCK).write_text('{"pid": 1, "host": "here", "since": "2026-01-02T03:00:00.000+00:00"}')
+    (run.store / DRIVER_LOCK).write_text(
+        '{"pid": 1, "host": "here", "since": "2026-01-02T03:00:00.000+00:00"}'
+    )
     if logged:
         code, text, _ = log_to_mlflow(run.store)
         assert code == 0, text
@@ -135,8 +154,9 @@ def make_pristine(folder: Path, *, logged: bool = True) -> Pristine:
 def judge(expected: Outcome, got: Outcome, name: str) -> str:
     """The verdict on what a command did with a damaged file.
 
-    refused: it names the file and fails. rebuilt: it names the file and goes on. harmless: nothing is said, and the
-    data are equal. silent: nothing is said, and the data differ. unnamed: it fails without the file's name.
+    refused: it names the file and fails. rebuilt: it names the file and goes on. harmless: nothing
+    is said, and the data are equal. silent: nothing is said, and the data differ. unnamed: it fails
+    without the file's name.
     """
     if got.crashed:
         return "traceback"
@@ -149,10 +169,15 @@ def judge(expected: Outcome, got: Outcome, name: str) -> str:
 
 
 def fuzz_files(
-    pristine: Pristine, count: int, seed: int, *, kinds: Mapping[str, Kind] = KINDS, every: int = 10
+    pristine: Pristine,
+    count: int,
+    seed: int,
+    *,
+    kinds: Mapping[str, Kind] = KINDS,
+    every: int = 10,
 ) -> dict[str, Tally]:
-    """`count` damages over all kinds; those with slow readers alone get a third of the others' share. every: of how
-    many cases one is also read by the slow readers.
+    """`count` damages over all kinds; those with slow readers alone get a third of the others'
+    share. every: of how many cases one is also read by the slow readers.
     """
     rng = random.Random(seed)
     weights = {name: 3 if kind.quick else 1 for name, kind in kinds.items()}
@@ -173,6 +198,11 @@ def fuzz_files(
                     damage.apply(root)
                     got = timed(partial(reader, root / NAME))
                 verdict = judge(expected[key], got, damage.name)
-                tallies[name].add(verdict, got.seconds, f"{damage}, {reader.__name__}: {got.text[-600:]}")
-        print(f"{name}: {dict(tallies[name].verdicts)}, slowest {tallies[name].slowest_s:.1f} s", flush=True)
+                tallies[name].add(
+                    verdict, got.seconds, f"{damage}, {reader.__name__}: {got.text[-600:]}"
+                )
+        print(
+            f"{name}: {dict(tallies[name].verdicts)}, slowest {tallies[name].slowest_s:.1f} s",
+            flush=True,
+        )
     return tallies

@@ -1,4 +1,6 @@
-"""Hostile inputs: options and files that make no sense, for every command; each must end in a sentence, soon."""
+"""Hostile inputs: options and files that make no sense, for every command; each must end in a
+sentence, soon.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +26,54 @@ from benchmarks.fuzz_readers import NAME, Outcome, digests, timed
 from tests.fakes.command_line import specfrontier
 
 _JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 10**23, 1e400, float("nan"), -1e-300, "", "x" * 3000, "1e5", [], {}, [[]], {"": 1}, [None],
-    {"low": 5, "high": 1}, {"low": 0, "high": 10**23}, {"values": []}, {"values": [float("nan")]}, ["a"] * 2000,
-    {"low": 1, "high": 2, "log": "yes"}, "../x", "\0",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    10**23,
+    1e400,
+    float("nan"),
+    -1e-300,
+    "",
+    "x" * 3000,
+    "1e5",
+    [],
+    {},
+    [[]],
+    {"": 1},
+    [None],
+    {"low": 5, "high": 1},
+    {"low": 0, "high": 10**23},
+    {"values": []},
+    {"values": [float("nan")]},
+    ["a"] * 2000,
+    {"low": 1, "high": 2, "log": "yes"},
+    "../x",
+    "\0",
+)
 
 
 def png_bomb() -> bytes:
     """A PNG of 30000 x 30000 pixels in a few bytes."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 def set_up(pristine: Pristine, place: Path) -> None:
-    """The folder in which the commands run: a sweep, its space, weights, images, and files that are something else."""
+    """The folder in which the commands run: a sweep, its space, weights, images, and files that are
+    something else.
+    """
     for name in ("sweeps", "weights"):
         shutil.copytree(pristine.folder / name, place / name)
     shutil.copytree(place / "sweeps" / NAME, place / "sweeps" / "second")
@@ -57,9 +89,15 @@ def set_up(pristine: Pristine, place: Path) -> None:
 def paths(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The path of every value in plain data."""
     entries = (
-        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+        document.items()
+        if isinstance(document, dict)
+        else enumerate(document)
+        if isinstance(document, list)
+        else ()
     )
-    return [found for key, value in entries for found in [(*prefix, key), *paths(value, (*prefix, key))]]
+    return [
+        found for key, value in entries for found in [(*prefix, key), *paths(value, (*prefix, key))]
+    ]
 
 
 def mutated(document: Any, rng: random.Random) -> str:
@@ -93,11 +131,19 @@ _BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(12)
 )
 _CAPTION_FILES = {
-    "c.txt": b"\xff\xfe\x00a\n", "c.csv": b'caption\n"never closed\n', "d.csv": b"nothing,here\n1,2\n", "c.tsv": b"",
-    "c.jsonl": b"[" * 50_000, "d.jsonl": b'{"caption": 5}\n', "c.json": b'{"annotations": [{"caption": null}]}',
-    "c.parquet": b"PAR1PAR1", "c.exe": b"MZ", "d.txt": b"a" * 3_000_000 + b"\n",
-    "e.txt": b"a large red circle\n\n\n" * 3, "e.jsonl": b'{"caption": "a", "id": NaN}\n',
-}  # fmt: skip
+    "c.txt": b"\xff\xfe\x00a\n",
+    "c.csv": b'caption\n"never closed\n',
+    "d.csv": b"nothing,here\n1,2\n",
+    "c.tsv": b"",
+    "c.jsonl": b"[" * 50_000,
+    "d.jsonl": b'{"caption": 5}\n',
+    "c.json": b'{"annotations": [{"caption": null}]}',
+    "c.parquet": b"PAR1PAR1",
+    "c.exe": b"MZ",
+    "d.txt": b"a" * 3_000_000 + b"\n",
+    "e.txt": b"a large red circle\n\n\n" * 3,
+    "e.jsonl": b'{"caption": "a", "id": NaN}\n',
+}
 
 
 def file_case(rng: random.Random, place: Path) -> tuple[str, ...]:
@@ -116,10 +162,22 @@ def file_case(rng: random.Random, place: Path) -> tuple[str, ...]:
         lambda: write(hostile, mutated(space, rng).encode(), *check),
         lambda: write(hostile, torn((place / "space.yaml").read_bytes(), rng), *check),
         lambda: write(
-            hostile, rng.choice([_BOMB, "&a [*a]", "a: 1\na: 2", "? [x]\n: 1", "", "- " * 900]).encode(), *check
+            hostile,
+            rng.choice([_BOMB, "&a [*a]", "a: 1\na: 2", "? [x]\n: 1", "", "- " * 900]).encode(),
+            *check,
         ),
-        lambda: write(hostile, mutated(config, rng).encode(), *generate, "--config", "hostile.yaml"),
-        lambda: write(hostile, mutated(entry, rng).encode(), *generate[:2], "--out", "new", "--models", "hostile.yaml"),
+        lambda: write(
+            hostile, mutated(config, rng).encode(), *generate, "--config", "hostile.yaml"
+        ),
+        lambda: write(
+            hostile,
+            mutated(entry, rng).encode(),
+            *generate[:2],
+            "--out",
+            "new",
+            "--models",
+            "hostile.yaml",
+        ),
         lambda: captions(rng, place),
         lambda: write(place / "images" / "00.png", png_bomb(), *COMMANDS["reference"].words),
         lambda: write(
@@ -151,13 +209,19 @@ def header(rng: random.Random, place: Path) -> tuple[str, ...]:
     file = place / "weights" / "target.safetensors"
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
-    return write(file, torn(data[:end], rng)[:end].ljust(end) + data[end:], *COMMANDS["generate"].words)
+    return write(
+        file, torn(data[:end], rng)[:end].ljust(end) + data[end:], *COMMANDS["generate"].words
+    )
 
 
 def option_case(rng: random.Random, command: str) -> tuple[str, ...]:
     """A command whose option, or first argument, has a hostile value."""
     found = COMMANDS[command]
-    options = [*((name, TEXTS) for name in found.texts), *((name, NUMBERS) for name in found.numbers), ("", TEXTS)]
+    options = [
+        *((name, TEXTS) for name in found.texts),
+        *((name, NUMBERS) for name in found.numbers),
+        ("", TEXTS),
+    ]
     option, values = rng.choice(options)
     value = rng.choice(values)
     if option:
@@ -189,7 +253,9 @@ def run_process(words: tuple[str, ...]) -> Outcome:
 
 
 def check_commands(pristine: Pristine, place: Path) -> None:
-    """Check that the commands are valid as they are, so that it is the hostile input that is refused."""
+    """Check that the commands are valid as they are, so that it is the hostile input that is
+    refused.
+    """
     place.mkdir(parents=True)
     set_up(pristine, place)
     for name, command in COMMANDS.items():
@@ -200,7 +266,9 @@ def check_commands(pristine: Pristine, place: Path) -> None:
 
 
 def fuzz_inputs(pristine: Pristine, count: int, seed: int, processes: int = 0) -> dict[str, Tally]:
-    """`count` hostile inputs, a third of them files; `processes` of those that are refused run in a process too."""
+    """`count` hostile inputs, a third of them files; `processes` of those that are refused run in a
+    process too.
+    """
     rng = random.Random(seed)
     tallies = {command: Tally() for command in COMMANDS}
     place = pristine.folder / "place" / "inner" / "deep"
@@ -222,7 +290,10 @@ def fuzz_inputs(pristine: Pristine, count: int, seed: int, processes: int = 0) -
                 processes -= 1
                 again = run_process(words)
                 if (again.code, again.crashed) != (got.code, False):
-                    result, about = "differs in a process", f"{about} | {again.code}: {again.text[-300:]}"
+                    result, about = (
+                        "differs in a process",
+                        f"{about} | {again.code}: {again.text[-300:]}",
+                    )
         tallies[words[0]].cases += 1
         tallies[words[0]].add(result, got.seconds, about)
     return tallies

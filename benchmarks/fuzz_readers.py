@@ -1,4 +1,6 @@
-"""The commands that read a store, by kind of file, run in this process: exit code, messages, and the data they give."""
+"""The commands that read a store, by kind of file, run in this process: exit code, messages, and
+the data they give.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from workers.data.storage import Storage
 MAX_SECONDS = 20.0  # of a command
 NAME = "fuzzed"  # of the sweep
 _CHILDREN = multiprocessing.get_context("forkserver")
-_CHILDREN.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking", __name__])
+_CHILDREN.set_forkserver_preload(
+    ["mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking", __name__]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended, everything it printed, and the data that it printed or wrote, without times."""
+    """How a command ended, everything it printed, and the data that it printed or wrote, without
+    times.
+    """
 
     code: int
     text: str
@@ -46,7 +52,11 @@ class _TooLong(BaseException):
 
 def digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file below a folder."""
-    return {str(path): sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def timed(run: Callable[[], tuple[int, str, Any]]) -> Outcome:
@@ -109,7 +119,9 @@ def _launch(store: Path, *options: str) -> tuple[int, str, Any]:
         result = specfrontier("launch", str(space), *arguments, *options)
     if options or result.code:
         return result.code, result.err, result.out if options else None
-    records = [(r.number, r.state, r.config, r.metrics, r.shards) for r in read_trials(Storage(store))]
+    records = [
+        (r.number, r.state, r.config, r.metrics, r.shards) for r in read_trials(Storage(store))
+    ]
     pareto = specfrontier("pareto", str(store), "--all", "--json")
     shown = json.loads(pareto.out) if pareto.code == 0 else {}
     said = [result.err, pareto.err, *shown.pop("warnings", ())]
@@ -121,7 +133,9 @@ def _check(store: Path) -> tuple[int, str, Any]:
 
 
 def log_to_mlflow(store: Path) -> tuple[int, str, Any]:
-    """`sync` in a child process, because MLflow keeps connections of its own; then everything that MLflow holds."""
+    """`sync` in a child process, because MLflow keeps connections of its own; then everything that
+    MLflow holds.
+    """
     output = store.parents[1] / "child.json"
     process = _CHILDREN.Process(target=_sync_in_child, args=(str(store), str(output)))
     process.start()
@@ -129,7 +143,9 @@ def log_to_mlflow(store: Path) -> tuple[int, str, Any]:
     if process.exitcode is None:
         process.kill()
         raise TimeoutError(f"sync: longer than {MAX_SECONDS:g} s")
-    code, err = json.loads(output.read_text()) if process.exitcode == 0 else (-1, "Traceback: sync died")
+    code, err = (
+        json.loads(output.read_text()) if process.exitcode == 0 else (-1, "Traceback: sync died")
+    )
     database = store.parent / "mlflow.db"
     data = None
     if code == 0:
@@ -156,15 +172,17 @@ def _sync_in_child(store: str, output: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file: a pattern of paths relative to the folder of sweeps, the readers that are always asked, and those
-    that are asked in turn because they take seconds.
+    """A kind of file: a pattern of paths relative to the folder of sweeps, the readers that are
+    always asked, and those that are asked in turn because they take seconds.
     """
 
     pattern: str
     quick: tuple[Callable[[Path], tuple[int, str, Any]], ...] = ()
     slow: tuple[Callable[[Path], tuple[int, str, Any]], ...] = ()
 
-    def readers(self, number: int, every: int) -> tuple[Callable[[Path], tuple[int, str, Any]], ...]:
+    def readers(
+        self, number: int, every: int
+    ) -> tuple[Callable[[Path], tuple[int, str, Any]], ...]:
         """Of a case: a slow one every so many cases, or always where there is no quick one."""
         if self.quick and (number + 1) % every:
             return self.quick
@@ -174,8 +192,14 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "sweep.yaml": Kind(f"{NAME}/sweep.yaml", (_status, _report), (_check, _launch)),
-    "identity.json": Kind(f"{NAME}/identity.json", (_status, _pareto), (_compare, _report, _launch, log_to_mlflow)),
-    "trials": Kind(f"{NAME}/trials/*.json", (_status, _pareto, _images), (_compare, _report, _launch, log_to_mlflow)),
+    "identity.json": Kind(
+        f"{NAME}/identity.json", (_status, _pareto), (_compare, _report, _launch, log_to_mlflow)
+    ),
+    "trials": Kind(
+        f"{NAME}/trials/*.json",
+        (_status, _pareto, _images),
+        (_compare, _report, _launch, log_to_mlflow),
+    ),
     "quality shards": Kind(f"{NAME}/shards/quality-*.parquet", (_images, _report), (_launch,)),
     "timing sessions": Kind(f"{NAME}/timings/timing-*.parquet", (_pareto,), (_launch,)),
     "measures": Kind(f"{NAME}/measures/*.json", (), (_launch,)),

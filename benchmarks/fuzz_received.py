@@ -1,4 +1,6 @@
-"""Sweep folders that somebody else has made: links that leave the folder, files that block, fields with a payload."""
+"""Sweep folders that somebody else has made: links that leave the folder, files that block, fields
+with a payload.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _SYNC = ("sync", _STORE)
 
 
 def _command(rng: random.Random, place: Path) -> tuple[str, ...]:
-    """A command that reads the sweep. One that logs it needs a database: making one takes many seconds."""
+    """A command that reads the sweep. One that logs it needs a database: making one takes many
+    seconds.
+    """
     has_database = (place / "sweeps" / "mlflow.db").exists()
     return rng.choice([*_COMMANDS, _SYNC] if has_database else _COMMANDS)
 
@@ -37,7 +41,9 @@ def _files(store: Path) -> list[Path]:
 
 
 def linked_files(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A file or folder of the sweep that is a link to one elsewhere: nothing is read or written there."""
+    """A file or folder of the sweep that is a link to one elsewhere: nothing is read or written
+    there.
+    """
     outside = place / "outside"
     outside.mkdir()
     (outside / "secret").write_text(_SECRET)
@@ -57,14 +63,20 @@ def linked_files(rng: random.Random, place: Path, _: ExitStack) -> Case:
 
     def check() -> bool:
         written = [path for path in place.rglob("*") if path.is_file() and not path.is_symlink()]
-        copies = [path for path in written if outside not in path.parents and _SECRET.encode() in path.read_bytes()]
+        copies = [
+            path
+            for path in written
+            if outside not in path.parents and _SECRET.encode() in path.read_bytes()
+        ]
         return digests(outside) == before and not copies
 
     return Case(_command(rng, place), True, check=check)
 
 
 def blocking_files(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A named pipe, or a link to a device, in place of a file: no command waits for it or reads it without end."""
+    """A named pipe, or a link to a device, in place of a file: no command waits for it or reads it
+    without end.
+    """
     path = rng.choice([*_files(place / _STORE), place / _STORE / "driver.lock"])
     path.unlink(missing_ok=True)
     if rng.randrange(2):
@@ -75,11 +87,27 @@ def blocking_files(rng: random.Random, place: Path, _: ExitStack) -> Case:
 
 
 _PAYLOADS: tuple[object, ...] = (
-    "x\n--index-url http://127.0.0.1:1/", "`id`", "$(touch owned)", "<img src=x onerror=alert(1)>", "=1+1",
-    "{{7*7}}", "\x1b[31mred", "\\input{owned}", "a\0b", "x" * 100_000, -1, 10**30, [], {}, None, True, [["a"]] * 3,
-)  # fmt: skip
+    "x\n--index-url http://127.0.0.1:1/",
+    "`id`",
+    "$(touch owned)",
+    "<img src=x onerror=alert(1)>",
+    "=1+1",
+    "{{7*7}}",
+    "\x1b[31mred",
+    "\\input{owned}",
+    "a\0b",
+    "x" * 100_000,
+    -1,
+    10**30,
+    [],
+    {},
+    None,
+    True,
+    [["a"]] * 3,
+)
 _TEXTS = frozenset({".txt", ".md", ".html", ".csv", ".yaml", ".py"})
-_RAW = ("\n--index-url http", "\x1b[31m", "<img src=x onerror=", "\n=1+1")  # what no output may hold
+# what no output may hold
+_RAW = ("\n--index-url http", "\x1b[31m", "<img src=x onerror=", "\n=1+1")
 
 
 def forged_fields(rng: random.Random, place: Path, _: ExitStack) -> Case:
@@ -95,9 +123,13 @@ def forged_fields(rng: random.Random, place: Path, _: ExitStack) -> Case:
     def check() -> bool:
         new = [found for found in place.rglob("*") if found not in before and found.is_file()]
         texts = [
-            found.read_bytes() for found in new if found.suffix in {".txt", ".md", ".html", ".csv", ".yaml", ".py"}
+            found.read_bytes()
+            for found in new
+            if found.suffix in {".txt", ".md", ".html", ".csv", ".yaml", ".py"}
         ]
-        return not (place / "owned").exists() and not any(raw.encode() in text for raw in _RAW for text in texts)
+        return not (place / "owned").exists() and not any(
+            raw.encode() in text for raw in _RAW for text in texts
+        )
 
     return Case(_command(rng, place), True, check=check)
 
@@ -115,7 +147,9 @@ def _branches(document: object) -> list[tuple[dict[str, object], str]]:
 def nested_documents(rng: random.Random, place: Path, _: ExitStack) -> Case:
     """A document of the sweep that nests without end or is far too long."""
     store = place / _STORE
-    path = rng.choice([store / "sweep.yaml", store / "identity.json", store / "trials" / "00000.json"])
+    path = rng.choice(
+        [store / "sweep.yaml", store / "identity.json", store / "trials" / "00000.json"]
+    )
     depth = rng.choice((2_000, 20_000))
     text = rng.choice(["[" * depth, "[" * depth + "]" * depth, json.dumps({"a": ["x"] * 500_000})])
     path.write_text(text)

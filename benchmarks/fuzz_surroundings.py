@@ -1,9 +1,11 @@
-"""Hostile surroundings: files and services of other users, inputs in unusual forms, and received sweeps.
+"""Hostile surroundings: files and services of other users, inputs in unusual forms, and received
+sweeps.
 
-Each case is a valid command in random surroundings: a study, a folder or a database of another user, an address of Ray
-or a proxy that does not respond, a URI, captions with unusual line breaks, checkpoints whose tensors have a prefix, a
-plot or table with some ending. Verdicts: refused (exit code 1 or 2, the message names the cause, and nothing has
-changed), accepted (exit code 0, where this is right, and the right result), and what must not be.
+Each case is a valid command in random surroundings: a study, a folder or a database of another
+user, an address of Ray or a proxy that does not respond, a URI, captions with unusual line breaks,
+checkpoints whose tensors have a prefix, a plot or table with some ending. Verdicts: refused (exit
+code 1 or 2, the message names the cause, and nothing has changed), accepted (exit code 0, where
+this is right, and the right result), and what must not be.
 """
 
 from __future__ import annotations
@@ -42,14 +44,19 @@ MAX_LAUNCH_SECONDS = 15.0  # of a launch that cannot work
 _CHECK = ("launch", "space.yaml", "--check")
 _GENERATE = ("generate", "a large red circle", "--models", "weights", "--seed", "3")
 _DIRECTIONS: Final = ("maximize", "minimize")  # of the sweep's objectives
-LINE_BREAKS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")  # of str.splitlines alone
+# of str.splitlines alone
+LINE_BREAKS = ("\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e")
 
 
 def foreign_study(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A study in the storage that the sweep is given: of the sweep's name or another, with or without trials."""
+    """A study in the storage that the sweep is given: of the sweep's name or another, with or
+    without trials.
+    """
     path = place / rng.choice(["studies.db", "studies.log"])
     url = f"sqlite:///{path}" if path.suffix == ".db" else str(path)
-    backend = optuna.storages.journal.JournalFileBackend(str(path)) if path.suffix == ".log" else None
+    backend = (
+        optuna.storages.journal.JournalFileBackend(str(path)) if path.suffix == ".log" else None
+    )
     directions: tuple[Literal["maximize", "minimize"], ...] = rng.choice(
         [_DIRECTIONS, ("minimize",), ("minimize", "minimize"), ("maximize", "minimize", "minimize")]
     )
@@ -61,7 +68,10 @@ def foreign_study(rng: random.Random, place: Path, _: ExitStack) -> Case:
     )
     trials = rng.randrange(3)
     for _number in range(trials):
-        study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}), [1.0] * len(directions))
+        study.tell(
+            study.ask({"x": optuna.distributions.FloatDistribution(0.0, 1.0)}),
+            [1.0] * len(directions),
+        )
     if owned := rng.randrange(3) == 0:
         study.set_user_attr("owner", "another user")
     is_free = name != NAME or not (trials or owned or directions != _DIRECTIONS)
@@ -90,9 +100,13 @@ def shared_database(rng: random.Random, place: Path, _: ExitStack) -> Case:
     url = f"sqlite:///{place / 'both.db'}"
     if rng.randrange(2):
         return Case(
-            (*_CHECK, "--out", "new", "--study", url), named="--study", environment={"MLFLOW_TRACKING_URI": url}
+            (*_CHECK, "--out", "new", "--study", url),
+            named="--study",
+            environment={"MLFLOW_TRACKING_URI": url},
         )
-    return Case((*_CHECK, "--out", "new", "--study", url, "--tracking-uri", url), named="--tracking-uri")
+    return Case(
+        (*_CHECK, "--out", "new", "--study", url, "--tracking-uri", url), named="--tracking-uri"
+    )
 
 
 def free_port() -> int:
@@ -102,41 +116,65 @@ def free_port() -> int:
 
 
 def dead_cluster(rng: random.Random, place: Path, stack: ExitStack) -> Case:
-    """An address of a Ray cluster at which there is none, by an option, a variable, or the file of the last cluster."""
+    """An address of a Ray cluster at which there is none, by an option, a variable, or the file of
+    the last cluster.
+    """
     address = f"{rng.choice(['127.0.0.1', 'localhost', '[::1]'])}:{free_port()}"
     if rng.randrange(2):
         address = stack.enter_context(odd_server(rng.choice([b"", HTTP, REDIS]))).address
-    environment = {key: f"http://127.0.0.1:{free_port()}" for key in rng.choice([(), ("http_proxy", "HTTP_PROXY")])}
+    environment = {
+        key: f"http://127.0.0.1:{free_port()}"
+        for key in rng.choice([(), ("http_proxy", "HTTP_PROXY")])
+    }
     how = rng.randrange(3)
     if how == 0:
-        return Case((*_CHECK, "--out", "new", "--address", address), named=address, environment=environment)
+        return Case(
+            (*_CHECK, "--out", "new", "--address", address), named=address, environment=environment
+        )
     if how == 1:
         environment["RAY_ADDRESS"] = address
-        return Case((*_CHECK, "--out", "new", "--address", "auto"), named="RAY_ADDRESS", environment=environment)
-    stack.enter_context(mock.patch.object(services, "find_gcs_addresses", return_value=set()))  # other users' clusters
+        return Case(
+            (*_CHECK, "--out", "new", "--address", "auto"),
+            named="RAY_ADDRESS",
+            environment=environment,
+        )
+    # other users' clusters
+    stack.enter_context(mock.patch.object(services, "find_gcs_addresses", return_value=set()))
     folder = place / "ray"
     (folder / "ray").mkdir(parents=True)
     (folder / "ray" / "ray_current_cluster").write_text(address)
     environment["RAY_TMPDIR"] = str(folder)
-    return Case((*_CHECK, "--out", "new", "--address", "auto"), named="ray_current_cluster", environment=environment)
+    return Case(
+        (*_CHECK, "--out", "new", "--address", "auto"),
+        named="ray_current_cluster",
+        environment=environment,
+    )
 
 
 def unusable_ray_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A folder for Ray's files that has a path too long for sockets, does not exist, or is a file."""
+    """A folder for Ray's files that has a path too long for sockets, does not exist, or is a
+    file.
+    """
     folder = rng.choice([place / ("d" * 100), place / "nowhere", place / "file"])
     if folder.name.startswith("d"):
         folder.mkdir()
-    return Case((*_CHECK, "--out", "new"), named="RAY_TMPDIR", environment={"RAY_TMPDIR": str(folder)})
+    return Case(
+        (*_CHECK, "--out", "new"), named="RAY_TMPDIR", environment={"RAY_TMPDIR": str(folder)}
+    )
 
 
 def quoted_uri(rng: random.Random, place: Path, _: ExitStack) -> Case:
     """A bucket's URI with a character that a URI has only in its quoted form."""
-    character, quoted = rng.choice([(" ", "%20"), ("|", "%7C"), ("^", "%5E"), ("é", "%C3%A9"), ("<", "%3C")])
+    character, quoted = rng.choice(
+        [(" ", "%20"), ("|", "%7C"), ("^", "%5E"), ("é", "%C3%A9"), ("<", "%3C")]
+    )
     return Case((*_CHECK, "--out", f"s3://bucket/my{character}sweeps"), named=quoted)
 
 
 def line_breaks(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """Captions with line breaks that only some readers know: every command reads the same captions."""
+    """Captions with line breaks that only some readers know: every command reads the same
+    captions.
+    """
     captions = [f"a large{rng.choice(LINE_BREAKS)}red circle {number}" for number in range(3)]
     ending = rng.choice([".txt", ".csv", ".tsv", ".jsonl"])
     end = rng.choice(["\n", "\r\n"])
@@ -145,29 +183,47 @@ def line_breaks(rng: random.Random, place: Path, _: ExitStack) -> Case:
         rows = csv.writer(text, lineterminator=end, quoting=csv.QUOTE_ALL)
         rows.writerows([["caption"], *([caption] for caption in captions)])
     elif ending == ".jsonl":
-        text.write("".join(json.dumps({"caption": caption}, ensure_ascii=False) + end for caption in captions))
+        text.write(
+            "".join(
+                json.dumps({"caption": caption}, ensure_ascii=False) + end for caption in captions
+            )
+        )
     else:
-        text.write("".join(line + end for line in (["caption"] if ending == ".tsv" else []) + captions))
+        text.write(
+            "".join(line + end for line in (["caption"] if ending == ".tsv" else []) + captions)
+        )
     source = place / f"captions{ending}"
     source.write_bytes(text.getvalue().encode())
     expected = [" ".join(caption.split()) for caption in captions]
 
     def check() -> bool:
-        read = [caption.text for caption in sorted(read_captions(source), key=lambda caption: caption.id)]
+        read = [
+            caption.text
+            for caption in sorted(read_captions(source), key=lambda caption: caption.id)
+        ]
         images = json.loads((place / "new" / "statistics.json").read_text())["images"]
         return read == expected == [image["caption"] for image in images]
 
-    return Case(("generate", "--captions", str(source), "--models", "weights", "--out", "new"), True, True, check=check)
+    return Case(
+        ("generate", "--captions", str(source), "--models", "weights", "--out", "new"),
+        True,
+        True,
+        check=check,
+    )
 
 
 def renamed_tensors(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A checkpoint that was saved from a wrapped module: all tensors, or some of them, have a prefix."""
+    """A checkpoint that was saved from a wrapped module: all tensors, or some of them, have a
+    prefix.
+    """
     prefix = rng.choice(_PREFIXES)
     share = rng.choice((1.0, 1.0, 0.5))
     file = place / "weights" / rng.choice(["target.safetensors", "eagle.safetensors"])
     with safe_open(file, "np") as opened:
         metadata = opened.metadata()
-    tensors = {prefix * (rng.random() < share) + name: tensor for name, tensor in load_file(file).items()}
+    tensors = {
+        prefix * (rng.random() < share) + name: tensor for name, tensor in load_file(file).items()
+    }
     save_file(tensors, file, metadata)
 
     def check() -> bool:
@@ -177,18 +233,36 @@ def renamed_tensors(rng: random.Random, place: Path, _: ExitStack) -> Case:
         )
         return new == expected != {}
 
-    return Case((*_GENERATE, "--preset", "eagle1", "--out", "new"), True, named=file.name, check=check)
+    return Case(
+        (*_GENERATE, "--preset", "eagle1", "--out", "new"), True, named=file.name, check=check
+    )
 
 
-_PREFIXES = ("module.", "_orig_mod.", "model.", "module._orig_mod.", "a.b.c.", ".", "module", "transformer.")
+_PREFIXES = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "module._orig_mod.",
+    "a.b.c.",
+    ".",
+    "module",
+    "transformer.",
+)
 _MAGIC = {
-    "png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml", "parquet": b"PAR1", "csv": b"sweep", "json": b"[",
-}  # fmt: skip
+    "png": b"\x89PNG",
+    "pdf": b"%PDF",
+    "svg": b"<?xml",
+    "parquet": b"PAR1",
+    "csv": b"sweep",
+    "json": b"[",
+}
 
 
 def output_endings(rng: random.Random, place: Path, _: ExitStack) -> Case:
     """A plot or table whose name ends in a format, which decides what is written."""
-    option, known = rng.choice([("--plot", ("png", "pdf", "svg")), ("--table", ("csv", "parquet", "json"))])
+    option, known = rng.choice(
+        [("--plot", ("png", "pdf", "svg")), ("--table", ("csv", "parquet", "json"))]
+    )
     ending = rng.choice([*known, "jpg", "xlsx", "npy", "tar"])
     file = place / f"front.{ending}"
 
@@ -196,7 +270,9 @@ def output_endings(rng: random.Random, place: Path, _: ExitStack) -> Case:
         return file.read_bytes().lstrip().startswith(_MAGIC[ending])
 
     passes = ending in known
-    return Case(("pareto", f"sweeps/{NAME}", option, str(file)), passes, passes, f".{ending}", check=check)
+    return Case(
+        ("pareto", f"sweeps/{NAME}", option, str(file)), passes, passes, f".{ending}", check=check
+    )
 
 
 MAKERS: Mapping[str, Maker] = {
@@ -260,7 +336,8 @@ def fuzz_surroundings(
             case = makers[name](rng, place, stack)
             before = digests(place)
             stack.enter_context(mock.patch.dict(os.environ, case.environment))
-            needs_process = case.closed or case.words[0] == "sync"  # MLflow keeps connections of its own
+            # MLflow keeps connections of its own
+            needs_process = case.closed or case.words[0] == "sync"
             run_case = partial(run_process, case) if needs_process else partial(run, case.words)
             got = timed(run_case)
             result = verdict(case, got, is_unchanged=digests(place) == before)

@@ -1,4 +1,6 @@
-"""Data of users in forms that people really have: image folders, weights, numbers, paths, streams, tracking servers."""
+"""Data of users in forms that people really have: image folders, weights, numbers, paths, streams,
+tracking servers.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _CHECK = ("launch", "space.yaml", "--check", "--out", "new")
 
 
 def image_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A folder of images with links, hidden copies, other endings, or a damaged or an unusual image."""
+    """A folder of images with links, hidden copies, other endings, or a damaged or an unusual
+    image.
+    """
     folder, first = place / "images", place / "images" / "00.png"
     kind = rng.randrange(9)
     if kind == 0:
@@ -64,14 +68,29 @@ def image_folder(rng: random.Random, place: Path, _: ExitStack) -> Case:
 
 
 _TYPES = (
-    torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2,
-    torch.float8_e5m2fnuz, torch.int8, torch.uint8, torch.bool, torch.complex64,
-)  # fmt: skip
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 
 
 def weight_types(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """One tensor, or all tensors, of a file of weights in another type: converted, or refused by file and type."""
-    file = place / "weights" / rng.choice(["target.safetensors", "tokenizer.safetensors", "eagle.safetensors"])
+    """One tensor, or all tensors, of a file of weights in another type: converted, or refused by
+    file and type.
+    """
+    file = (
+        place
+        / "weights"
+        / rng.choice(["target.safetensors", "tokenizer.safetensors", "eagle.safetensors"])
+    )
     with safe_open(file, "pt") as opened:
         metadata = opened.metadata()
     tensors = load_file(file)
@@ -83,9 +102,16 @@ def weight_types(rng: random.Random, place: Path, _: ExitStack) -> Case:
 
 
 _NUMBERS = (
-    ("1:30", None), ("0200", None), ("0o40", None), ("1_0", None), ("12:30:45", None), ("0b11", None),
-    ("2", 2), ("+2", 2), ("0x2", 2),
-)  # fmt: skip
+    ("1:30", None),
+    ("0200", None),
+    ("0o40", None),
+    ("1_0", None),
+    ("12:30:45", None),
+    ("0b11", None),
+    ("2", 2),
+    ("+2", 2),
+    ("0x2", 2),
+)
 
 
 def yaml_numbers(rng: random.Random, place: Path, _: ExitStack) -> Case:
@@ -97,7 +123,9 @@ def yaml_numbers(rng: random.Random, place: Path, _: ExitStack) -> Case:
         command = (*_CHECK, "--set", f"budget.{key}={text}")
     else:
         document = (place / "space.yaml").read_text()
-        changed, count = re.subn(r"^budget: .*$", f"budget: {{{key}: {text}}}", document, flags=re.MULTILINE)
+        changed, count = re.subn(
+            r"^budget: .*$", f"budget: {{{key}: {text}}}", document, flags=re.MULTILINE
+        )
         if count != 1:
             raise AssertionError(document)
         (place / "space.yaml").write_text(changed)
@@ -106,21 +134,32 @@ def yaml_numbers(rng: random.Random, place: Path, _: ExitStack) -> Case:
 
 
 def home_paths(rng: random.Random, place: Path, _: ExitStack) -> Case:
-    """A path below the home folder that the shell did not expand, or a URI where only a path can be."""
+    """A path below the home folder that the shell did not expand, or a URI where only a path can
+    be.
+    """
     home = place / "home"
     home.mkdir()
     environment = {"HOME": str(home)}
     kind = rng.randrange(4)
     if kind == 0:
         (home / "captions.txt").write_text("a large red circle\n")
-        return Case((*_GENERATE[:1], "--captions=~/captions.txt", *_GENERATE[2:]), True, True, environment=environment)
+        return Case(
+            (*_GENERATE[:1], "--captions=~/captions.txt", *_GENERATE[2:]),
+            True,
+            True,
+            environment=environment,
+        )
     if kind == 1:
         return Case((*_GENERATE[:-1], "s3://bucket/images"), named="--out", environment=environment)
 
     def is_at_home() -> bool:
         return any(home.iterdir()) and not (place / "~").exists()
 
-    command = (*_GENERATE[:-1], "~/images") if kind == 2 else ("report", f"sweeps/{NAME}", "--out=~/page.html")
+    command = (
+        (*_GENERATE[:-1], "~/images")
+        if kind == 2
+        else ("report", f"sweeps/{NAME}", "--out=~/page.html")
+    )
     return Case(command, True, True, environment=environment, check=is_at_home)
 
 
@@ -137,7 +176,10 @@ def closed_streams(rng: random.Random, place: Path, _: ExitStack) -> Case:
 _ANSWERS = {
     "503": HTTP,
     "401": b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
-    "HTML": b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9\r\nConnection: close\r\n\r\n<p>no</p>",
+    "HTML": (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 9\r\nConnection: "
+        b"close\r\n\r\n<p>no</p>"
+    ),
     "silence": b"",
     "no HTTP": b"-ERR unknown command\r\n",
 }

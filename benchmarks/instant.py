@@ -1,4 +1,6 @@
-"""Workers that return at once, with metrics computed from the config: what remains is the driver's own cost."""
+"""Workers that return at once, with metrics computed from the config: what remains is the driver's
+own cost.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Numbers = Callable[[DecodingConfig], dict[str, float]]
 
 
 def plausible(config: DecodingConfig) -> dict[str, float]:
-    """A speed-up and a distance that trade off along the relaxation; a function of the config alone."""
+    """A speed-up and a distance that trade off along the relaxation; a function of the config
+    alone.
+    """
     numbers = [value for value in config.flat().values() if isinstance(value, int | float)]
     relaxed = math.tanh(sum(math.log1p(abs(value)) for value in numbers) / 20)
     wobble = int(config.digest(), 16) % 1000 / 1e4
@@ -33,7 +37,9 @@ def plausible(config: DecodingConfig) -> dict[str, float]:
 
 
 class InstantWorkers:
-    """Replaces the pool: every task is finished at once. `first`: which of the waiting tasks is returned next."""
+    """Replaces the pool: every task is finished at once. `first`: which of the waiting tasks is
+    returned next.
+    """
 
     alive = 1
 
@@ -60,12 +66,23 @@ class InstantWorkers:
         payload = task.payload
         if task.kind != "measure":
             images = payload["stop"] - payload["start"]
-            return {"name": task.name, "images": images, "seconds": 0.0, "ran": True, "worker": "instant"}
+            return {
+                "name": task.name,
+                "images": images,
+                "seconds": 0.0,
+                "ran": True,
+                "worker": "instant",
+            }
         config = DecodingConfig.from_mapping(payload["config"])
         images = 8 * len(payload["quality"])
         return {
             "metrics": {
-                name: {"value": value, "error": 0.05, "n": images, "replicates": self.replicates(config, value, images)}
+                name: {
+                    "value": value,
+                    "error": 0.05,
+                    "n": images,
+                    "replicates": self.replicates(config, value, images),
+                }
                 for name, value in self.numbers(config).items()
             }
         }
@@ -90,8 +107,17 @@ def make_driver(
     update: Callable[[TrialRecord], object] = lambda record: None,
 ) -> Driver:
     """The driver of a sweep without a model. sampling: of its baseline."""
-    baseline, names = DecodingConfig(sampling=sampling), tuple(objective.name for objective in objectives)
+    baseline, names = (
+        DecodingConfig(sampling=sampling),
+        tuple(objective.name for objective in objectives),
+    )
     build = Build(storage, workers, emit)
-    trials = Trials(Plan(sweep, experiment, baseline, sweep.captions.count, names), build, objectives, emit, earlier=0)
+    trials = Trials(
+        Plan(sweep, experiment, baseline, sweep.captions.count, names),
+        build,
+        objectives,
+        emit,
+        earlier=0,
+    )
     search = Search(sweep, [objective.direction for objective in objectives])
     return Driver(storage, trials, search, check=check, update=update)

@@ -1,17 +1,18 @@
-"""Every published method on the built-in model: speed at batch 1 and 8, passes, accepted length, time by phase, and
-quality.
+r"""Every published method on the built-in model: speed at batch 1 and 8, passes, accepted length,
+time by phase, and quality.
 
     python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
-    python -m benchmarks.methods --timed 2 --repetitions 3 --images 96     # as docs/builtin_model.md has them
+    python -m benchmarks.methods --timed 2 --repetitions 3 --images 96  # for the docs
     python -m benchmarks.methods --images 0 --merge    # the timings alone, added to earlier results
     python -m benchmarks.methods --only eagle1 lantern --images 256
-    python -m recipes eagle eagle3 --recipe-of eagle3 --out runs/equal     # drafters of equal training
-    python -m benchmarks.methods --only eagle3_chain eagle1 eagle3 --drafters eagle eagle3 --weights runs/equal \
-        --batches 1 8 --images 0 --out runs/equal/methods.json             # on equal trees
+    python -m recipes eagle eagle3 --recipe-of eagle3 --out runs/equal  # drafters of equal training
+    python -m benchmarks.methods --only eagle3_chain eagle1 eagle3 --drafters eagle eagle3 \
+        --weights runs/equal --batches 1 8 --images 0 --out runs/equal/methods.json  # equal trees
 
-Speed is paired: vanilla and the method in turn on the same captions in one process, by the clock of timing sessions (on
-a CPU, that of the thread); the speed-up is the median of the repetitions' ratios, with their range. Quality is measured
-on more, other captions, at batch 64. Results go to stdout as a table and to benchmarks/results/methods.json.
+Speed is paired: vanilla and the method in turn on the same captions in one process, by the clock of
+timing sessions (on a CPU, that of the thread); the speed-up is the median of the repetitions'
+ratios, with their range. Quality is measured on more, other captions, at batch 64. Results go to
+stdout as a table and to benchmarks/results/methods.json.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ Keep = Callable[[str, dict[str, Any]], None]
 def with_drafters(models: Models, folder: Path) -> Models:
     """The models with the drafters that are in a folder."""
     found = {kind: folder / f"{kind}.safetensors" for kind in models.drafters}
-    loaded = {kind: load_drafter(models.target, kind, path) for kind, path in found.items() if path.exists()}
+    loaded = {
+        kind: load_drafter(models.target, kind, path)
+        for kind, path in found.items()
+        if path.exists()
+    }
     for kind, drafter in loaded.items():
         print(f"{kind}: {sum(p.numel() for p in drafter.parameters())} parameters")
     return replace(models, drafters={**models.drafters, **loaded})
@@ -56,7 +61,9 @@ def cross(presets: dict[str, DecodingConfig], drafters: Sequence[str]) -> dict[s
     }
 
 
-def measure_speed(models: Models, config: DecodingConfig, batch: int, images: int, repetitions: int) -> Paired:
+def measure_speed(
+    models: Models, config: DecodingConfig, batch: int, images: int, repetitions: int
+) -> Paired:
     """Vanilla and the method in turn on `images` captions."""
     vanilla = engine_for(models, DecodingConfig(), batch=batch)
     method = engine_for(models, config, batch=batch)
@@ -92,8 +99,14 @@ def quality_row(quality: Quality) -> dict[str, Any]:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """The rows as Markdown: speed-ups at the batch sizes that were measured, the rest at the first of them."""
-    batches = list(dict.fromkeys(int(key[6:]) for row in rows.values() for key in row if key.startswith("batch_")))
+    """The rows as Markdown: speed-ups at the batch sizes that were measured, the rest at the first
+    of them.
+    """
+    batches = list(
+        dict.fromkeys(
+            int(key[6:]) for row in rows.values() for key in row if key.startswith("batch_")
+        )
+    )
     head = [
         "method",
         *(f"speed-up, batch {batch}" for batch in batches),
@@ -140,29 +153,47 @@ def _estimate(pair: list[float] | None, digits: int) -> str:
     return "–" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-def measure_quality(models: Models, presets: dict[str, DecodingConfig], images: int, keep: Keep) -> None:
-    """Quality of every method on the same held-out captions, and of real scenes with those captions."""
+def measure_quality(
+    models: Models, presets: dict[str, DecodingConfig], images: int, keep: Keep
+) -> None:
+    """Quality of every method on the same held-out captions, and of real scenes with those
+    captions.
+    """
     requests = held_out_requests(models, images)
     judge = Judge(models.target, requests)
     vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), requests).tokens)
     for name, config in presets.items():
         plain = config == DecodingConfig()
-        quality = vanilla if plain else judge(draw(engine_for(models, config, batch=64), requests).tokens)
+        quality = (
+            vanilla if plain else judge(draw(engine_for(models, config, batch=64), requests).tokens)
+        )
         keep(name, {"quality": quality_row(quality)})
     keep("real scenes", {"quality": quality_row(judge.judge(real_scenes(1, images)))})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", help="presets; default all")
     parser.add_argument("--drafters", nargs="+", help="draft the presets' trees with each of these")
-    parser.add_argument("--weights", type=Path, help="folder of drafters that replace the built-in ones")
-    parser.add_argument("--images", type=int, default=384, help="captions for quality; 0 measures speed alone")
-    parser.add_argument("--timed", type=int, default=3, help="captions timed at batch 1 in each repetition")
+    parser.add_argument(
+        "--weights", type=Path, help="folder of drafters that replace the built-in ones"
+    )
+    parser.add_argument(
+        "--images", type=int, default=384, help="captions for quality; 0 measures speed alone"
+    )
+    parser.add_argument(
+        "--timed", type=int, default=3, help="captions timed at batch 1 in each repetition"
+    )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "methods.json")
-    parser.add_argument("--merge", action="store_true", help="keep FILE's other methods and measurements")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "methods.json"
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="keep FILE's other methods and measurements"
+    )
     args = parser.parse_args()
     models, presets = load_folder(), chosen(args.only)
     if args.weights:
@@ -171,7 +202,11 @@ def main() -> None:
         presets = cross(presets, args.drafters)
     merge = args.merge and args.out.exists()
     rows: dict[str, dict[str, Any]] = json.loads(args.out.read_text())["rows"] if merge else {}
-    machine = {"processor": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    machine = {
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(name: str, measured: dict[str, Any]) -> None:

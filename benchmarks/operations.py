@@ -2,11 +2,11 @@
 
     python -m benchmarks.operations [--only lantern sjd ...] [--list draft]
 
-On an accelerator each operation is a kernel launch, which takes some microseconds however little it computes. Here the
-engine decodes on the meta device, which has shapes but no values, takes no shortcut of a CPU, and reads nothing back.
-Every call of an operator counts, unless it returns a view, except those inside the forwards of target and drafter. A
-composite operator counts as what it is made of. Without --largest, adjacency trees have the size that an image starts
-with.
+On an accelerator each operation is a kernel launch, which takes some microseconds however little it
+computes. Here the engine decodes on the meta device, which has shapes but no values, takes no
+shortcut of a CPU, and reads nothing back. Every call of an operator counts, unless it returns a
+view, except those inside the forwards of target and drafter. A composite operator counts as what it
+is made of. Without --largest, adjacency trees have the size that an image starts with.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from workers.loading.dry_run import blank_tables, sample_caption
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
-CHAINS, TREES = 145, 225  # the most operations of a step: chains, static trees and windows; trees of varying shape
+# the most operations of a step: chains, static trees and windows; trees of varying shape
+CHAINS, TREES = 145, 225
 SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
 ROWS = 217  # the same of several rows at once
 LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
@@ -45,7 +46,11 @@ class OperationCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.phase, self.counts, self._inside = "target", {phase: Counter[str]() for phase in PHASES}, 0
+        self.phase, self.counts, self._inside = (
+            "target",
+            {phase: Counter[str]() for phase in PHASES},
+            0,
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._inside:
@@ -54,7 +59,9 @@ class OperationCounter(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         name = func._schema.name.removeprefix("aten::")
-        is_view = not func._schema.is_mutable and any(output.alias_info is not None for output in func._schema.returns)
+        is_view = not func._schema.is_mutable and any(
+            output.alias_info is not None for output in func._schema.returns
+        )
         if not (self._inside or is_view or name in _NO_KERNEL):
             self.counts[self.phase][name] += 1
         return func(*args, **(kwargs or {}))
@@ -94,10 +101,16 @@ class OperationCounter(TorchDispatchMode):
 def operations(
     models: Models, config: DecodingConfig, *, batch: int = 2, largest: bool = False
 ) -> dict[str, Counter[str]]:
-    """Operations of one step by phase and name. models: on the meta device. largest: see `set_bounds`."""
+    """Operations of one step by phase and name. models: on the meta device. largest: see
+    `set_bounds`.
+    """
     target = models.target
     engine = Engine(
-        target, config, models.drafters.get(config.drafter.kind), batch_size=batch, tables=blank_tables(config, target)
+        target,
+        config,
+        models.drafters.get(config.drafter.kind),
+        batch_size=batch,
+        tables=blank_tables(config, target),
     )
     counter, text = OperationCounter(), sample_caption(target)
     with torch.inference_mode():
@@ -114,12 +127,15 @@ def operations(
 
 
 def set_bounds(engine: Engine, batch: Batch, largest: bool) -> None:
-    """What the host would have read after a round: adjacency trees of the size that an image starts with, or of the
-    policy's largest depth and width.
+    """What the host would have read after a round: adjacency trees of the size that an image starts
+    with, or of the policy's largest depth and width.
     """
     policy = engine.config.policy
     if engine.drafting.next_bounds(batch) is not None and isinstance(policy, Adjacency):
-        start, bounds = [policy.start_depth, policy.start_width], [policy.bounds.depth, policy.bounds.width]
+        start, bounds = (
+            [policy.start_depth, policy.start_width],
+            [policy.bounds.depth, policy.bounds.width],
+        )
         engine.drafting.set_bounds(bounds if largest else start)
 
 
@@ -132,11 +148,19 @@ def on_meta(models: Models) -> Models:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=list(CATALOGUE), help="presets; default all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=CATALOGUE, default=list(CATALOGUE), help="presets; default all"
+    )
     parser.add_argument("--list", choices=PHASES, help="also the operations of a phase by name")
-    parser.add_argument("--top-k", type=int, help="filter of both models' probs (default: the built-in model's)")
-    parser.add_argument("--largest", action="store_true", help="adjacency trees of the largest size of their ranges")
+    parser.add_argument(
+        "--top-k", type=int, help="filter of both models' probs (default: the built-in model's)"
+    )
+    parser.add_argument(
+        "--largest", action="store_true", help="adjacency trees of the largest size of their ranges"
+    )
     args = parser.parse_args()
     models = on_meta(load_folder())
     print(f"| preset | {' | '.join(PHASES)} | in all |\n|---|" + "---|" * (len(PHASES) + 1))
@@ -148,7 +172,12 @@ def main() -> None:
         totals = [sum(counts[phase].values()) for phase in PHASES]
         print(f"| {name} | {' | '.join(map(str, totals))} | {sum(totals)} |", flush=True)
         if args.list:
-            print("  " + ", ".join(f"{operation} {count}" for operation, count in counts[args.list].most_common()))
+            print(
+                "  "
+                + ", ".join(
+                    f"{operation} {count}" for operation, count in counts[args.list].most_common()
+                )
+            )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""The cost of a step outside the models' forward passes, and vanilla against a loop of its forward passes alone.
+"""The cost of a step outside the models' forward passes, and vanilla against a loop of its forward
+passes alone.
 
     python -m benchmarks.overhead [--only chain eagle1 ...] [--images 4] [--codes 16384]
 
-Every forward pass of the target, its embedding and head, and of the drafter's networks is timed; the printed share is
-the rest, including the timing itself and the fixed cost of an image. The clock is the CPU time of the thread that
-decodes, so other processes have no part but what they take of caches and memory. The bare loop has vanilla's masks,
-which are made before. With --codes the built-in model gets a larger vocabulary; cases with its smaller drafters are
-left out. Bounds: at most 12% of a step; vanilla within 5% of the bare loop. With --check the exit status is 1 if a row
+Every forward pass of the target, its embedding and head, and of the drafter's networks is timed;
+the printed share is the rest, including the timing itself and the fixed cost of an image. The clock
+is the CPU time of the thread that decodes, so other processes have no part but what they take of
+caches and memory. The bare loop has vanilla's masks, which are made before. With --codes the
+built-in model gets a larger vocabulary; cases with its smaller drafters are left out. Bounds: at
+most 12% of a step; vanilla within 5% of the bare loop. With --check the exit status is 1 if a row
 exceeds its bound.
 """
 
@@ -38,7 +40,11 @@ from workers.loading.models_yaml import load_folder
 def chain(length: int, acceptance: str) -> DecodingConfig:
     """An EAGLE chain."""
     return DecodingConfig.from_mapping(
-        {"drafter": "eagle", "tree": {"policy": "chain", "length": length}, "acceptance": acceptance}
+        {
+            "drafter": "eagle",
+            "tree": {"policy": "chain", "length": length},
+            "acceptance": acceptance,
+        }
     )
 
 
@@ -47,7 +53,16 @@ CASES: dict[str, DecodingConfig] = {
     "chain 5, lantern": chain(5, "lantern"),
     **{
         name: PRESETS[name]
-        for name in ("speculative", "medusa", "eagle1", "eagle2", "lantern", "lantern_pp", "adt", "sjd")
+        for name in (
+            "speculative",
+            "medusa",
+            "eagle1",
+            "eagle2",
+            "lantern",
+            "lantern_pp",
+            "adt",
+            "sjd",
+        )
     },
 }
 
@@ -97,12 +112,19 @@ def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
         watched += [part for part in parts if part is not None]
     elif isinstance(drafter, MedusaDrafter):
         levels, heads = config.policy.bounds.depth, drafter.heads
-        watched += [*heads.residuals[:levels], *([] if heads.heads is None else heads.heads[:levels])]
+        watched += [
+            *heads.residuals[:levels],
+            *([] if heads.heads is None else heads.heads[:levels]),
+        ]
     return watched
 
 
-def share_outside(models: Models, config: DecodingConfig, images: int, repetitions: int) -> tuple[float, float, float]:
-    """(median share of CPU time outside forwards, ms per round, microseconds outside per round) at batch 1."""
+def share_outside(
+    models: Models, config: DecodingConfig, images: int, repetitions: int
+) -> tuple[float, float, float]:
+    """(median share of CPU time outside forwards, ms per round, microseconds outside per round) at
+    batch 1.
+    """
     engine, requests = engine_for(models, config, batch=1), held_out_requests(models, images)
     draw(engine, requests[:1])
     rows = []
@@ -120,8 +142,8 @@ def share_outside(models: Models, config: DecodingConfig, images: int, repetitio
 
 @torch.inference_mode()
 def bare_loop(engine: Engine, models: Models) -> float:
-    """CPU seconds of vanilla's forward passes alone for one image: embedding, transformer and head, one token a
-    pass.
+    """CPU seconds of vanilla's forward passes alone for one image: embedding, transformer and head,
+    one token a pass.
     """
     target, length = models.target, models.target.grid.tokens
     streams = 1 if engine.sampling.cfg == 1 else 2
@@ -131,20 +153,28 @@ def bare_loop(engine: Engine, models: Models) -> float:
     masks = [batch.chain_mask(column) for column in columns]
     begin = time.thread_time()
     order = torch.arange(target.prompt_len).expand(streams, -1)
-    features = target.transformer(torch.zeros(streams, target.prompt_len, target.transformer.config.dim), order)
+    features = target.transformer(
+        torch.zeros(streams, target.prompt_len, target.transformer.config.dim), order
+    )
     guided_logits(target.head, features, engine.sampling.cfg)
     for span, (column, mask) in enumerate(zip(columns, masks, strict=True), target.prompt_len + 1):
         cache = batch.cache.at(column, span)
-        features = target.transformer(target.embed(tokens), column, mask=mask[..., :span], cache=cache)
+        features = target.transformer(
+            target.embed(tokens), column, mask=mask[..., :span], cache=cache
+        )
         guided_logits(target.head, features, engine.sampling.cfg)
     return time.thread_time() - begin
 
 
 def vanilla_against_bare_loop(models: Models, repetitions: int) -> tuple[float, float, float]:
-    """Median, least and largest ratio of vanilla's CPU seconds per image to the bare loop's, run in turn."""
+    """Median, least and largest ratio of vanilla's CPU seconds per image to the bare loop's, run in
+    turn.
+    """
     engine, requests = engine_for(models, DecodingConfig(), batch=1), held_out_requests(models, 1)
     draw(engine, requests), bare_loop(engine, models)
-    ratios = [draw(engine, requests).seconds / bare_loop(engine, models) for _ in range(repetitions)]
+    ratios = [
+        draw(engine, requests).seconds / bare_loop(engine, models) for _ in range(repetitions)
+    ]
     return statistics.median(ratios), min(ratios), max(ratios)
 
 
@@ -153,25 +183,40 @@ def verdict(passed: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=list(CASES), help="cases; default all")
     parser.add_argument("--images", type=int, default=3)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--check", action="store_true", help="exit with 1 if a row fails its bound")
-    parser.add_argument("--codes", type=int, help="a multiple of 1024; default: the built-in model's own")
+    parser.add_argument(
+        "--codes", type=int, help="a multiple of 1024; default: the built-in model's own"
+    )
     args = parser.parse_args()
     models = load_folder() if args.codes is None else with_codes(load_folder(), args.codes)
     median, low, high = vanilla_against_bare_loop(models, 3 * args.repetitions)
     passed = [median <= RATIO]
-    print(f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f}), {verdict(passed[-1])}")
-    print("| case | share of a step outside the forwards | ms per round | outside, us per round | at most 12% |")
+    print(
+        f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f}), "
+        f"{verdict(passed[-1])}"
+    )
+    print(
+        "| case | share of a step outside the forwards | ms per round | outside, us per round | at "
+        "most 12% |"
+    )
     print("|---|---|---|---|---|")
     for name in args.only or CASES:
         if CASES[name].drafter.kind not in ("none", "jacobi", *models.drafters):
             continue
-        share, per_round, outside = share_outside(models, CASES[name], args.images, args.repetitions)
+        share, per_round, outside = share_outside(
+            models, CASES[name], args.images, args.repetitions
+        )
         passed.append(share <= SHARE)
-        print(f"| {name} | {share:.1%} | {per_round:.2f} | {outside:.0f} | {verdict(passed[-1])} |", flush=True)
+        print(
+            f"| {name} | {share:.1%} | {per_round:.2f} | {outside:.0f} | {verdict(passed[-1])} |",
+            flush=True,
+        )
     if args.check and not all(passed):
         raise SystemExit(1)
 

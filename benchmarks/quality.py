@@ -1,4 +1,6 @@
-"""Image quality of a setting of the built-in model, with uncertainties: fid, drift, caption accuracy, CLIP score."""
+"""Image quality of a setting of the built-in model, with uncertainties: fid, drift, caption
+accuracy, CLIP score.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from workers.metrics.frechet import (
 from workers.models.target import Target
 from workers.scenes.images import render, sample_attributes
 
-REFERENCE_SEED, REFERENCE_SCENES = 2, 4096  # held out from all training (seed 0) and from the captions drawn (seed 1)
+# held out from all training (seed 0) and from the captions drawn (seed 1)
+REFERENCE_SEED, REFERENCE_SCENES = 2, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """`fid`: to real scenes. `drift`: to vanilla's images of the same captions. `gain`: fid minus vanilla's, paired."""
+    """`fid`: to real scenes. `drift`: to vanilla's images of the same captions. `gain`: fid minus
+    vanilla's, paired.
+    """
 
     fid: Estimate
     drift: Estimate | None
@@ -42,15 +47,22 @@ class Judge:
     def __init__(self, target: Target, requests: Sequence[Request]) -> None:
         self.target, self.captions = target, [request.caption for request in requests]
         self.features, self.clip = load_features(), load_clip()
-        self.reference = Gaussian.fit(self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES)))
+        self.reference = Gaussian.fit(
+            self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES))
+        )
         self.vanilla: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Quality:
-        """Quality of token rows [n, image_len], in the order of the requests. The first call's images are the drift's
-        origin.
+        """Quality of token rows [n, image_len], in the order of the requests. The first call's
+        images are the drift's origin.
         """
         return self.judge(
-            torch.cat([self.target.decode(part.to(self.target.device)).cpu() for part in torch.split(tokens, 256)])
+            torch.cat(
+                [
+                    self.target.decode(part.to(self.target.device)).cpu()
+                    for part in torch.split(tokens, 256)
+                ]
+            )
         )
 
     def judge(self, images: Tensor) -> Quality:

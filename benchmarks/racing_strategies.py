@@ -1,8 +1,9 @@
-"""Strategies of this project that `benchmarks.search` replays: the replay sampler, racing, and both.
+"""Strategies of this project that `benchmarks.search` replays: the replay sampler, racing, and
+both.
 
-A search has a proposer (random order, or the replay sampler) and a rule that decides after each rung whether a setting
-goes on. As in a sweep, the sampler gets a stopped setting's values as vanilla's on all captions plus its difference to
-vanilla on those that both have.
+A search has a proposer (random order, or the replay sampler) and a rule that decides after each
+rung whether a setting goes on. As in a sweep, the sampler gets a stopped setting's values as
+vanilla's on all captions plus its difference to vanilla on those that both have.
 """
 
 from __future__ import annotations
@@ -22,11 +23,16 @@ from orchestrator.run.racing import Race, Scores
 
 ERROR_RATE = 0.05  # of a race
 _SAMPLES = 64  # of the sampler's posterior
-Stops = Callable[[Purchases, int, int, int], bool]  # (purchases, row, rung, place in the search): the setting stops
+# (purchases, row, rung, place in the search): the setting stops
+Stops = Callable[[Purchases, int, int, int], bool]
 
 
-def search_with(propose: Callable[[Purchases, int], Iterator[int]], stops: Stops | None) -> Strategy:
-    """A search that measures each proposal rung by rung until it stops, and in the end what has stopped."""
+def search_with(
+    propose: Callable[[Purchases, int], Iterator[int]], stops: Stops | None
+) -> Strategy:
+    """A search that measures each proposal rung by rung until it stops, and in the end what has
+    stopped.
+    """
 
     def search(purchases: Purchases, seed: int) -> None:
         top = len(purchases.problem.rungs) - 1
@@ -67,7 +73,8 @@ def scores_of(problem: Problem, row: int, level: int) -> Scores:
 
 @dataclass(frozen=True)
 class ReplayProposals:
-    """Proposals of the replay sampler, then in random order the settings that replay cannot describe.
+    """Proposals of the replay sampler, then in random order the settings that replay cannot
+    describe.
 
     paired: the sampler gets the errors of differences to vanilla, not of the values themselves.
     """
@@ -78,7 +85,9 @@ class ReplayProposals:
         problem = purchases.problem
         described, features, guesses = described_settings(problem.atlas)
         inside = described[described != 0]
-        pool = SettingsPool([{"row": int(row)} for row in inside], features[described != 0], guesses[described != 0])
+        pool = SettingsPool(
+            [{"row": int(row)} for row in inside], features[described != 0], guesses[described != 0]
+        )
         study = optuna.create_study(directions=list(DIRECTIONS))
         reference = reference_point(problem.seen[-1, ..., 0]).tolist()
         distribution: dict[str, BaseDistribution] = {"row": IntDistribution(0, len(problem) - 1)}
@@ -88,7 +97,9 @@ class ReplayProposals:
         )
         study.add_trial(vanilla)
         for number in range(len(inside)):
-            study.sampler = ReplaySampler(pool, samples=_SAMPLES, reference=reference, seed=1000 * seed + number)
+            study.sampler = ReplaySampler(
+                pool, samples=_SAMPLES, reference=reference, seed=1000 * seed + number
+            )
             trial = study.ask(distribution)
             row = int(trial.params["row"])
             yield row
@@ -121,7 +132,9 @@ def _jackknife(values: Floats) -> Floats:
 MODELLED_STRATEGIES: dict[str, Strategy] = {
     "replay sampler": search_with(ReplayProposals(), None),
     "replay sampler and racing": search_with(ReplayProposals(), race_at(ERROR_RATE)),
-    "replay sampler and racing, with paired errors": search_with(ReplayProposals(paired=True), race_at(ERROR_RATE)),
+    "replay sampler and racing, with paired errors": search_with(
+        ReplayProposals(paired=True), race_at(ERROR_RATE)
+    ),
     "replay sampler, stops dominated trials": search_with(ReplayProposals(), race_at(None)),
     "replay sampler, stops dominated trials, with paired errors": search_with(
         ReplayProposals(paired=True), race_at(None)

@@ -1,19 +1,20 @@
-"""How well replay predicts: mean accepted lengths from one recording of the exact rule, against each setting's own run.
+"""How well replay predicts: mean accepted lengths from one recording of the exact rule, against
+each setting's own run.
 
     python -m benchmarks.replay [--images 24] [--settings 24] [--set KEY=VALUE ...]
     python -m benchmarks.replay --memory
     python -m benchmarks.replay --from SWEEP
 
-Random settings of the quick start's space with dynamic trees added, on the built-in model, one thread. Both sides use
-the same captions and random numbers. Prints a line per setting, the quantiles of the errors, and the seconds of both
-sides.
+Random settings of the quick start's space with dynamic trees added, on the built-in model, one
+thread. Both sides use the same captions and random numbers. Prints a line per setting, the
+quantiles of the errors, and the seconds of both sides.
 
-With --memory, the bytes of a recorded step, on the built-in model and, with its rows of probabilities as much longer,
-for a codebook of 16,384.
+With --memory, the bytes of a recorded step, on the built-in model and, with its rows of
+probabilities as much longer, for a codebook of 16,384.
 
-With --from, the trials of a sweep of the built-in model are predicted from its first captions, and corrected each by
-the others (leave one out). Prints the share within 3 % before and after, by kind of setting, and how each predicted
-measure of quality ranks the trials' drift and fid (Spearman).
+With --from, the trials of a sweep of the built-in model are predicted from its first captions, and
+corrected each by the others (leave one out). Prints the share within 3 % before and after, by kind
+of setting, and how each predicted measure of quality ranks the trials' drift and fid (Spearman).
 """
 
 from __future__ import annotations
@@ -49,7 +50,12 @@ from workers.replay.replayer import Replayer
 from workers.runtime.process import use_threads
 
 CHAIN = {"policy": "chain", "length": {"low": 2, "high": 5}}
-DYNAMIC = {"policy": "dynamic", "depth": {"low": 2, "high": 4}, "width": {"low": 2, "high": 3}, "nodes": 8}
+DYNAMIC = {
+    "policy": "dynamic",
+    "depth": {"low": 2, "high": 4},
+    "width": {"low": 2, "high": 3},
+    "nodes": 8,
+}
 WITHIN, LARGE_CODEBOOK = 0.03, 16_384
 
 
@@ -70,18 +76,24 @@ class Row:
 
 
 def read_space(assignments: Sequence[str]) -> SweepConfig:
-    """The part of the quick start's space that drafts by EAGLE, with more chains, and with dynamic trees."""
+    """The part of the quick start's space that drafts by EAGLE, with more chains, and with dynamic
+    trees.
+    """
     quickstart = SweepConfig.read("quickstart")
     eagle = quickstart.to_mapping()["space"][0]
     _, static = eagle["tree"]
-    sweep = SweepConfig.from_mapping(quickstart.to_mapping() | {"space": eagle | {"tree": [CHAIN, static, DYNAMIC]}})
+    sweep = SweepConfig.from_mapping(
+        quickstart.to_mapping() | {"space": eagle | {"tree": [CHAIN, static, DYNAMIC]}}
+    )
     return SweepConfig.parse(sweep.to_yaml(), "quickstart", parse_assignments(assignments))
 
 
 def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], float]:
     """Rows for `count` random settings, and the seconds of all recordings."""
     models = load_folder()
-    requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
+    requests = [
+        Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]
+    ]
     configs = dict(islice(random_settings(sweep), count))
     replayer = Replayer(models, requests, seed=sweep.seed)
     start = time.perf_counter()
@@ -100,7 +112,9 @@ def compare(sweep: SweepConfig, images: int, count: int) -> tuple[list[Row], flo
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A trial: its prediction, what it measured, and log measured - log predicted after correction by the others."""
+    """A trial: its prediction, what it measured, and log measured - log predicted after correction
+    by the others.
+    """
 
     config: DecodingConfig
     prediction: Prediction
@@ -119,7 +133,9 @@ def compare_trials(location: str, images: int) -> list[TrialRow]:
     trials, models = Sweep.open(location), load_folder()
     text = read_sweep_text(trials.storage)
     sweep = SweepConfig.parse(text, location)
-    requests = [Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]]
+    requests = [
+        Request(c.id, c.text) for c in read_captions(**sweep.captions.to_mapping())[:images]
+    ]
     replayer = Replayer(models, requests, seed=sweep.seed)
     measured = dict(measured_trials(trials, models, Capabilities.of(models)))
     replayer.record(measured)
@@ -136,19 +152,28 @@ def print_trials(rows: Sequence[TrialRow]) -> None:
     kinds: dict[str, list[TrialRow]] = {"all": list(rows)}
     for row in rows:
         kinds.setdefault(f"{row.config.drafter.kind} {row.config.policy.kind}", []).append(row)
-    print(f"{'kind':<24} {'trials':>6} {'within 3 %':>11} {'corrected':>10} {'median':>7} {'corrected':>10}")
+    print(
+        f"{'kind':<24} {'trials':>6} {'within 3 %':>11} {'corrected':>10} {'median':>7} "
+        f"{'corrected':>10}"
+    )
     for kind, members in kinds.items():
         before = np.abs([row.error for row in members])
         after = np.abs(np.expm1([row.corrected for row in members]))
         shares = [f"{100 * np.mean(errors <= WITHIN):.0f} %" for errors in (before, after)]
         medians = [f"{100 * np.median(errors):.1f} %" for errors in (before, after)]
-        print(f"{kind:<24} {len(members):>6} {shares[0]:>11} {shares[1]:>10} {medians[0]:>7} {medians[1]:>10}")
+        print(
+            f"{kind:<24} {len(members):>6} {shares[0]:>11} {shares[1]:>10} {medians[0]:>7} "
+            f"{medians[1]:>10}"
+        )
     for metric in ("drift", "fid"):
         own = [row for row in rows if metric in row.record.metrics]
         values = [row.record.metrics[metric].value for row in own]
         for measure in MEASURES if len(own) > 2 else ():
             costs = [row.prediction.values[measure].value for row in own]
-            print(f"Spearman of {measure} with {metric}: {spearmanr(costs, values).statistic:.3f} ({len(own)} trials)")
+            print(
+                f"Spearman of {measure} with {metric}: {spearmanr(costs, values).statistic:.3f} "
+                f"({len(own)} trials)"
+            )
 
 
 def print_memory() -> None:
@@ -161,18 +186,24 @@ def print_memory() -> None:
         list(Replayer(models, requests).engine(config, 2, recorder).run(requests))
         steps = recorder.steps()
         columns = {field.name: getattr(steps, field.name) for field in fields(steps)}
-        sizes = {name: column.nbytes / len(steps) for name, column in columns.items() if column is not None}
+        sizes = {
+            name: column.nbytes / len(steps)
+            for name, column in columns.items()
+            if column is not None
+        }
         rows = sizes["target"] + sizes.get("proposal", 0.0)
         large = rows * LARGE_CODEBOOK / codes + sum(sizes.values()) - rows
         small, large = (size / 2**20 for size in (sum(sizes.values()), large))
         print(
-            f"{policy.kind} of {policy.bounds.nodes} nodes, {steps.inner.shape[1]} with children: {small:.2f} MiB at "
-            f"{codes} codes, {large:.2f} MiB at {LARGE_CODEBOOK}"
+            f"{policy.kind} of {policy.bounds.nodes} nodes, {steps.inner.shape[1]} with children: "
+            f"{small:.2f} MiB at {codes} codes, {large:.2f} MiB at {LARGE_CODEBOOK}"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--settings", type=int, default=24)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
@@ -193,11 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{value:>15} {row.measured:9.3f} {100 * row.error:+6.1f}%  {describe(row.config)}")
     errors = np.abs([row.error for row in rows])
     median, ninety = np.quantile(errors, [0.5, 0.9])
-    print(f"within {100 * WITHIN:.0f} %: {100 * np.mean(errors <= WITHIN):.0f} % of {len(rows)} settings; median error "
-          f"{100 * median:.1f} %, nine in ten within {100 * ninety:.1f} %")  # fmt: skip
+    print(
+        f"within {100 * WITHIN:.0f} %: {100 * np.mean(errors <= WITHIN):.0f} % of {len(rows)} "
+        f"settings; median error {100 * median:.1f} %, nine in ten within {100 * ninety:.1f} %"
+    )
     ratio = sum(row.run_s for row in rows) / sum(row.predict_s for row in rows)
     print(
-        f"recording {recording_s:.0f} s; a prediction is {ratio:.0f} times as fast as a run of {options.images} images"
+        f"recording {recording_s:.0f} s; a prediction is {ratio:.0f} times as fast as a run of "
+        f"{options.images} images"
     )
 
 

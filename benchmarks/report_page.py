@@ -2,9 +2,10 @@
 
     python -m benchmarks.report_page [--trials 1000] [--browser chromium]
 
-Opens the pages of two made sweeps in turn, five times each: the time from the navigation to the first paint. Then, on
-the large one, how long the page takes to be laid out again after a pointer's move to a trial, after a move of the
-quality bar and after a filter, each the median of nine. It needs playwright, and a browser that it can drive.
+Opens the pages of two made sweeps in turn, five times each: the time from the navigation to the
+first paint. Then, on the large one, how long the page takes to be laid out again after a pointer's
+move to a trial, after a move of the quality bar and after a filter, each the median of nine. It
+needs playwright, and a browser that it can drive.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from workers.data.storage import Storage
 
 SMALL, OPENINGS = 24, 5
 POINT = """
-  const { x, y, width, height } = document.querySelectorAll(".point")[round * 7].getBoundingClientRect();
+  const point = document.querySelectorAll(".point")[round * 7];
+  const { x, y, width, height } = point.getBoundingClientRect();
   const place = { clientX: x + width / 2, clientY: y + height / 2 };
   document.getElementById("chart").dispatchEvent(new PointerEvent("pointermove", place));"""
 BAR = """
@@ -35,7 +37,11 @@ WORDS = """
   const filter = document.getElementById("filter");
   filter.value = `number>=${round}`;
   filter.dispatchEvent(new Event("input"));"""
-ACTIONS = {"a pointer's move to a trial": POINT, "a move of the quality bar": BAR, "a filter": WORDS}
+ACTIONS = {
+    "a pointer's move to a trial": POINT,
+    "a move of the quality bar": BAR,
+    "a filter": WORDS,
+}
 
 
 def make_report(folder: Path, trials: int) -> str:
@@ -58,7 +64,11 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
 def first_paint(browser: Any, address: str) -> float:
     """Milliseconds."""
     with opened(browser, address) as page:
-        return float(page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        return float(
+            page.evaluate(
+                "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            )
+        )
 
 
 def layout_time(page: Any, action: str) -> float:
@@ -73,16 +83,24 @@ def layout_time(page: Any, action: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=1000)
-    parser.add_argument("--browser", default="/usr/bin/chromium", help="the program (default: %(default)s)")
+    parser.add_argument(
+        "--browser", default="/usr/bin/chromium", help="the program (default: %(default)s)"
+    )
     args = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         small, large = (make_report(Path(folder), trials) for trials in (SMALL, args.trials))
-        browser = playwright.chromium.launch(executable_path=args.browser, args=["--headless=new", "--no-sandbox"])
-        paints = [(first_paint(browser, small), first_paint(browser, large)) for _ in range(OPENINGS)]
+        browser = playwright.chromium.launch(
+            executable_path=args.browser, args=["--headless=new", "--no-sandbox"]
+        )
+        paints = [
+            (first_paint(browser, small), first_paint(browser, large)) for _ in range(OPENINGS)
+        ]
         before, after = (statistics.median(column) for column in zip(*paints, strict=True))
         print(f"first paint: {after:.0f} ms, with {SMALL} trials {before:.0f} ms")
         with opened(browser, large) as page:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.sampling [--images 384]
 
-Relaxation can look free, or even like a gain, when the target itself is sampled with poor settings. The built-in
-model's defaults are chosen from this table: the lowest fid among the settings whose caption accuracy is within error of
-the best.
+Relaxation can look free, or even like a gain, when the target itself is sampled with poor settings.
+The built-in model's defaults are chosen from this table: the lowest fid among the settings whose
+caption accuracy is within error of the best.
 """
 
 from __future__ import annotations
@@ -29,18 +29,28 @@ GRID = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=384)
-    parser.add_argument("--settings", type=int, default=len(GRID), help="the first N settings of the list")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "sampling.json")
+    parser.add_argument(
+        "--settings", type=int, default=len(GRID), help="the first N settings of the list"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "sampling.json"
+    )
     args = parser.parse_args()
     models = load_folder()
     jobs = held_out_requests(models, args.images)
     judge = Judge(models.target, jobs)
-    print("| cfg | temperature | top-k | fid | caption accuracy | CLIP |\n|---|---|---|---|---|---|")
+    print(
+        "| cfg | temperature | top-k | fid | caption accuracy | CLIP |\n|---|---|---|---|---|---|"
+    )
     rows = []
     for sampling in GRID[: args.settings]:
-        quality = judge(draw(engine_for(models, DecodingConfig(), batch=64, sampling=sampling), jobs).tokens)
+        quality = judge(
+            draw(engine_for(models, DecodingConfig(), batch=64, sampling=sampling), jobs).tokens
+        )
         rows.append(
             {
                 "cfg": sampling.cfg,

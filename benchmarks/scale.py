@@ -1,24 +1,27 @@
-"""How a sweep scales: with its workers, with the trials and shards in its store, and how soon a resumed one works.
+"""How a sweep scales: with its workers, with the trials and shards in its store, and how soon a
+resumed one works.
 
-    python -m benchmarks.scale [workers] [store] [start] [racing] [costs] [--out benchmarks/results/scale.json]
+    python -m benchmarks.scale [workers] [store] [start] [racing] [costs] [--out FILE.json]
 
-workers: the real driver, pool, Ray and store, with workers that sleep `--shard-seconds` and then write a small shard.
-Efficiency is the time that they slept over (workers x wall clock), from the first task to the last. Real shards take
-seconds to minutes, so 2 s is the short end. All workers share this machine's cores, so what they spend on starting a
-call and writing a file counts against them.
+workers: the real driver, pool, Ray and store, with workers that sleep `--shard-seconds` and then
+write a small shard. Efficiency is the time that they slept over (workers x wall clock), from the
+first task to the last. Real shards take seconds to minutes, so 2 s is the short end. All workers
+share this machine's cores, so what they spend on starting a call and writing a file counts against
+them.
 
-store: `--trials` trials of `--shards` shards, launched with one worker that returns at once, so the rate is the
-driver's; the shards are copies of one small file. Then the real command resumes it: when it hands out work, when the
-first new shard is there, and its memory.
+store: `--trials` trials of `--shards` shards, launched with one worker that returns at once, so the
+rate is the driver's; the shards are copies of one small file. Then the real command resumes it:
+when it hands out work, when the first new shard is there, and its memory.
 
 start: the same for the quick start whose enqueued trials have finished.
 
-racing: the driver's own CPU seconds in a racing sweep of `--trials` trials, with workers that return at once: until the
-last trial has finished, and then until no stopped trial may be on the front.
+racing: the driver's own CPU seconds in a racing sweep of `--trials` trials, with workers that
+return at once: until the last trial has finished, and then until no stopped trial may be on the
+front.
 
-costs: seconds of one ask and one tell when 1,000 trials have finished; of a Frechet distance with its error, of
-Inception's width, on this machine's cores; of one trial that is logged to MLflow's database beside the sweep; and of
-one look at 1,000 busy workers.
+costs: seconds of one ask and one tell when 1,000 trials have finished; of a Frechet distance with
+its error, of Inception's width, on this machine's cores; of one trial that is logged to MLflow's
+database beside the sweep; and of one look at 1,000 busy workers.
 """
 
 from __future__ import annotations
@@ -83,9 +86,13 @@ _COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()
 def sweep_of(trials: int, shards: int, sampler: str = "random", parallel: int = 8) -> SweepConfig:
     """The quick start's space with `shards` quality shards a trial."""
     changes = {
-        "budget.trials": trials, "captions.count": shards * _SHARD, "quality.shard": _SHARD, "quality.batch": _SHARD,
-        "racing": None, "search": {"sampler": sampler, "parallel": parallel},
-    }  # fmt: skip
+        "budget.trials": trials,
+        "captions.count": shards * _SHARD,
+        "quality.shard": _SHARD,
+        "quality.batch": _SHARD,
+        "racing": None,
+        "search": {"sampler": sampler, "parallel": parallel},
+    }
     return SweepConfig.read("quickstart", changes)
 
 
@@ -135,7 +142,9 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
     sink = event_sink(Progress(sweep.budget.trials), lambda event: None, storage.path(EVENTS))
     folder.joinpath(sweep.name).mkdir(parents=True)
     folder.joinpath(sweep.name, SHARDS).mkdir()
-    study = StudyView(sweep, str(default_journal(storage, sweep.name)), partial(as_told, sweep), is_own=True)
+    study = StudyView(
+        sweep, str(default_journal(storage, sweep.name)), partial(as_told, sweep), is_own=True
+    )
     views, begin = Views(storage, [Tables(), study]), time.monotonic()
     with file_launches(pools):
         launch(sweep, storage, LaunchOptions(), views, sink, cores=1)
@@ -158,7 +167,9 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Events of a resumed sweep with their seconds since the command started, and the driver's peak memory."""
+    """Events of a resumed sweep with their seconds since the command started, and the driver's peak
+    memory.
+    """
 
     events: list[tuple[float, Mapping[str, Any]]]
     memory_mb: float
@@ -173,17 +184,31 @@ class Resumed:
             "first_worker_s": self.first(lambda event: event["event"] == "identity"),
             "hands_out_work_s": self.first(lambda event: event["event"] == "trial_started"),
             "first_shard_s": self.first(lambda event: event["event"] == "shard"),
-            "of_it_drawing_s": next(event["seconds"] for _, event in self.events if event["event"] == "shard"),
+            "of_it_drawing_s": next(
+                event["seconds"] for _, event in self.events if event["event"] == "shard"
+            ),
             "memory_mb": self.memory_mb,
         }
 
 
 def resume(sweep: SweepConfig, folder: Path, trials: int, *options: str) -> Resumed:
-    """Resume a sweep by the real command, with `trials` trials, until its first new shard; then stop it."""
+    """Resume a sweep by the real command, with `trials` trials, until its first new shard; then
+    stop it.
+    """
     file, events = folder / "space.yaml", folder / sweep.name / EVENTS
     file.write_text(sweep.to_yaml())
     known, start = events.stat().st_size, time.time()
-    command = [*_COMMAND, "launch", str(file), "--out", str(folder), "--resume", "--trials", str(trials), *options]
+    command = [
+        *_COMMAND,
+        "launch",
+        str(file),
+        "--out",
+        str(folder),
+        "--resume",
+        "--trials",
+        str(trials),
+        *options,
+    ]
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     new: list[Mapping[str, Any]] = []
@@ -217,9 +242,13 @@ def racing_s(trials: int, folder: Path) -> dict[str, float]:
     """CPU seconds of a racing sweep's driver, and how many trials stopped and went on."""
     rungs = [BLOCKS, 2 * BLOCKS]
     changes = {
-        "budget.trials": trials, "captions.count": 4 * BLOCKS, "quality.shard": BLOCKS, "quality.batch": BLOCKS,
-        "search": {"sampler": "random", "parallel": 8}, "racing": {"rungs": rungs, "stop": "dominated"},
-    }  # fmt: skip
+        "budget.trials": trials,
+        "captions.count": 4 * BLOCKS,
+        "quality.shard": BLOCKS,
+        "quality.batch": BLOCKS,
+        "search": {"sampler": "random", "parallel": 8},
+        "racing": {"rungs": rungs, "stop": "dominated"},
+    }
     events, finished_s = list[Mapping[str, Any]](), 0.0
 
     def emit(event: Mapping[str, Any]) -> None:
@@ -263,14 +292,23 @@ def logging_s(folder: Path, trials: int = 20) -> float:
 
 
 def look_s(workers: int = 1000, looks: int = 20) -> float:
-    """Seconds of one look at the replies of so many busy workers, as the pool does for every finished task."""
+    """Seconds of one look at the replies of so many busy workers, as the pool does for every
+    finished task.
+    """
     import ray
 
     with connected(None, Slots(1), 1), tempfile.TemporaryDirectory() as folder:
-        spec = {"store": folder, "seconds": 60.0, "experiment": _EXPERIMENT.to_mapping(), "worker": "busy"}
+        spec = {
+            "store": folder,
+            "seconds": 60.0,
+            "experiment": _EXPERIMENT.to_mapping(),
+            "worker": "busy",
+        }
         actor = simulated_actor().options(num_cpus=1).remote(spec)
         task = plan_quality(DecodingConfig(sampling=Sampling()), 1, 1, 1, 1)[0]
-        replies = [actor.run.remote({"kind": task.kind, **task.to_mapping()}) for _ in range(workers)]
+        replies = [
+            actor.run.remote({"kind": task.kind, **task.to_mapping()}) for _ in range(workers)
+        ]
         begin = time.perf_counter()
         for _ in range(looks):
             ray.wait(replies, num_returns=1, timeout=0)
@@ -282,7 +320,9 @@ def show(name: str, facts: Mapping[str, float]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="*", choices=[*_PARTS, []], default=[])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--shard-seconds", type=float, default=2.0)
@@ -290,10 +330,14 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--shards", type=int, default=500, help="of a trial")
     parser.add_argument("--folder", type=Path, help="for the stores; default: a temporary one")
-    parser.add_argument("--out", type=Path, help="JSON file of the results; parts that do not run keep theirs")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of the results; parts that do not run keep theirs"
+    )
     args = parser.parse_args()
     parts = args.parts or _PARTS
-    results: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    results: dict[str, Any] = (
+        json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    )
     folder = Path(tempfile.mkdtemp(dir=args.folder))
     try:
         if "workers" in parts:
@@ -309,14 +353,19 @@ def main() -> None:
             if part in parts:
                 made = make_store(sweep, folder / part)
                 show(part, made)
-                resumed = resume(sweep, folder / part, sweep.budget.trials + _NEW_TRIALS, "--no-mlflow").summary()
+                resumed = resume(
+                    sweep, folder / part, sweep.budget.trials + _NEW_TRIALS, "--no-mlflow"
+                ).summary()
                 show(f"{part}, resumed", resumed)
                 results[part] = made | {"resumed": resumed}
         if "racing" in parts:
             results["racing"] = racing_s(args.trials, folder)
             show("racing", results["racing"])
         if "costs" in parts:
-            asks = {f"{sampler}_ask_and_tell_s": ask_and_tell(sampler, 1000) for sampler in ("tpe", "nsga2", "random")}
+            asks = {
+                f"{sampler}_ask_and_tell_s": ask_and_tell(sampler, 1000)
+                for sampler in ("tpe", "nsga2", "random")
+            }
             results["costs"] = asks | {
                 "distance_s": distance_s(),
                 "mlflow_trial_s": logging_s(folder),

@@ -1,15 +1,18 @@
-"""How many images a search needs to find the front: strategies replayed on the atlas, a table of measured settings.
+"""How many images a search needs to find the front: strategies replayed on the atlas, a table of
+measured settings.
 
     python -m benchmarks.search [--seeds 20] [--strategies NAME ...] [--write]
 
-The captions of the table are divided into two halves. A strategy sees one: it asks for a setting and a number of
-captions (24, 48 or 96), and pays one unit for each image that it has not seen. After every purchase its front is the
-set of settings that no other one, measured on at least as many captions, beats at the setting's own number of captions.
-That front is judged by what the same settings reach on the other half, so no strategy wins by luck: the hypervolume of
-speed-up and fid, as a share of the hypervolume that a strategy reaches which buys everything. Half of the seeds
+The captions of the table are divided into two halves. A strategy sees one: it asks for a setting
+and a number of captions (24, 48 or 96), and pays one unit for each image that it has not seen.
+After every purchase its front is the set of settings that no other one, measured on at least as
+many captions, beats at the setting's own number of captions. That front is judged by what the same
+settings reach on the other half, so no strategy wins by luck: the hypervolume of speed-up and fid,
+as a share of the hypervolume that a strategy reaches which buys everything. Half of the seeds
 search the first half, the others the second one. Every strategy begins with vanilla.
 
-Prints the images after which this share is at 90 % and at 95 % for good: median and quartiles over the seeds.
+Prints the images after which this share is at 90 % and at 95 % for good: median and quartiles over
+the seeds.
 """
 
 from __future__ import annotations
@@ -39,7 +42,9 @@ KEPT = RESULTS.with_suffix(".json")
 
 
 def images_needed(curve: Sequence[tuple[int, float]], level: float) -> float:
-    """The images after which the curve never again is below the level; infinite if it ends below."""
+    """The images after which the curve never again is below the level; infinite if it ends
+    below.
+    """
     needed = math.inf
     for images, value in reversed(curve):
         if value < level:
@@ -65,8 +70,8 @@ class Outcome:
 def replay_seed(
     strategy: Strategy, problems: Sequence[Problem], seed: int, limit: float = 1.0
 ) -> tuple[list[float], float]:
-    """Replay a strategy on problem `seed` modulo their number: the images needed for each target, and seconds. limit:
-    share of the table's images that it may buy.
+    """Replay a strategy on problem `seed` modulo their number: the images needed for each target,
+    and seconds. limit: share of the table's images that it may buy.
     """
     start = time.perf_counter()
     problem = problems[seed % len(problems)]
@@ -117,13 +122,20 @@ def _kept(identity: Mapping[str, object]) -> dict[str, Outcome]:
     if stored.get("of") != identity:
         return {}
     return {
-        name: Outcome.of([([math.inf if n is None else n for n in row], entry["seconds"]) for row in entry["images"]])
+        name: Outcome.of(
+            [
+                ([math.inf if n is None else n for n in row], entry["seconds"])
+                for row in entry["images"]
+            ]
+        )
         for name, entry in stored["strategies"].items()
     }
 
 
 def _keep(identity: Mapping[str, object], outcomes: Mapping[str, Outcome]) -> None:
-    """Write the outcomes of all strategies so far: the images of each seed for each target, null if it is missed."""
+    """Write the outcomes of all strategies so far: the images of each seed for each target, null if
+    it is missed.
+    """
     strategies = {}
     for name, outcome in outcomes.items():
         rows = np.array([outcome.images[target] for target in TARGETS]).T.tolist()
@@ -133,15 +145,22 @@ def _keep(identity: Mapping[str, object], outcomes: Mapping[str, Outcome]) -> No
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument(
-        "--limit", type=float, default=0.12, help="share of the table's images that a strategy with a model may buy"
+        "--limit",
+        type=float,
+        default=0.12,
+        help="share of the table's images that a strategy with a model may buy",
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
-        "--write", action="store_true", help=f"write {RESULTS.name}, with earlier results of the other strategies"
+        "--write",
+        action="store_true",
+        help=f"write {RESULTS.name}, with earlier results of the other strategies",
     )
     options = parser.parse_args(arguments)
     problems = _problems()
@@ -157,17 +176,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         for name, futures in replays.items():
             outcomes[name] = Outcome.of([future.result() for future in futures])
-            shares = {f"{t:.0%}": _quartiles(v, problems[0].images) for t, v in outcomes[name].images.items()}
+            shares = {
+                f"{t:.0%}": _quartiles(v, problems[0].images)
+                for t, v in outcomes[name].images.items()
+            }
             print(name, shares, flush=True)
             if options.write:
                 _keep(identity, _kept(identity) | {name: outcomes[name]})
     outcomes = {name: outcomes[name] for name in STRATEGIES if name in outcomes}
     points = "; ".join(f"speed-up {p.reference[0]:.2f}, fid {p.reference[1]:.1f}" for p in problems)
     text = (
-        f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, {problems[0].images} "
-        f"images in each half. Images needed: median (quartiles), and the median as a share of the half's images. "
-        f"Strategies with a Gaussian process may buy {options.limit:.0%} of the images. Reference points of the "
-        f"hypervolume on the two halves: {points}.\n\n{table(outcomes, problems)}\n"
+        f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, "
+        f"{problems[0].images} images in each half. Images needed: median (quartiles), and the "
+        "median as a share of the half's images. Strategies with a Gaussian process may buy "
+        f"{options.limit:.0%} of the images. Reference points of the hypervolume on the two "
+        f"halves: {points}.\n\n{table(outcomes, problems)}\n"
     )
     print(text)
     if options.write:

@@ -21,8 +21,8 @@ Strategy = Callable[["Purchases", int], None]
 class Problem:
     """A table to search. Row 0 is vanilla.
 
-    seen [R, S, m, 1 + G]: the objectives at each rung, then without each block of captions. judged [S, m]: on the other
-    captions. reference [m]: of the hypervolume.
+    seen [R, S, m, 1 + G]: the objectives at each rung, then without each block of captions. judged
+    [S, m]: on the other captions. reference [m]: of the hypervolume.
     """
 
     atlas: Atlas
@@ -48,7 +48,9 @@ class Problem:
         return len(self) * self.rungs[-1]
 
     def believed(self, rung: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The front [S] that a strategy believes in after measuring settings up to these rungs [S] (-1: never)."""
+        """The front [S] that a strategy believes in after measuring settings up to these rungs [S]
+        (-1: never).
+        """
         front = np.zeros(len(self), dtype=np.bool_)
         for level in range(len(self.rungs)):
             rows = np.flatnonzero(rung >= level)
@@ -67,7 +69,9 @@ class Problem:
 
 
 def reference_point(values: Floats) -> Floats:
-    """Vanilla's speed, and twice its fid: beyond either, a setting is of no use. values [S, m]; row 0 is vanilla."""
+    """Vanilla's speed, and twice its fid: beyond either, a setting is of no use. values [S, m]; row
+    0 is vanilla.
+    """
     point: Floats = values[0] * [1.0, 2.0]
     return point
 

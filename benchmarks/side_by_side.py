@@ -1,12 +1,14 @@
-"""This checkout's engine compared with another's: presets on the built-in model, drawn by both in turn.
+"""This checkout's engine compared with another's: presets on the built-in model, drawn by both in
+turn.
 
     git worktree add ../before 40e73d0
-    python -m benchmarks.side_by_side ../before [--only lantern eagle2] [--batches 1 8 32] [--pairs 5]
-        [--codes 16384] [--sampling '{"top_k": 1000, "cfg": 3.0}']
+    python -m benchmarks.side_by_side ../before [--only lantern eagle2] [--batches 1 8 32]
+        [--pairs 5]
 
-Each engine has a process of its own, with one thread. Both draw the same captions with the same seed, and begin in
-turn. Per preset and batch: the median ratio of CPU seconds, the other's over this one's (above 1: this one is quicker),
-its range, and whether the tokens are equal. CPU seconds suffer less from other work than wall clock.
+Each engine has a process of its own, with one thread. Both draw the same captions with the same
+seed, and begin in turn. Per preset and batch: the median ratio of CPU seconds, the other's over
+this one's (above 1: this one is quicker), its range, and whether the tokens are equal. CPU seconds
+suffer less from other work than wall clock.
 """
 
 from __future__ import annotations
@@ -27,8 +29,12 @@ if TYPE_CHECKING:  # each process imports its own checkout's
     from workers.models.target import Target
 
 HERE = Path(__file__).resolve()
-WORDS = [f"a {size} {colour} {shape}" for size in ("small", "large") for colour in ("red", "blue", "green", "yellow")
-         for shape in ("circle", "square", "ring", "triangle")]  # fmt: skip
+WORDS = [
+    f"a {size} {colour} {shape}"
+    for size in ("small", "large")
+    for colour in ("red", "blue", "green", "yellow")
+    for shape in ("circle", "square", "ring", "triangle")
+]
 
 
 class Checkout:
@@ -36,10 +42,19 @@ class Checkout:
 
     def __init__(self, folder: Path, codes: int | None, sampling: dict[str, float]) -> None:
         self.folder = folder
-        environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {
+            "PYTHONPATH": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
         command = [sys.executable, str(HERE), "--draw", json.dumps([codes, sampling])]
         self._process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def draw(self, preset: str, batch: int, images: int) -> tuple[float, list[int]]:
@@ -80,10 +95,13 @@ def serve(codes: int | None, sampling: dict[str, Any]) -> None:
             engines[preset] = Engine(target, config, drafters.get(config.drafter.kind), seed=1)
         engines[preset].batch_size = batch
         begin = time.process_time()
-        results = list(engines[preset].run([request(n, WORDS[n % len(WORDS)]) for n in range(images)]))
+        results = list(
+            engines[preset].run([request(n, WORDS[n % len(WORDS)]) for n in range(images)])
+        )
         seconds = time.process_time() - begin
         drawn = sorted(
-            ((getattr(r, "request", None) or cast(Any, r).job).caption_id, r.tokens.tolist()) for r in results
+            ((getattr(r, "request", None) or cast(Any, r).job).caption_id, r.tokens.tolist())
+            for r in results
         )
         print(json.dumps([seconds, drawn]), flush=True)
 
@@ -99,7 +117,9 @@ def loaded() -> tuple[Target, dict[str, Drafter]]:
 
 
 def enlarge(target: Target, eagle: Drafter, codes: int) -> Drafter:
-    """Give a target so many codes, as `random_models.with_codes` does; returns an EAGLE drafter for it."""
+    """Give a target so many codes, as `random_models.with_codes` does; returns an EAGLE drafter for
+    it.
+    """
     import torch
 
     generator, config = torch.Generator().manual_seed(0), target.transformer.config
@@ -107,14 +127,20 @@ def enlarge(target: Target, eagle: Drafter, codes: int) -> Drafter:
     for module in modules:
         weight = module.weight.repeat(codes // len(module.weight), 1)
         noise = torch.randn(weight.shape, generator=generator)
-        module.weight = torch.nn.Parameter(weight + 1e-3 * weight.std() * noise, requires_grad=False)
+        module.weight = torch.nn.Parameter(
+            weight + 1e-3 * weight.std() * noise, requires_grad=False
+        )
     target.transformer.config = replace(config, vocab_size=codes)
     drafter: Drafter = cast(Any, type(eagle))(target, eagle.layer, filler=eagle.filler)
     return drafter
 
 
-def compare(old: Checkout, new: Checkout, preset: str, batch: int, images: int, pairs: int) -> tuple[list[float], bool]:
-    """Ratios of CPU seconds, the other checkout's over this one's, and whether all tokens are equal."""
+def compare(
+    old: Checkout, new: Checkout, preset: str, batch: int, images: int, pairs: int
+) -> tuple[list[float], bool]:
+    """Ratios of CPU seconds, the other checkout's over this one's, and whether all tokens are
+    equal.
+    """
     ratios, equal = [], old.draw(preset, batch, batch)[1] == new.draw(preset, batch, batch)[1]
     for pair in range(pairs):
         first, second = (old, new) if pair % 2 else (new, old)
@@ -125,20 +151,33 @@ def compare(old: Checkout, new: Checkout, preset: str, batch: int, images: int, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("other", type=Path, help="folder of another checkout")
-    parser.add_argument("--only", nargs="+", help="presets; default all that the built-in drafters serve")
+    parser.add_argument(
+        "--only", nargs="+", help="presets; default all that the built-in drafters serve"
+    )
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32])
-    parser.add_argument("--codes", type=int, help="a multiple of 1024; presets with EAGLE or without a drafter only")
-    parser.add_argument("--sampling", type=json.loads, default={}, help="as JSON; default: the model's own")
+    parser.add_argument(
+        "--codes", type=int, help="a multiple of 1024; presets with EAGLE or without a drafter only"
+    )
+    parser.add_argument(
+        "--sampling", type=json.loads, default={}, help="as JSON; default: the model's own"
+    )
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     from search_spaces.presets import CATALOGUE
 
     served = {name: preset.config.drafter.kind for name, preset in CATALOGUE.items()}
     if options.codes is not None:
-        served = {name: kind for name, kind in served.items() if kind in ("eagle", "none", "jacobi")}
-    old, new = (Checkout(folder, options.codes, options.sampling) for folder in (options.other, HERE.parents[1]))
+        served = {
+            name: kind for name, kind in served.items() if kind in ("eagle", "none", "jacobi")
+        }
+    old, new = (
+        Checkout(folder, options.codes, options.sampling)
+        for folder in (options.other, HERE.parents[1])
+    )
     print("| preset | batch | ratio of CPU seconds | range | equal tokens |\n|---|---|---|---|---|")
     for preset in options.only or served:
         for batch in options.batches:

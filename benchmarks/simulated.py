@@ -1,5 +1,5 @@
-"""Workers that draw nothing: they write a small file for every shard, after a stated time or at once, and make metrics
-up. What remains of a sweep is its driver, its store, and Ray.
+"""Workers that draw nothing: they write a small file for every shard, after a stated time or at
+once, and make metrics up. What remains of a sweep is its driver, its store, and Ray.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from workers.runtime.device import AUTO, pick_device, this_device
 
 _BLOCKS = 24  # of a metric's jackknife replicates
 _CODES, _IMAGE_TOKENS, _FEATURES = 1024, 144, 64  # as the built-in model's
-_KINDS: Mapping[str, type[QualityShard | TimingSession]] = {kind.kind: kind for kind in (QualityShard, TimingSession)}
+_KINDS: Mapping[str, type[QualityShard | TimingSession]] = {
+    kind.kind: kind for kind in (QualityShard, TimingSession)
+}
 
 
 def shard_table(images: int) -> pa.Table:
@@ -41,18 +43,40 @@ def shard_table(images: int) -> pa.Table:
     )
 
 
-def session_rows(session: TimingSession, seed: int = 0, noise: float = 0.01) -> list[dict[str, Any]]:
-    """Rows of a timing session: settings that draft are 1.4 to 2.5 times as fast as vanilla, with relative noise."""
+def session_rows(
+    session: TimingSession, seed: int = 0, noise: float = 0.01
+) -> list[dict[str, Any]]:
+    """Rows of a timing session: settings that draft are 1.4 to 2.5 times as fast as vanilla, with
+    relative noise.
+    """
     rng, rows = np.random.default_rng(seed), list[dict[str, Any]]()
     for batch in session.batches:
         for unit in range(session.start, session.stop, batch):
-            captions = {"caption_ids": list(range(unit, unit + batch)), "repetition": 0, "batch": batch}
+            captions = {
+                "caption_ids": list(range(unit, unit + batch)),
+                "repetition": 0,
+                "batch": batch,
+            }
             for turn, config in enumerate(session.configs):
                 passes = _passes(config)
                 shape = int(digest(config.shape.key), 16) % 100 / 1000
-                cost = (0.01 if config.is_vanilla else 0.012 + shape / 10) * float(np.exp(rng.normal(0, noise)))
-                seconds = {"seconds": 0.01 + passes * cost, "wall": 0.01 + passes * cost, "prefill": 0.01}
-                rows.append({"setting": config.digest(), **captions, "turn": turn, **seconds, "passes": passes})
+                cost = (0.01 if config.is_vanilla else 0.012 + shape / 10) * float(
+                    np.exp(rng.normal(0, noise))
+                )
+                seconds = {
+                    "seconds": 0.01 + passes * cost,
+                    "wall": 0.01 + passes * cost,
+                    "prefill": 0.01,
+                }
+                rows.append(
+                    {
+                        "setting": config.digest(),
+                        **captions,
+                        "turn": turn,
+                        **seconds,
+                        "passes": passes,
+                    }
+                )
     return rows
 
 
@@ -60,14 +84,32 @@ def _passes(config: DecodingConfig) -> float:
     return float(_IMAGE_TOKENS if config.is_vanilla else _IMAGE_TOKENS // 3)
 
 
-def write_session(storage: Storage, name: str, session: TimingSession, seed: int = 0, noise: float = 0.01) -> None:
-    """The file of a timing session that nothing ran, as if a worker with one thread on this machine had."""
+def write_session(
+    storage: Storage, name: str, session: TimingSession, seed: int = 0, noise: float = 0.01
+) -> None:
+    """The file of a timing session that nothing ran, as if a worker with one thread on this machine
+    had.
+    """
     device = this_device(pick_device(AUTO))
     configs = [config.to_mapping() for config in session.configs]
     started = f"2026-01-01T00:{session.number // 60 % 60:02d}:{session.number % 60:02d}+00:00"
-    facts = {"kind": session.kind, "name": name, "images": session.images, "seconds": 0.0, "worker": "simulated"}
-    facts |= {"configs": configs, "started": started, "timed_on": device.name, "threads": 1, "clock": device.clock}
-    write_shard(storage, name, session_table(session_rows(session, seed + session.number, noise)), facts)
+    facts = {
+        "kind": session.kind,
+        "name": name,
+        "images": session.images,
+        "seconds": 0.0,
+        "worker": "simulated",
+    }
+    facts |= {
+        "configs": configs,
+        "started": started,
+        "timed_on": device.name,
+        "threads": 1,
+        "clock": device.clock,
+    }
+    write_shard(
+        storage, name, session_table(session_rows(session, seed + session.number, noise)), facts
+    )
 
 
 def write_task(storage: Storage, name: str, task: QualityShard | TimingSession) -> None:
@@ -79,14 +121,26 @@ def write_task(storage: Storage, name: str, task: QualityShard | TimingSession) 
 
 
 def measurement(task: Mapping[str, Any], images: int) -> dict[str, Any]:
-    """The result of a measure task: every metric with its replicates, at all images and at half of them."""
+    """The result of a measure task: every metric with its replicates, at all images and at half of
+    them.
+    """
     rng = np.random.default_rng(int(digest(task["config"]), 16))
     metrics = {
-        name: {"value": 1 + 9 * rng.random(), "error": 0.1, "n": images, "replicates": rng.random(_BLOCKS).tolist()}
+        name: {
+            "value": 1 + 9 * rng.random(),
+            "error": 0.1,
+            "n": images,
+            "replicates": rng.random(_BLOCKS).tolist(),
+        }
         for name in task["metrics"]
     }
     passes = {"1": [_passes(DecodingConfig.from_mapping(task["config"]))] * (1 + _BLOCKS)}
-    return {"metrics": metrics, "history": [[images // 2, metrics]], "seconds": 0.0, "passes": passes}
+    return {
+        "metrics": metrics,
+        "history": [[images // 2, metrics]],
+        "seconds": 0.0,
+        "passes": passes,
+    }
 
 
 class SimulatedWorker:
@@ -96,7 +150,11 @@ class SimulatedWorker:
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        self.storage, self.seconds, self.name = Storage(spec["store"]), spec["seconds"], spec["worker"]
+        self.storage, self.seconds, self.name = (
+            Storage(spec["store"]),
+            spec["seconds"],
+            spec["worker"],
+        )
         self.experiment = Experiment.from_mapping(spec["experiment"])
 
     def facts(self) -> dict[str, Any]:
@@ -116,7 +174,13 @@ class SimulatedWorker:
         shard = _KINDS[task["kind"]].from_mapping(task)
         name = shard.name(self.experiment)
         write_task(self.storage, name, shard)
-        return {"name": name, "images": shard.images, "seconds": self.seconds, "ran": True, "worker": self.name}
+        return {
+            "name": name,
+            "images": shard.images,
+            "seconds": self.seconds,
+            "ran": True,
+            "worker": self.name,
+        }
 
 
 def simulated_actor() -> Any:
@@ -128,10 +192,12 @@ def simulated_actor() -> Any:
 
 
 class FilePool(InstantWorkers):
-    """In the place of `Pool`, with one worker in this process: every quality shard is a copy of one file. What a sweep
-    needs besides shards and metrics (the reference, predictions) is really computed.
+    """In the place of `Pool`, with one worker in this process: every quality shard is a copy of one
+    file. What a sweep needs besides shards and metrics (the reference, predictions) is really
+    computed.
 
-    writing_s: seconds spent on shards' files. They are not flushed to disk, so that many can be made.
+    writing_s: seconds spent on shards' files. They are not flushed to disk, so that many can be
+    made.
     """
 
     def __init__(self, spec: Mapping[str, Any], *rest: object) -> None:
@@ -168,7 +234,9 @@ class FilePool(InstantWorkers):
 
 @contextmanager
 def file_launches(pools: list[FilePool]) -> Iterator[None]:
-    """While the block runs, launches of this process use a `FilePool`, which is added to `pools`, and start no Ray."""
+    """While the block runs, launches of this process use a `FilePool`, which is added to `pools`,
+    and start no Ray.
+    """
 
     def pool(*arguments: Any) -> FilePool:
         pools.append(FilePool(*arguments))
@@ -179,5 +247,8 @@ def file_launches(pools: list[FilePool]) -> Iterator[None]:
         yield slots
 
     make: Callable[..., FilePool] = pool
-    with mock.patch.object(launch, "Pool", make), mock.patch.object(launch, "connected", no_cluster):
+    with (
+        mock.patch.object(launch, "Pool", make),
+        mock.patch.object(launch, "connected", no_cluster),
+    ):
         yield

@@ -1,14 +1,17 @@
-"""Whether a second run finds the same speed-ups within the stated errors: whole timing passes of the quick start.
+"""Whether a second run finds the same speed-ups within the stated errors: whole timing passes of
+the quick start.
 
     python -m benchmarks.speed_repeats [--runs 6] [--minutes 60] [--before ../c6f8a22] [--json FILE]
 
-Each run times the quick start's settings in a process of its own, in sessions as a sweep has them: all shapes first, a
-shape that comes later beside the anchor, then the front; with a pause between two sessions, in which a sweep generates
-images. Runs begin at random moments within `minutes`; every second one has two busy processes beside it. For every
-pair of runs and every setting, Student's 95 % interval of the difference of the two speed-ups should cover 0.
+Each run times the quick start's settings in a process of its own, in sessions as a sweep has them:
+all shapes first, a shape that comes later beside the anchor, then the front; with a pause between
+two sessions, in which a sweep generates images. Runs begin at random moments within `minutes`;
+every second one has two busy processes beside it. For every pair of runs and every setting,
+Student's 95 % interval of the difference of the two speed-ups should cover 0.
 
-With `--before`, the checkout of an earlier commit (with a virtual environment `.venv`) runs its own timings directly
-before each run, under the same load: vanilla and one setting of each shape in pairs, by the wall clock.
+With `--before`, the checkout of an earlier commit (with a virtual environment `.venv`) runs its own
+timings directly before each run, under the same load: vanilla and one setting of each shape in
+pairs, by the wall clock.
 """
 
 from __future__ import annotations
@@ -47,11 +50,17 @@ from workers.runtime.device import this_device
 from workers.runtime.timing import time_in_turn
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "spaces" / "quickstart.yaml"
-LATER = {"drafter": "eagle", "tree": {"policy": "static", "name": "small_7"}, "acceptance": {"schedule": "constant"}}
+LATER = {
+    "drafter": "eagle",
+    "tree": {"policy": "static", "name": "small_7"},
+    "acceptance": {"schedule": "constant"},
+}
 PAUSE_S, CAPTIONS, COUNTED = 10.0, 3, 48
-Speeds = dict[str, tuple[float, float, float]]  # by setting: speed-up, standard error, degrees of freedom
+# by setting: speed-up, standard error, degrees of freedom
+Speeds = dict[str, tuple[float, float, float]]
 
-# What c6f8a22 does, with its modules: pairs of vanilla and one setting of each shape, in the order of the trials.
+# What c6f8a22 does, with its modules: pairs of vanilla and one setting of each shape, in the order
+# of the trials.
 _BEFORE = """
 import json, sys
 import torch
@@ -71,7 +80,8 @@ def generate(engine, batch):
     return list(engine.run(batch))
 def engine(mapping):
     config = DecodingConfig.from_mapping(mapping)
-    return Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=0, batch_size=1)
+    drafter = models.drafters.get(config.drafter.kind)
+    return Engine(models.target, config, drafter, seed=0, batch_size=1)
 vanilla, costs = engine(given["vanilla"]), {}
 for name, mapping in given["settings"].items():
     shape = DecodingConfig.from_mapping(mapping).shape
@@ -88,7 +98,9 @@ print(json.dumps(found))
 
 
 def settings() -> tuple[DecodingConfig, dict[str, DecodingConfig]]:
-    """Vanilla, and the quick start's other settings by label: those of `enqueue`, and one of its space."""
+    """Vanilla, and the quick start's other settings by label: those of `enqueue`, and one of its
+    space.
+    """
     sweep = SweepConfig.read(SPACE)
     assert sweep.sampling is not None
     vanilla = DecodingConfig(sampling=sweep.sampling)
@@ -142,12 +154,19 @@ def count_passes() -> dict[str, float]:
 
 def run_before(checkout: Path, passes: Mapping[str, float], seed: int) -> Speeds:
     vanilla, named = settings()
-    captions = [request.caption for request in held_out_requests(load_folder(), CAPTIONS, seed=2 + seed)]
+    captions = [
+        request.caption for request in held_out_requests(load_folder(), CAPTIONS, seed=2 + seed)
+    ]
     given = {"vanilla": vanilla.to_mapping(), "captions": captions, "passes": dict(passes)}
     given["settings"] = {name: config.to_mapping() for name, config in named.items()}
     python = checkout.resolve() / ".venv/bin/python"
     done = subprocess.run(
-        [python, "-c", _BEFORE], input=json.dumps(given), cwd=checkout, capture_output=True, text=True, check=True
+        [python, "-c", _BEFORE],
+        input=json.dumps(given),
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: Speeds = json.loads(done.stdout)
     return found
@@ -164,8 +183,8 @@ def busy_process() -> Iterator[None]:
 
 
 def compare(runs: Sequence[Speeds]) -> tuple[float, float, float]:
-    """Of all pairs of runs and settings, the share whose interval of the difference covers 0; the median stated
-    relative error; and the median relative spread over runs.
+    """Of all pairs of runs and settings, the share whose interval of the difference covers 0; the
+    median stated relative error; and the median relative spread over runs.
     """
     covered = []
     for one, other in itertools.combinations(runs, 2):
@@ -175,7 +194,10 @@ def compare(runs: Sequence[Speeds]) -> tuple[float, float, float]:
             dof = variance**2 / (a_error**4 / a_dof + b_error**4 / b_dof) if variance else math.inf
             covered.append(abs(a - b) <= student.ppf(0.975, dof) * math.sqrt(variance))
     stated = [error / value for run in runs for value, error, _ in run.values()]
-    spread = [statistics.stdev(v) / statistics.fmean(v) for v in ([run[name][0] for run in runs] for name in runs[0])]
+    spread = [
+        statistics.stdev(v) / statistics.fmean(v)
+        for v in ([run[name][0] for run in runs] for name in runs[0])
+    ]
     return statistics.fmean(covered), statistics.median(stated), statistics.median(spread)
 
 
@@ -185,20 +207,33 @@ def show(runs: Sequence[Mapping[str, Any]]) -> None:
         found = [run[method] for run in runs]
         print(f"\n{method:<16}" + "".join(f"run {number + 1:<13}" for number in range(len(runs))))
         for name in found[0]:
-            print(f"{name:<16}" + "".join(f"{v:.3f} ± {error:.3f}    " for v, error, _ in (run[name] for run in found)))
+            print(
+                f"{name:<16}"
+                + "".join(
+                    f"{v:.3f} ± {error:.3f}    " for v, error, _ in (run[name] for run in found)
+                )
+            )
         if len(found) > 1:
             share, stated, spread = compare(found)
-            print(f"intervals of the differences of two runs that cover 0: {share:.0%} (95 % is stated)")
+            print(
+                f"intervals of the differences of two runs that cover 0: {share:.0%} (95 % is "
+                "stated)"
+            )
             print(f"median stated error {stated:.1%}; median spread over runs {spread:.1%}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=6)
     parser.add_argument("--minutes", type=float, default=60.0, help="within which the runs begin")
     parser.add_argument("--before", type=Path, help="checkout of an earlier commit")
-    parser.add_argument("--json", type=Path, help="the runs; those that the file has are not run again")
-    parser.add_argument("--one", help=argparse.SUPPRESS)  # passes and seed as JSON: one run, printed as JSON
+    parser.add_argument(
+        "--json", type=Path, help="the runs; those that the file has are not run again"
+    )
+    # passes and seed as JSON: one run, printed as JSON
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         import torch
@@ -226,9 +261,13 @@ def main() -> None:
                 "--one",
                 json.dumps({"passes": passes, "seed": number}),
             ]
-            run["sessions"] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            run["sessions"] = json.loads(
+                subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            )
         runs.append(run)
-        print(f"run {number + 1} of {options.runs}: beside {run['busy']} busy processes", flush=True)
+        print(
+            f"run {number + 1} of {options.runs}: beside {run['busy']} busy processes", flush=True
+        )
         if options.json:
             options.json.write_text(json.dumps(runs) + "\n")
     show(runs)

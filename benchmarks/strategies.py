@@ -1,4 +1,6 @@
-"""Search strategies that `benchmarks.search` replays on a table: random, Optuna's samplers, and MO-ASHA."""
+"""Search strategies that `benchmarks.search` replays on a table: random, Optuna's samplers, and
+MO-ASHA.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 
 _ETA = 2  # of MO-ASHA: rungs double
-_POPULATION = 16  # of NSGA-II; Optuna's default of 50 would be a random search for a seventh of the table
+# of NSGA-II; Optuna's default of 50 would be a random search for a seventh of the table
+_POPULATION = 16
 Params = dict[str, Any]
 
 
@@ -38,11 +41,12 @@ def random_search(purchases: Purchases, seed: int) -> None:
 
 
 def mo_asha(purchases: Purchases, seed: int) -> None:
-    """Asynchronous successive halving for several objectives, with epsilon-net selection (Schmucker et al. 2021, arXiv
-    2106.12639).
+    """Asynchronous successive halving for several objectives, with epsilon-net selection (Schmucker
+    et al. 2021, arXiv 2106.12639).
 
-    A setting is promoted if it is among the first 1/eta of its rung, ordered by non-dominated sorting and then by an
-    epsilon-net; if none can be, a new random one starts. Once all have started, the best of the highest rung goes on.
+    A setting is promoted if it is among the first 1/eta of its rung, ordered by non-dominated
+    sorting and then by an epsilon-net; if none can be, a new random one starts. Once all have
+    started, the best of the highest rung goes on.
     """
     rng = np.random.default_rng(seed)
     fresh = list(rng.permutation(purchases.unmeasured))
@@ -58,7 +62,9 @@ def mo_asha(purchases: Purchases, seed: int) -> None:
         purchases.measure(row, level)
 
 
-def _promotion(purchases: Purchases, top: int, eta: int, rng: np.random.Generator) -> tuple[int | None, int]:
+def _promotion(
+    purchases: Purchases, top: int, eta: int, rng: np.random.Generator
+) -> tuple[int | None, int]:
     """A setting to promote, and the rung that it rises to."""
     for level in reversed(range(top)):
         rows = np.flatnonzero(purchases.rung >= level)
@@ -73,8 +79,8 @@ def _promotion(purchases: Purchases, top: int, eta: int, rng: np.random.Generato
 
 
 def epsilon_net(values: Floats, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The `count` best rows of values [n, m], best first: by non-dominated front, and in each one a random row first,
-    then always the farthest from those before it.
+    """The `count` best rows of values [n, m], best first: by non-dominated front, and in each one a
+    random row first, then always the farthest from those before it.
     """
     order: list[int] = []
     remaining = np.arange(len(values))
@@ -84,7 +90,9 @@ def epsilon_net(values: Floats, count: int, rng: np.random.Generator) -> NDArray
         place, gaps = int(rng.integers(len(members))), np.full(len(members), np.inf)
         for _ in range(min(len(members), count - len(order))):
             order.append(int(members[place]))
-            gaps = np.minimum(gaps, np.linalg.norm(values[members] - values[members[place]], axis=1))
+            gaps = np.minimum(
+                gaps, np.linalg.norm(values[members] - values[members[place]], axis=1)
+            )
             gaps[place] = -1
             place = int(gaps.argmax())
     return np.array(order, dtype=np.int64)
@@ -92,10 +100,12 @@ def epsilon_net(values: Floats, count: int, rng: np.random.Generator) -> NDArray
 
 @dataclass(frozen=True)
 class Encoding:
-    """How Optuna sees the settings: parameters and distributions of each row, and how a trial asks for them.
+    """How Optuna sees the settings: parameters and distributions of each row, and how a trial asks
+    for them.
 
-    A proposal stands for the nearest row that was not measured: by the number of categories that differ, or that only
-    one of the two has, plus the differences of numbers as shares of their ranges (Gower's distance).
+    A proposal stands for the nearest row that was not measured: by the number of categories that
+    differ, or that only one of the two has, plus the differences of numbers as shares of their
+    ranges (Gower's distance).
     """
 
     params: Sequence[Params]
@@ -117,7 +127,9 @@ class Encoding:
 
     @cached_property
     def _is_categorical(self) -> NDArray[np.bool_]:
-        return np.array([isinstance(entry, CategoricalDistribution) for entry in self._all.values()])
+        return np.array(
+            [isinstance(entry, CategoricalDistribution) for entry in self._all.values()]
+        )
 
     @cached_property
     def _table(self) -> Floats:
@@ -127,7 +139,10 @@ class Encoding:
     def _vector(self, params: Params) -> Floats:
         """Numbers as shares of their ranges, categories by their index, NaN for what is missing."""
         return np.array(
-            [_share(entry, params[name]) if name in params else np.nan for name, entry in self._all.items()]
+            [
+                _share(entry, params[name]) if name in params else np.nan
+                for name, entry in self._all.items()
+            ]
         )
 
 
@@ -140,9 +155,12 @@ def _share(distribution: Any, value: Any) -> float:
 
 
 def optuna_search(
-    make_sampler: Callable[[int], BaseSampler], encode: Callable[[Sequence[DecodingConfig]], Encoding]
+    make_sampler: Callable[[int], BaseSampler],
+    encode: Callable[[Sequence[DecodingConfig]], Encoding],
 ) -> Strategy:
-    """A strategy that asks an Optuna sampler, and tells it the row that stands for each proposal."""
+    """A strategy that asks an Optuna sampler, and tells it the row that stands for each
+    proposal.
+    """
 
     def search(purchases: Purchases, seed: int) -> None:
         encoding = _encoding(encode, purchases.problem.atlas.configs)
@@ -150,20 +168,25 @@ def optuna_search(
         while len(rows := purchases.unmeasured):
             trial = encoding.ask(study)
             row = encoding.nearest(trial.params, rows)
-            attributes = study._storage.get_trial_system_attrs(trial._trial_id)  # NSGA-II keeps its generation there
+            # NSGA-II keeps its generation there
+            attributes = study._storage.get_trial_system_attrs(trial._trial_id)
             study.tell(trial, state=TrialState.FAIL)
             values = purchases.measure(row)[:, 0].tolist()
             frozen = create_trial(
-                params=encoding.params[row], distributions=dict(encoding.distributions[row]), values=values,
+                params=encoding.params[row],
+                distributions=dict(encoding.distributions[row]),
+                values=values,
                 system_attrs=attributes,
-            )  # fmt: skip
+            )
             study.add_trial(frozen)
 
     return search
 
 
 @lru_cache(maxsize=8)
-def _encoding(encode: Callable[[Sequence[DecodingConfig]], Encoding], configs: tuple[DecodingConfig, ...]) -> Encoding:
+def _encoding(
+    encode: Callable[[Sequence[DecodingConfig]], Encoding], configs: tuple[DecodingConfig, ...]
+) -> Encoding:
     return encode(configs)
 
 
@@ -192,7 +215,8 @@ def conditional(configs: Sequence[DecodingConfig]) -> Encoding:
 
 
 def flat(configs: Sequence[DecodingConfig]) -> Encoding:
-    """Every key of a config as a parameter of all settings, in the middle of its range where a setting lacks it.
+    """Every key of a config as a parameter of all settings, in the middle of its range where a
+    setting lacks it.
 
     Optuna's Gaussian process models only parameters that all trials have.
     """
@@ -212,17 +236,23 @@ def flat(configs: Sequence[DecodingConfig]) -> Encoding:
             middle[name] = float(np.sqrt(numbers.min() * numbers.max()) if log else numbers.mean())
     varying = {name: dist for name, dist in distributions.items() if not dist.single()}
     params: list[Params] = [
-        {name: type(middle[name])(setting.get(name, middle[name])) for name in varying} for setting in settings
+        {name: type(middle[name])(setting.get(name, middle[name])) for name in varying}
+        for setting in settings
     ]
     return Encoding(params, [varying] * len(settings), lambda study: study.ask(varying))
 
 
 STRATEGIES: dict[str, Strategy] = {
     "random": random_search,
-    "TPE": optuna_search(lambda seed: ParameterTPESampler(multivariate=True, group=True, seed=seed), conditional),
-    "NSGA-II": optuna_search(lambda seed: NSGAIISampler(population_size=_POPULATION, seed=seed), conditional),
+    "TPE": optuna_search(
+        lambda seed: ParameterTPESampler(multivariate=True, group=True, seed=seed), conditional
+    ),
+    "NSGA-II": optuna_search(
+        lambda seed: NSGAIISampler(population_size=_POPULATION, seed=seed), conditional
+    ),
     "Optuna's GP": optuna_search(lambda seed: GPSampler(seed=seed), flat),
     "MO-ASHA": mo_asha,
     **OWN_STRATEGIES,
 }
-MODELLED = frozenset({"Optuna's GP", *MODELLED_STRATEGIES})  # a replay of the whole table would take an hour
+# a replay of the whole table would take an hour
+MODELLED = frozenset({"Optuna's GP", *MODELLED_STRATEGIES})

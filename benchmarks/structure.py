@@ -1,24 +1,24 @@
 """Size and shape of the source tree, as a Markdown table: the working tree next to commits.
 
     python -m benchmarks.structure [--commit REV ...] [--root DIR]
-    python -m benchmarks.structure --budgets               # the figures that tests/budgets.yaml limits
+    python -m benchmarks.structure --budgets       # the figures that tests/budgets.yaml limits
 
-Definitions:
-    product          the Python files of search_spaces/, workers/ and orchestrator/; tests: those of tests/
-    function length  from `def` to the last line, decorators excluded, nested functions counted in and on their own
-    parameters       all kinds, without `self` and `cls`; CLI commands are the functions of modules that import typer
-    duplicated lines lines within a run of at least 6 lines that stands elsewhere already, blank lines, comments and
-                     imports removed and indentation ignored
-    tokens           names, operators and literals of product modules: neither comments nor docstrings
-    names            functions, classes and variables at the top level of product modules; private: first letter `_`
-    crossing names   what a package's modules define and modules of other packages import; a module imported as a whole
-                     is one name. A package is a folder of the second level, or the modules of a first-level folder
-    pairs            assignments of several values to as many targets in one statement, as in `a, b = x, y`
-    conditionals     conditional expressions; nested: with another one as an operand
-    comprehensions   with generators; long: more than two clauses, `for` and `if` counted
-    scripts          the report's own JavaScript and CSS, without bundled libraries
-    cycles           strongly connected components of the import graph with more than one member; lazy and typing-only
-                     imports count. A package is a folder of the second level (workers.decoding with its subfolders).
+Definitions: product          the Python files of search_spaces/, workers/ and orchestrator/; tests:
+    those of tests/ function length  from `def` to the last line, decorators excluded, nested
+    functions counted in and on their own parameters       all kinds, without `self` and `cls`; CLI
+    commands are the functions of modules that import typer duplicated lines lines within a run of
+    at least 6 lines that stands elsewhere already, blank lines, comments and imports removed and
+    indentation ignored tokens           names, operators and literals of product modules: neither
+    comments nor docstrings names            functions, classes and variables at the top level of
+    product modules; private: first letter `_` crossing names   what a package's modules define and
+    modules of other packages import; a module imported as a whole is one name. A package is a
+    folder of the second level, or the modules of a first-level folder pairs            assignments
+    of several values to as many targets in one statement, as in `a, b = x, y` conditionals
+    conditional expressions; nested: with another one as an operand comprehensions   with
+    generators; long: more than two clauses, `for` and `if` counted scripts          the report's
+    own JavaScript and CSS, without bundled libraries cycles           strongly connected components
+    of the import graph with more than one member; lazy and typing-only imports count. A package is
+    a folder of the second level (workers.decoding with its subfolders).
 """
 
 from __future__ import annotations
@@ -94,11 +94,17 @@ def _imports(module: Module, modules: Mapping[str, Module]) -> Iterator[str]:
             anchor = parents[: len(parents) - node.level + 1] if node.level else []
             base = ".".join([*anchor, *([node.module] if node.module else [])])
             targets = (f"{base}.{alias.name}" for alias in node.names)
-            yield from (name for target in targets if (name := target if target in modules else base) in modules)
+            yield from (
+                name
+                for target in targets
+                if (name := target if target in modules else base) in modules
+            )
 
 
 def package_graph(graph: Graph) -> dict[str, set[str]]:
-    """The same imports between packages of the second level; a module of the first level stands for itself."""
+    """The same imports between packages of the second level; a module of the first level stands for
+    itself.
+    """
     packages: dict[str, set[str]] = {}
     for module, targets in graph.items():
         own = _package(module)
@@ -144,8 +150,13 @@ def function_lines(function: AnyFunction) -> int:
 
 def parameter_count(function: AnyFunction) -> int:
     arguments = function.args
-    named = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-    variadic = [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+    named = [
+        argument.arg
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    ]
+    variadic = [
+        argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None
+    ]
     return len(named) + len(variadic) - (bool(named) and named[0] in ("self", "cls"))
 
 
@@ -155,7 +166,10 @@ def duplicated_lines(modules: Iterable[Module]) -> int:
     count = 0
     for module in modules:
         lines = _normalised(module)
-        windows = [tuple(lines[start : start + DUPLICATE_RUN]) for start in range(len(lines) - DUPLICATE_RUN + 1)]
+        windows = [
+            tuple(lines[start : start + DUPLICATE_RUN])
+            for start in range(len(lines) - DUPLICATE_RUN + 1)
+        ]
         copied: set[int] = set()
         for start, window in enumerate(windows):
             if window in seen:
@@ -166,10 +180,20 @@ def duplicated_lines(modules: Iterable[Module]) -> int:
 
 
 def _normalised(module: Module) -> list[str]:
-    imports = [node for node in ast.walk(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    skipped = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    imports = [
+        node for node in ast.walk(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    skipped = {
+        line
+        for node in imports
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
     numbered = enumerate((line.strip() for line in module.lines), start=1)
-    return [line for number, line in numbered if line and not line.startswith("#") and number not in skipped]
+    return [
+        line
+        for number, line in numbered
+        if line and not line.startswith("#") and number not in skipped
+    ]
 
 
 def top_level_names(module: Module) -> set[str]:
@@ -180,29 +204,42 @@ def top_level_names(module: Module) -> set[str]:
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names.update(n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name))
+            names.update(
+                n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)
+            )
     return {name for name in names if not name.startswith("__")}
 
 
 def count_tokens(module: Module) -> int:
     """Tokens of code."""
-    tokens = sum(token.type in CODE for token in tokenize.generate_tokens(io.StringIO(module.source).readline))
+    tokens = sum(
+        token.type in CODE
+        for token in tokenize.generate_tokens(io.StringIO(module.source).readline)
+    )
     return tokens - sum(_is_text(node) for node in ast.walk(module.tree))
 
 
 def _is_text(node: ast.AST) -> bool:
     """Whether a statement is a string alone, as docstrings are."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def public_definitions(module: Module) -> set[str]:
     """The public functions and classes at a module's top level."""
-    definitions = (node for node in module.tree.body if isinstance(node, ast.ClassDef | AnyFunction))
+    definitions = (
+        node for node in module.tree.body if isinstance(node, ast.ClassDef | AnyFunction)
+    )
     return {node.name for node in definitions if not node.name.startswith("_")}
 
 
 def crossing_names(modules: Mapping[str, Module]) -> dict[str, set[tuple[str, str]]]:
-    """The names that each package gives to modules of other packages: (module, name), without name for a module."""
+    """The names that each package gives to modules of other packages: (module, name), without name
+    for a module.
+    """
     given: dict[str, set[tuple[str, str]]] = {}
     for module in modules.values():
         for node in ast.walk(module.tree):
@@ -219,7 +256,9 @@ def crossing_names(modules: Mapping[str, Module]) -> dict[str, set[tuple[str, st
 
 
 def _definition(dotted: str, modules: Mapping[str, Module]) -> tuple[str, str] | None:
-    """The module and the name that a dotted path stands for; the name is empty if it is a module itself."""
+    """The module and the name that a dotted path stands for; the name is empty if it is a module
+    itself.
+    """
     if dotted in modules:
         return dotted, ""
     module, _, name = dotted.rpartition(".")
@@ -233,7 +272,9 @@ def _home(module: Module) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What somebody who reads a package has to hold. See `tokens`, `names` and `crossing names` above."""
+    """What somebody who reads a package has to hold. See `tokens`, `names` and `crossing names`
+    above.
+    """
 
     tokens: int
     public: int
@@ -257,7 +298,9 @@ def budgets(modules: Mapping[str, Module]) -> dict[str, Budget]:
 
 
 def packed_statements(modules: Iterable[Module]) -> dict[str, int]:
-    """How often statements and expressions say several things at once, by kind; see the definitions above."""
+    """How often statements and expressions say several things at once, by kind; see the definitions
+    above.
+    """
     nodes = [node for module in modules for node in ast.walk(module.tree)]
     conditionals = [node for node in nodes if isinstance(node, ast.IfExp)]
     comprehensions = [node for node in nodes if isinstance(node, Comprehension)]
@@ -273,7 +316,9 @@ def packed_statements(modules: Iterable[Module]) -> dict[str, int]:
 def _is_pair(node: ast.AST) -> bool:
     if not isinstance(node, ast.Assign):
         return False
-    return isinstance(node.value, ast.Tuple) and any(isinstance(target, ast.Tuple) for target in node.targets)
+    return isinstance(node.value, ast.Tuple) and any(
+        isinstance(target, ast.Tuple) for target in node.targets
+    )
 
 
 def _is_nested(node: ast.IfExp) -> bool:
@@ -299,7 +344,9 @@ def own_scripts(root: Path) -> list[Path]:
 
 
 def percentile(values: Sequence[int], percent: int) -> int:
-    """The smallest value that at least `percent` % of the values do not exceed; 0 without values."""
+    """The smallest value that at least `percent` % of the values do not exceed; 0 without
+    values.
+    """
     return sorted(values)[max(0, -(-len(values) * percent // 100) - 1)] if values else 0
 
 
@@ -314,9 +361,17 @@ def measure(root: Path) -> dict[str, str]:
         rows[f"{label}: lines"] = f"{sum(files):,}"
         rows[f"{label}: lines of a file, 50 % / 90 % / max"] = _spread(files)
         rows[f"{label}: lines of a function, 50 % / 90 % / max"] = _spread(functions)
-        rows[f"{label}: duplicated lines"] = f"{copies:,} ({100 * copies / max(1, sum(files)):.2f} %)"
-    counts = [(parameter_count(f), "import typer" in m.source) for m in product.values() for f in m.functions]
-    rows[f"functions with more than {MANY_PARAMETERS} parameters"] = str(sum(n > MANY_PARAMETERS for n, _ in counts))
+        rows[f"{label}: duplicated lines"] = (
+            f"{copies:,} ({100 * copies / max(1, sum(files)):.2f} %)"
+        )
+    counts = [
+        (parameter_count(f), "import typer" in m.source)
+        for m in product.values()
+        for f in m.functions
+    ]
+    rows[f"functions with more than {MANY_PARAMETERS} parameters"] = str(
+        sum(n > MANY_PARAMETERS for n, _ in counts)
+    )
     label = f"functions with more than {MAX_PARAMETERS} parameters, CLI commands excepted"
     rows[label] = str(sum(n > MAX_PARAMETERS and not is_command for n, is_command in counts))
     found = budgets(product)
@@ -329,9 +384,13 @@ def measure(root: Path) -> dict[str, str]:
     for package, lines in sorted(package_lines(product).items()):
         rows[f"{package}: files / lines"] = f"{len(lines)} / {sum(lines):,}"
         budget = found[package]
-        rows[f"{package}: tokens / public / crossing"] = f"{budget.tokens:,} / {budget.public} / {budget.crossing}"
+        rows[f"{package}: tokens / public / crossing"] = (
+            f"{budget.tokens:,} / {budget.public} / {budget.crossing}"
+        )
     scripts = [path.read_text("utf-8").count("\n") for path in own_scripts(root)]
-    rows["scripts and style sheets of the report: files / lines"] = f"{len(scripts)} / {sum(scripts):,}"
+    rows["scripts and style sheets of the report: files / lines"] = (
+        f"{len(scripts)} / {sum(scripts):,}"
+    )
     names = [name for module in product.values() for name in top_level_names(module)]
     private = sum(name.startswith("_") for name in names)
     rows["top-level names, public / private"] = f"{len(names) - private:,} / {private:,}"
@@ -346,7 +405,9 @@ def _spread(values: Sequence[int]) -> str:
 
 
 def _describe_cycles(cycles: Sequence[Sequence[str]]) -> str:
-    return f"{len(cycles)}" + (": " + "; ".join(", ".join(cycle) for cycle in cycles) if cycles else "")
+    return f"{len(cycles)}" + (
+        ": " + "; ".join(", ".join(cycle) for cycle in cycles) if cycles else ""
+    )
 
 
 def measure_commit(root: Path, commit: str) -> dict[str, str]:
@@ -371,10 +432,18 @@ def markdown_table(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commit", action="append", default=[], help="a commit to show before the working tree")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parents[1], help="the repository")
-    parser.add_argument("--budgets", action="store_true", help="print each package's figures as YAML instead")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--commit", action="append", default=[], help="a commit to show before the working tree"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=Path(__file__).parents[1], help="the repository"
+    )
+    parser.add_argument(
+        "--budgets", action="store_true", help="print each package's figures as YAML instead"
+    )
     arguments = parser.parse_args()
     if arguments.budgets:
         for package, budget in budgets(read_modules(arguments.root, PRODUCT)).items():

@@ -1,4 +1,6 @@
-"""What two sweeps must share, whatever happened to one of them: every image's row, settings and metrics, the front."""
+"""What two sweeps must share, whatever happened to one of them: every image's row, settings and
+metrics, the front.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from specfrontier import Sweep
 from workers.data.records import ShardError, read_shard
 from workers.data.storage import Storage
 
-TIMING_COLUMNS = ("seconds", "latency", "batch")  # prefixes of the columns that differ from run to run
+# prefixes of the columns that differ from run to run
+TIMING_COLUMNS = ("seconds", "latency", "batch")
 Image = tuple[str, int, int]  # a setting's digest, a caption's id, a sample
 
 
@@ -37,8 +40,9 @@ class Comparison:
     def describe(self) -> str:
         front = "equals" if self.same_front else "DIFFERS FROM"
         return (
-            f"images expected {self.expected}, lost {self.lost}, drawn twice {self.twice}, wrong {self.wrong}; trials "
-            f"that differ: {len(self.trials_differ)}; the front {front} the undisturbed one's"
+            f"images expected {self.expected}, lost {self.lost}, drawn twice {self.twice}, wrong "
+            f"{self.wrong}; trials that differ: {len(self.trials_differ)}; the front {front} the "
+            "undisturbed one's"
         )
 
 
@@ -51,7 +55,9 @@ def images(store: Path) -> dict[str, pa.Table]:
         except ShardError:
             continue
         kept = [column for column in table.column_names if not column.startswith(TIMING_COLUMNS)]
-        tables[path.name] = table.select(kept).replace_schema_metadata({"setting": metadata["setting"]})
+        tables[path.name] = table.select(kept).replace_schema_metadata(
+            {"setting": metadata["setting"]}
+        )
     return tables
 
 
@@ -72,10 +78,13 @@ def results(records: Sequence[TrialRecord], metrics: Collection[str]) -> list[tu
     ]
 
 
-def compare(calm: Path, disturbed: Path, metrics: Collection[str], rewritten: Collection[str] = ()) -> Comparison:
+def compare(
+    calm: Path, disturbed: Path, metrics: Collection[str], rewritten: Collection[str] = ()
+) -> Comparison:
     """Compare two sweeps of equally many trials by their stores.
 
-    metrics: those that timing does not change. rewritten: names of the disturbed sweep's shards that were there before.
+    metrics: those that timing does not change. rewritten: names of the disturbed sweep's shards
+    that were there before.
     """
     again = images(disturbed)
     expected, found = _rows(images(calm)), _rows(again)
@@ -88,9 +97,15 @@ def compare(calm: Path, disturbed: Path, metrics: Collection[str], rewritten: Co
         lost=len(needed.keys() - found.keys()),
         twice=sum(len(rows) > 1 for rows in found.values())
         + sum(map(len, (again[name] for name in rewritten if name in again))),
-        wrong=sum(any(row != needed[image][0] for row in rows) for image, rows in found.items() if image in needed),
+        wrong=sum(
+            any(row != needed[image][0] for row in rows)
+            for image, rows in found.items()
+            if image in needed
+        ),
         trials=len(pair[0].records),
-        trials_differ=sorted({entry[0] for entry in (*one, *other) if not (entry in one and entry in other)}),
+        trials_differ=sorted(
+            {entry[0] for entry in (*one, *other) if not (entry in one and entry in other)}
+        ),
         same_front=_front(pair[0], metrics) == _front(pair[1], metrics),
     )
 
@@ -109,5 +124,7 @@ def _front(sweep: Sweep, metrics: Collection[str]) -> list[dict[str, Any]]:
     """The front's trials with their metrics and errors."""
     names = ["number", *(column for name in metrics for column in (name, f"{name}_error"))]
     table = sweep.front()
-    rows: list[dict[str, Any]] = table.select([name for name in names if name in table.column_names]).to_pylist()
+    rows: list[dict[str, Any]] = table.select(
+        [name for name in names if name in table.column_names]
+    ).to_pylist()
     return rows

@@ -1,4 +1,6 @@
-"""Exit codes (0 done, 1 failed, 2 wrong usage, 130 interrupted), and errors that users see without a traceback."""
+"""Exit codes (0 done, 1 failed, 2 wrong usage, 130 interrupted), and errors that users see without
+a traceback.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ def last_words(message: str, code: int) -> str:
 
 @contextmanager
 def ends_with(code: int, *kinds: type[BaseException], message: str = "") -> Iterator[None]:
-    """Turn errors raised inside (by default `ValueError` and `OSError`) into a `CommandError` with this exit code.
+    """Turn errors raised inside (by default `ValueError` and `OSError`) into a `CommandError` with
+    this exit code.
 
-    message: of an error that says nothing of its own, such as an interrupt. Also decorates a function.
+    message: of an error that says nothing of its own, such as an interrupt. Also decorates a
+    function.
     """
     caught = kinds or (ValueError, OSError)
     try:
@@ -46,11 +50,14 @@ def ends_with(code: int, *kinds: type[BaseException], message: str = "") -> Iter
 
 @contextmanager
 def in_memory(advice: str) -> Iterator[None]:
-    """Turn memory that runs out inside, on a GPU or on the CPU, into a `CommandError`: "out of memory" and `advice`."""
+    """Turn memory that runs out inside, on a GPU or on the CPU, into a `CommandError`: "out of
+    memory" and `advice`.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        from workers.runtime.memory import is_out_of_memory  # imports torch, which `--help` must not
+        # imports torch, which `--help` must not
+        from workers.runtime.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise

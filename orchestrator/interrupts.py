@@ -1,7 +1,7 @@
 """SIGINT, SIGTERM and SIGHUP: the first one ends a command cleanly, the second one at once.
 
-Ctrl-C sends SIGINT. Slurm, Kubernetes and spot instances send SIGTERM, and SIGKILL some seconds later. A terminal that
-is closed sends SIGHUP, often twice, so a SIGHUP is never the second signal.
+Ctrl-C sends SIGINT. Slurm, Kubernetes and spot instances send SIGTERM, and SIGKILL some seconds
+later. A terminal that is closed sends SIGHUP, often twice, so a SIGHUP is never the second signal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass
 class _Command:
-    """The command that runs. received: the first signal. message: printed if it ends at once. timeout_s: for its clean
-    end (None: no limit). cleanups: of resources that would outlive the process.
+    """The command that runs. received: the first signal. message: printed if it ends at once.
+    timeout_s: for its clean end (None: no limit). cleanups: of resources that would outlive the
+    process.
     """
 
     received: int | None = None
@@ -44,7 +45,8 @@ _command = _Command()
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the block at the first SIGINT, `Terminated` at the first SIGTERM or SIGHUP.
+    """Raise KeyboardInterrupt in the block at the first SIGINT, `Terminated` at the first SIGTERM
+    or SIGHUP.
 
     A second signal ends the process at once. Signals that are ignored stay ignored.
     """
@@ -69,7 +71,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def ending_within(timeout_s: float, message: str) -> Iterator[None]:
-    """While the block runs: the command has `timeout_s` to end after a signal, then it ends at once with `message`."""
+    """While the block runs: the command has `timeout_s` to end after a signal, then it ends at once
+    with `message`.
+    """
     before = _command.timeout_s, _command.message
     _command.timeout_s, _command.message = timeout_s, message
     try:
@@ -80,7 +84,9 @@ def ending_within(timeout_s: float, message: str) -> Iterator[None]:
 
 @contextmanager
 def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
-    """Call `cleanup` if the command ends at once while the block runs. A signal may interrupt it and call it again."""
+    """Call `cleanup` if the command ends at once while the block runs. A signal may interrupt it
+    and call it again.
+    """
     _command.cleanups.append(cleanup)
     try:
         yield
@@ -89,7 +95,9 @@ def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
 
 
 def exit_code(code: str | int | None) -> str | int | None:
-    """The command's exit code: instead of 130, 143 if SIGTERM interrupted it, and 129 if SIGHUP did."""
+    """The command's exit code: instead of 130, 143 if SIGTERM interrupted it, and 129 if SIGHUP
+    did.
+    """
     return 128 + _command.received if code == INTERRUPTED and _command.received else code
 
 
@@ -109,7 +117,9 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _end_at_once(number: int) -> None:
-    """Print the message, clean up and exit. The interpreter's own exit could wait for threads and connections."""
+    """Print the message, clean up and exit. The interpreter's own exit could wait for threads and
+    connections.
+    """
     cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
     with suppress(OSError):
         os.write(2, f"{cursor}{last_words(_command.message, INTERRUPTED)}\n".encode())

@@ -1,4 +1,6 @@
-"""Options that several commands share, and how a command takes a group of options as one dataclass."""
+"""Options that several commands share, and how a command takes a group of options as one
+dataclass.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +31,23 @@ if TYPE_CHECKING:
 MAX_SEED = 2**63 - 1  # as in a sweep's file
 _MAX_THREADS = 4096
 Result = TypeVar("Result")
-#: The arguments that `specfrontier` was called with; None: a command's function was called from Python
+#: The arguments that `specfrontier` was called with; None: a command's function was called from
+#: Python
 command_line: ContextVar[Sequence[str] | None] = ContextVar("command_line", default=None)
 
 
-def option(help: str, metavar: str | None = None, *names: str, default: Any = None, key: str = "", **rules: Any) -> Any:
+def option(
+    help: str,
+    metavar: str | None = None,
+    *names: str,
+    default: Any = None,
+    key: str = "",
+    **rules: Any,
+) -> Any:
     """An option: a field of a group of options, or a parameter of a command that is `grouped`.
 
-    names: on the command line, by default its own. key: of the sweep, which the option sets. rules: other arguments of
-    `typer.Option`, such as `min`.
+    names: on the command line, by default its own. key: of the sweep, which the option sets. rules:
+    other arguments of `typer.Option`, such as `min`.
     """
     make = functools.partial(typer.Option, metavar=metavar, help=help, **rules)
     return field(default=default, metadata={"option": make, "names": names, "key": key})
@@ -61,20 +71,26 @@ def _read_option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
 
 
 def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
-    """A command with the options that its parameters declare; those of a dataclass stand in the place of the parameter.
+    """A command with the options that its parameters declare; those of a dataclass stand in the
+    place of the parameter.
 
     So an option is declared once, and functions pass groups of options on as one object.
     """
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        group, declared = parameter.annotation, {parameter.name: (parameter.annotation, parameter.default)}
+        group, declared = (
+            parameter.annotation,
+            {parameter.name: (parameter.annotation, parameter.default)},
+        )
         if is_dataclass(group):
             hints = get_type_hints(group, include_extras=True)
             declared = {entry.name: (hints[entry.name], entry) for entry in fields(group)}
         read = {name: _read_option(name, *parts) for name, parts in declared.items()}
         if is_dataclass(group):
-            read = {name: (hint, default) for name, (hint, default) in read.items() if _is_option(hint)}
+            read = {
+                name: (hint, default) for name, (hint, default) in read.items() if _is_option(hint)
+            }
             groups[parameter.name] = (parameter.annotation, list(read))
         parameters += [
             inspect.Parameter(name, parameter.kind, default=default, annotation=hint)
@@ -87,7 +103,10 @@ def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
         bound = signature.bind(*arguments, **options)
         bound.apply_defaults()
         values = bound.arguments
-        made = {name: group(**{key: values.pop(key) for key in keys}) for name, (group, keys) in groups.items()}
+        made = {
+            name: group(**{key: values.pop(key) for key in keys})
+            for name, (group, keys) in groups.items()
+        }
         return command(**values, **made)
 
     run.__signature__ = signature  # type: ignore[attr-defined]
@@ -126,7 +145,11 @@ def _presets() -> list[str]:
     return [*PRESETS]
 
 
-complete_space, complete_sweep, complete_preset = _matching(_spaces), _matching(_sweeps), _matching(_presets)
+complete_space, complete_sweep, complete_preset = (
+    _matching(_spaces),
+    _matching(_sweeps),
+    _matching(_presets),
+)
 
 
 def model_keys(models: str | None) -> dict[str, str]:
@@ -143,11 +166,17 @@ Models = Annotated[
     str | None,
     typer.Option(
         metavar="MODELS",
-        help="builtin, a folder of weights, or a models.yaml: FILE#ENTRY (FILE if it has only one entry).",
+        help=(
+            "builtin, a folder of weights, or a models.yaml: FILE#ENTRY (FILE if it has only one "
+            "entry)."
+        ),
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one.")
+    str | None,
+    typer.Option(
+        metavar="DEVICE", help="cpu, cuda or cuda:N. Default: a GPU if torch can use one."
+    ),
 ]
 
 
@@ -165,11 +194,12 @@ def finite(value: float | None) -> float | None:
 
 
 def input_path(option: typer.CallbackParam, path: str | None) -> str | None:
-    """The path on this machine that an option or argument names, for `open` and for commands that are printed.
+    """The path on this machine that an option or argument names, for `open` and for commands that
+    are printed.
 
     Raises:
-        CommandError: it is empty, as from an unset variable of a shell: "" would be the working directory, or /. Or
-            `local_path` refuses it.
+        CommandError: it is empty, as from an unset variable of a shell: "" would be the working
+            directory, or /. Or `local_path` refuses it.
     """
     name = option.opts[0] if option.opts[0].startswith("-") else str(option.metavar)
     if path is not None and not path.strip():
@@ -186,8 +216,8 @@ def input_place(option: typer.CallbackParam, place: str | None) -> str | None:
 
 
 def output_path(option: typer.CallbackParam, path: str | None) -> str | None:
-    """The path on this machine of what an option names to be written. Raises as `input_path`; or a Ray job would lose
-    it.
+    """The path on this machine of what an option names to be written. Raises as `input_path`; or a
+    Ray job would lose it.
     """
     place = input_path(option, path)
     if place is not None:
@@ -197,7 +227,9 @@ def output_path(option: typer.CallbackParam, path: str | None) -> str | None:
 
 
 def output_place(option: typer.CallbackParam, place: str | None) -> str | None:
-    """The path, or the URI of storage or a database, of what an option names to be written; see `output_path`."""
+    """The path, or the URI of storage or a database, of what an option names to be written; see
+    `output_path`.
+    """
     if place is None or not is_remote(place):
         return output_path(option, place)
     with ends_with(WRONG_USAGE):
@@ -218,18 +250,24 @@ def _threads(default: str) -> Any:
 
 Threads = Annotated[int | None, _threads("the cores idle at the start; for a worker its cores")]
 TimingThreads = Annotated[
-    int | None, _threads("those that the sweep was timed with, on a CPU; else the cores idle at the start")
+    int | None,
+    _threads("those that the sweep was timed with, on a CPU; else the cores idle at the start"),
 ]
 Address = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT. Default: this machine alone.")
+    str | None,
+    typer.Option(
+        metavar="ADDRESS", help="Ray cluster: auto or HOST:PORT. Default: this machine alone."
+    ),
 ]
 TrackingUri = Annotated[
     str | None,
     typer.Option(
         metavar="URI",
         callback=output_place,
-        help="MLflow's tracking URI. Default: of a resumed sweep the last one, else MLFLOW_TRACKING_URI, else SQLite "
-        "in the output folder.",
+        help=(
+            "MLflow's tracking URI. Default: of a resumed sweep the last one, else "
+            "MLFLOW_TRACKING_URI, else SQLite in the output folder."
+        ),
     ),
 ]
 Mlflow = Annotated[bool, typer.Option("--mlflow/--no-mlflow", help="Log to MLflow.")]
@@ -245,11 +283,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def output_file(
-    endings: Sequence[str], read: Callable[[typer.CallbackParam, str | None], str | None] = output_place
+    endings: Sequence[str],
+    read: Callable[[typer.CallbackParam, str | None], str | None] = output_place,
 ) -> Callable[[typer.CallbackParam, str | None], str | None]:
-    """A callback for options that name a file to write (see `check_output`), so that no work is done for nothing.
+    """A callback for options that name a file to write (see `check_output`), so that no work is
+    done for nothing.
 
-    endings: the known ones, which decide the format. read: `output_path` if it must be on this machine.
+    endings: the known ones, which decide the format. read: `output_path` if it must be on this
+    machine.
     """
 
     def check(option: typer.CallbackParam, path: str | None) -> str | None:
@@ -265,7 +306,8 @@ def output_file(
 
 
 def find_models(given: str | None, own: str) -> Entry:
-    """The entry that --models names; None: that of a sweep or of the built-in models. own: their place.
+    """The entry that --models names; None: that of a sweep or of the built-in models. own: their
+    place.
 
     Raises:
         CommandError: there is none (2), or its files do not exist (1).
@@ -285,7 +327,9 @@ def find_models(given: str | None, own: str) -> Entry:
 
 @contextmanager
 def show_notes() -> Iterator[None]:
-    """At the end of the block, print the notes on weights that it loaded (see `collect_notes`) on standard error."""
+    """At the end of the block, print the notes on weights that it loaded (see `collect_notes`) on
+    standard error.
+    """
     from workers.models.checkpoint_files import collect_notes
 
     with collect_notes() as notes:

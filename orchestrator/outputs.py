@@ -1,5 +1,5 @@
-"""Files and folders that commands write: checked before the work, and not lost with a Ray job; a folder is not left
-behind empty if it is refused.
+"""Files and folders that commands write: checked before the work, and not lost with a Ray job; a
+folder is not left behind empty if it is refused.
 
 The ending of a file's name decides its format.
 """
@@ -25,7 +25,12 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-PLOTS, TABLES, PAGES, CONFIGS = (".png", ".pdf", ".svg"), (".csv", ".parquet", ".json"), (".html",), (".yaml", ".yml")
+PLOTS, TABLES, PAGES, CONFIGS = (
+    (".png", ".pdf", ".svg"),
+    (".csv", ".parquet", ".json"),
+    (".html",),
+    (".yaml", ".yml"),
+)
 PAPER_TABLES = (".tex", ".md")  # see `orchestrator.shown.paper_tables`
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
@@ -33,7 +38,8 @@ _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's co
 
 
 def check_lasting(option: str, output: str) -> None:
-    """Refuse an output of a Ray job that would be lost with the job's working folder, a temporary copy.
+    """Refuse an output of a Ray job that would be lost with the job's working folder, a temporary
+    copy.
 
     output: a path, or the URI of storage, of a study or of MLflow.
 
@@ -42,8 +48,9 @@ def check_lasting(option: str, output: str) -> None:
     """
     if not _is_lasting(output):
         raise ValueError(
-            f"{option} {without_credentials(output)}: the working folder of a Ray job is a temporary copy, and results "
-            "in it are lost; give an absolute path outside of it, a bucket or a server"
+            f"{option} {without_credentials(output)}: the working folder of a Ray job is a "
+            "temporary copy, and results in it are lost; give an absolute path outside of it, a "
+            "bucket or a server"
         )
 
 
@@ -53,8 +60,8 @@ def _is_lasting(place: str) -> bool:
 
 
 def from_anywhere(models: str) -> str:
-    """FILE[#ENTRY] for commands in other folders (see `absolute_source`); as given in a Ray job's working folder, which
-    is a temporary copy.
+    """FILE[#ENTRY] for commands in other folders (see `absolute_source`); as given in a Ray job's
+    working folder, which is a temporary copy.
     """
     from workers.loading.models_yaml import absolute_source  # imports torch, which takes seconds
 
@@ -93,7 +100,9 @@ def check_output(file: str, endings: Sequence[str], option: str) -> None:
 
 
 def read_input(file: str) -> bytes:
-    """The bytes of a file, given by its path or URI. Raises OSError or ValueError if it cannot be read."""
+    """The bytes of a file, given by its path or URI. Raises OSError or ValueError if it cannot be
+    read.
+    """
     if not is_remote(file):
         return local_path(file).read_bytes()
     storage, name = Storage.holding(file)
@@ -101,15 +110,18 @@ def read_input(file: str) -> bytes:
 
 
 def write_output(file: str, data: bytes) -> str:
-    """Write a file atomically, and the folders that it needs; returns where it is, without credentials."""
+    """Write a file atomically, and the folders that it needs; returns where it is, without
+    credentials.
+    """
     storage, name = Storage.holding(file)
     storage.write(name, data)
     return storage.locate(name) if storage.path(name) is None else file
 
 
 def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
-    """A table as a file with one of the endings of `TABLES`. In CSV, list entries are separated by semicolons, and no
-    text is a spreadsheet's formula (see `csv_cell`)."""
+    """A table as a file with one of the endings of `TABLES`. In CSV, list entries are separated by
+    semicolons, and no text is a spreadsheet's formula (see `csv_cell`).
+    """
     if ending == ".parquet":
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -130,7 +142,8 @@ def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
 
 
 def check_writable(folder: Path, option: str = "--out") -> None:
-    """Check that files can be written below a folder, which need not exist. Nothing is left in it. option: names it.
+    """Check that files can be written below a folder, which need not exist. Nothing is left in it.
+    option: names it.
 
     Raises:
         ValueError: a file is in its place, or the system refuses; or a Ray job would lose it.
@@ -143,18 +156,24 @@ def check_writable(folder: Path, option: str = "--out") -> None:
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".specfrontier-", dir=parent))
     except OSError as error:
-        raise ValueError(f"{parent}: cannot be written ({error.strerror}); choose another {option}") from error
+        raise ValueError(
+            f"{parent}: cannot be written ({error.strerror}); choose another {option}"
+        ) from error
 
 
 def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by name into a folder, which is created if it is missing: all of them, or none if one fails.
+    """Write files by name into a folder, which is created if it is missing: all of them, or none if
+    one fails.
 
     Raises:
         CommandError: nothing can be written there, or one of them exists (2).
     """
     if taken := [name for name in files if (folder / name).exists()]:
         raise CommandError(f"{folder}: {taken[0]} exists; give another --out", WRONG_USAGE)
-    with output_folder(folder), tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place:
+    with (
+        output_folder(folder),
+        tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place,
+    ):
         new = {Path(place, name): folder / name for name in files}
         for file, data in zip(new, files.values(), strict=True):
             file.write_bytes(data)
@@ -170,7 +189,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Create a folder for the block. If the block fails, the folders that are new and empty are removed again.
+    """Create a folder for the block. If the block fails, the folders that are new and empty are
+    removed again.
 
     Raises:
         CommandError: nothing can be written there (2).

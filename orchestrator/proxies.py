@@ -9,11 +9,12 @@ _ALL = "*"
 
 
 def without_proxy(*hosts: str) -> dict[str, str]:
-    """The environment variable that excepts this machine, and `hosts`, from the proxies of http_proxy and the like. It
-    keeps the user's own exceptions.
+    """The environment variable that excepts this machine, and `hosts`, from the proxies of
+    http_proxy and the like. It keeps the user's own exceptions.
     """
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     names = [name.strip() for name in given.split(",") if name.strip()]
     if _ALL in names:
         return {}
-    return {"no_proxy": ",".join(dict.fromkeys((*names, *_LOCAL, *hosts)))}  # libraries prefer it to NO_PROXY
+    # libraries prefer it to NO_PROXY
+    return {"no_proxy": ",".join(dict.fromkeys((*names, *_LOCAL, *hosts)))}

@@ -11,8 +11,8 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # in the order of
 
 
 def open_closed_streams() -> None:
-    """Open each closed standard stream on the null device, before any other file can get its descriptor. Child
-    processes inherit it.
+    """Open each closed standard stream on the null device, before any other file can get its
+    descriptor. Child processes inherit it.
     """
     for name, mode in _STREAMS:
         if getattr(sys, name) is None:
@@ -24,7 +24,9 @@ def open_closed_streams() -> None:
 
 
 def drop_lost_terminal() -> None:
-    """Lead the standard streams of a terminal that is gone to the null device: each write to it would fail."""
+    """Lead the standard streams of a terminal that is gone to the null device: each write to it
+    would fail.
+    """
     for number in range(len(_STREAMS)):
         if _is_lost(number):
             null = os.open(os.devnull, os.O_RDWR)

@@ -13,9 +13,16 @@ from workers.metrics.estimate import measured
 
 
 def percent(share: float) -> str:
-    """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain. Halves are rounded up,
-    as the report's script does."""
-    return ">99 %" if share > 0.99 else "<1 %" if share < 0.01 else f"{math.floor(100 * share + 0.5)} %"
+    """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain.
+    Halves are rounded up, as the report's script does.
+    """
+    return (
+        ">99 %"
+        if share > 0.99
+        else "<1 %"
+        if share < 0.01
+        else f"{math.floor(100 * share + 0.5)} %"
+    )
 
 
 def signed_percent(value: float, error: float) -> str:
@@ -42,9 +49,12 @@ def clean(text: str) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown shows as it is: also in a table, at the start of a line, and where `$` starts mathematics."""
+    """Text that Markdown shows as it is: also in a table, at the start of a line, and where `$`
+    starts mathematics.
+    """
     escaped = re.sub(r"([\\`*_\[\]<>|#~$&^])", r"\\\1", clean(text))
-    escaped = re.sub(r"^(\s*)([-+=])(?![.0-9])", r"\1\\\2", escaped)  # of a list, or below a heading
+    # of a list, or below a heading
+    escaped = re.sub(r"^(\s*)([-+=])(?![.0-9])", r"\1\\\2", escaped)
     return re.sub(r"^(\s*[0-9]+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
 
@@ -67,8 +77,9 @@ _PLAIN_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def csv_cell(text: str) -> str:
-    """Text for a cell of CSV. A spreadsheet takes one that begins with = + - @ for a formula, which an apostrophe
-    prevents. A number stays one."""
+    """Text for a cell of CSV. A spreadsheet takes one that begins with = + - @ for a formula, which
+    an apostrophe prevents. A number stays one.
+    """
     return f"'{text}" if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text) else text
 
 
@@ -85,14 +96,19 @@ def html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return f"<table>{heading}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
-_SECRET_KEYS = "access_key|secret_key|session_token|password|passwd|token|sig|signature|key|credential[s]?"
-# The second form is of a password with an unquoted / ? or #; a path with @ behind a port looks alike.
+_SECRET_KEYS = (
+    "access_key|secret_key|session_token|password|passwd|token|sig|signature|key|credential[s]?"
+)
+# The second form is of a password with an unquoted / ? or #; a path with @ behind a port looks
+# alike.
 _USER_INFO = re.compile(r"""(?<=://)(?:[^/?#\s:@"']*:[^\s"']*@|[^/?#\s]*@)""")
 _QUERY = re.compile(rf"(?i)(?<=[?&])([^=&#\s]*(?:{_SECRET_KEYS})[^=&#\s]*)=[^&#\s]*")
 
 
 def without_credentials(text: str) -> str:
-    """The text with *** for user and password in URLs, and for the values of secret query parameters."""
+    """The text with *** for user and password in URLs, and for the values of secret query
+    parameters.
+    """
     return _QUERY.sub(r"\1=***", _USER_INFO.sub("***@", text))
 
 
@@ -106,10 +122,11 @@ def redact_values(value: Any) -> Any:
 
 
 def redact_file(name: str, data: bytes) -> bytes:
-    """The bytes of a .json or .yaml file, redacted; unchanged if there is no credential, or for other files.
+    """The bytes of a .json or .yaml file, redacted; unchanged if there is no credential, or for
+    other files.
 
-    Redacts value by value: in the raw text, a quote or comma after an address would look like a part of it. A damaged
-    file is redacted as raw text.
+    Redacts value by value: in the raw text, a quote or comma after an address would look like a
+    part of it. A damaged file is redacted as raw text.
     """
     from search_spaces.documents import parse_json, read_document, write_document
     from search_spaces.params import expect_mapping
@@ -118,7 +135,11 @@ def redact_file(name: str, data: bytes) -> bytes:
         return data
     text = data.decode("utf-8", "replace")
     try:
-        plain = parse_json(data) if name.endswith(".json") else expect_mapping(read_document(data, name).data)
+        plain = (
+            parse_json(data)
+            if name.endswith(".json")
+            else expect_mapping(read_document(data, name).data)
+        )
     except ValueError:
         return without_credentials(text).encode()
     redacted = redact_values(plain)

@@ -1,4 +1,6 @@
-"""How the shipped weights were made: codec, target, drafters, and the metrics' networks. Not part of the wheel."""
+"""How the shipped weights were made: codec, target, drafters, and the metrics' networks. Not part
+of the wheel.
+"""
 
 #: What `python -m recipes` trains, in the order of dependence.
 COMPONENTS = ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent", "features", "clip")

@@ -1,9 +1,9 @@
 """The training recipe of each component of a model: what `python -m recipes COMPONENT` runs.
 
-Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on a folder of
-captioned or class-labelled images (`recipes.folder`). The components that a component needs are read from the
-output folder: a target needs its tokenizer, a drafter its target. For scenes, the built-in model replaces a missing
-one.
+Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on
+a folder of captioned or class-labelled images (`recipes.folder`). The components that a component
+needs are read from the output folder: a target needs its tokenizer, a drafter its target. For
+scenes, the built-in model replaces a missing one.
 """
 
 from __future__ import annotations
@@ -47,23 +47,65 @@ from workers.training.loop import TrainConfig
 _SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
 _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
 _MAX_HELD_OUT = 128  # held-out examples that a drafter is evaluated on at every save
-_TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000  # for the codec, and for the networks of the metrics
+# for the codec, and for the networks of the metrics
+_TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000
 _MAX_WORDS = 32  # of a caption
 
 _CODES, _GRID = 1024, 12
-_HEADS = {"head_dim": 32, "rope": "grid", "prompt_rope": "identity", "prompt_len": 12, "rows": _GRID, "cols": _GRID}
-#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer's time hardly depends on its width.
-TARGET = TransformerConfig(dim=160, n_layers=14, n_heads=5, ffn_dim=448, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
-INDEPENDENT = TransformerConfig(dim=128, n_layers=2, n_heads=4, ffn_dim=352, vocab_size=_CODES, **_HEADS)  # type: ignore[arg-type]
+_HEADS = {
+    "head_dim": 32,
+    "rope": "grid",
+    "prompt_rope": "identity",
+    "prompt_len": 12,
+    "rows": _GRID,
+    "cols": _GRID,
+}
+#: The built-in target: deep and narrow, because on a CPU at batch 1 a layer's time hardly depends
+#: on its width.
+TARGET = TransformerConfig(
+    dim=160,
+    n_layers=14,
+    n_heads=5,
+    ffn_dim=448,
+    vocab_size=_CODES,
+    **_HEADS,  # type: ignore[arg-type]
+)
+INDEPENDENT = TransformerConfig(
+    dim=128,
+    n_layers=2,
+    n_heads=4,
+    ffn_dim=352,
+    vocab_size=_CODES,
+    **_HEADS,  # type: ignore[arg-type]
+)
 
-_DRAFTER = MuonConfig(steps=780, batch=16, rate=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25)
-#: Recipes by component. A recipe may have several phases; each starts from the averaged weights of the phase before.
+_DRAFTER = MuonConfig(
+    steps=780, batch=16, rate=2e-3, decay=0.6, ema=0.98, warmup=30, save_every=100, log_every=25
+)
+#: Recipes by component. A recipe may have several phases; each starts from the averaged weights of
+#: the phase before.
 _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "tokenizer": (
-        CosineConfig(steps=1450, rate=2e-3, betas=(0.9, 0.98), weight_decay=1e-4, warmup=60, ema=0.0, save_every=250),
+        CosineConfig(
+            steps=1450,
+            rate=2e-3,
+            betas=(0.9, 0.98),
+            weight_decay=1e-4,
+            warmup=60,
+            ema=0.0,
+            save_every=250,
+        ),
     ),
     "target": (
-        MuonConfig(steps=1850, decay=0.45, ema=0.99, weight_decay=0.02, warmup=80, save_every=250, log_every=25),
+        MuonConfig(
+            steps=1850,
+            decay=0.45,
+            ema=0.99,
+            weight_decay=0.02,
+            warmup=80,
+            save_every=250,
+            log_every=25,
+        ),
     ),
     "eagle": (_DRAFTER, replace(_DRAFTER, steps=2300, batch=8, matrix_lr=4e-3, ema=0.99)),
     "eagle3": (replace(_DRAFTER, steps=500, batch=8, matrix_lr=4e-3),),
@@ -71,16 +113,30 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, rate=3e-3),),
     "features": (
         OneCycleConfig(
-            steps=1200, batch=128, rate=4e-3, betas=(0.9, 0.999), weight_decay=0.02, rise=0.15, clip=0.0, ema=0.0,
+            steps=1200,
+            batch=128,
+            rate=4e-3,
+            betas=(0.9, 0.999),
+            weight_decay=0.02,
+            rise=0.15,
+            clip=0.0,
+            ema=0.0,
             save_every=250,
         ),
     ),
     "clip": (
         OneCycleConfig(
-            steps=900, batch=128, rate=2.5e-3, betas=(0.9, 0.98), weight_decay=0.02, rise=0.1, ema=0.0, save_every=250
+            steps=900,
+            batch=128,
+            rate=2.5e-3,
+            betas=(0.9, 0.98),
+            weight_decay=0.02,
+            rise=0.1,
+            ema=0.0,
+            save_every=250,
         ),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +169,11 @@ class _Job:
         if self.steps is None:
             return tuple(replace(config, seed=self.seed, compile=compiled) for config in recipe)
         first = recipe[0]
-        warmup = min(first.warmup, max(1, self.steps // 10)) if isinstance(first, MuonConfig) else first.warmup
+        warmup = (
+            min(first.warmup, max(1, self.steps // 10))
+            if isinstance(first, MuonConfig)
+            else first.warmup
+        )
         return (replace(first, steps=self.steps, warmup=warmup, seed=self.seed, compile=compiled),)
 
 
@@ -139,7 +199,8 @@ def train_component(
         resume: continue from the checkpoint in `out` if there is one.
 
     Raises:
-        ValueError: an unknown component, a missing component that this one needs, or data that cannot be read.
+        ValueError: an unknown component, a missing component that this one needs, or data that
+            cannot be read.
     """
     if component not in COMPONENTS:
         raise ValueError(f"unknown component {component!r}; known: {', '.join(COMPONENTS)}")
@@ -162,7 +223,9 @@ def train_component(
 
 
 def _can_compile(device: str) -> bool:
-    """Whether torch.compile works here: it needs a C++ compiler for CPU code, and Triton for GPU code."""
+    """Whether torch.compile works here: it needs a C++ compiler for CPU code, and Triton for GPU
+    code.
+    """
     if device.startswith("cuda"):
         return torch.utils._triton.has_triton()
     return shutil.which("g++") is not None or shutil.which("clang++") is not None
@@ -170,10 +233,15 @@ def _can_compile(device: str) -> bool:
 
 def _scene_net(job: _Job) -> Path:
     if job.data is not None:
-        raise ValueError(f"{job.component} reads the attributes of procedural scenes, not {job.data}; omit --data")
+        raise ValueError(
+            f"{job.component} reads the attributes of procedural scenes, not {job.data}; omit "
+            "--data"
+        )
     (config,) = job.phases()
     train = train_features if job.component == "features" else train_clip
-    return train(scene_set(0, _NET_SCENES, log=job.log), config, job.out, resume=job.resume, log=job.log)
+    return train(
+        scene_set(0, _NET_SCENES, log=job.log), config, job.out, resume=job.resume, log=job.log
+    )
 
 
 def _tokenizer(job: _Job) -> Path:
@@ -182,7 +250,9 @@ def _tokenizer(job: _Job) -> Path:
         images = load_images(_read_folder(job.data, job.log).paths, IMAGE_SIZE)
         source, size = (lambda indices: images[indices].float() / 255), len(images)
     (config,) = job.phases()
-    return train_tokenizer(source, size, config, job.out, device=job.device, resume=job.resume, log=job.log)
+    return train_tokenizer(
+        source, size, config, job.out, device=job.device, resume=job.resume, log=job.log
+    )
 
 
 def _ar_model(job: _Job) -> Path:
@@ -195,9 +265,16 @@ def _ar_model(job: _Job) -> Path:
     name = "scenes" if job.data is None else job.data.resolve().name
     (config,) = job.phases()
     train_target(
-        build_model(body, settings, job.seed).to(job.device), data, held_out, config, job.out, name=name,
-        component=job.component, resume=job.resume, log=job.log,
-    )  # fmt: skip
+        build_model(body, settings, job.seed).to(job.device),
+        data,
+        held_out,
+        config,
+        job.out,
+        name=name,
+        component=job.component,
+        resume=job.resume,
+        log=job.log,
+    )
     return job.out / f"{job.component}.safetensors"
 
 
@@ -207,7 +284,10 @@ def _drafter(job: _Job) -> Path:
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
     target = load_model(job.component_file("target")).to(job.device).as_target()
     target.requires_grad_(False)
-    drafter, weights = new_drafter(job.component, target, job.seed), job.out / f"{job.component}.safetensors"
+    drafter, weights = (
+        new_drafter(job.component, target, job.seed),
+        job.out / f"{job.component}.safetensors",
+    )
     assert not isinstance(drafter, ARModel)
     if not (job.resume and (job.out / f"{job.component}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
@@ -215,16 +295,24 @@ def _drafter(job: _Job) -> Path:
     for phase, config in enumerate(job.phases()):
         loss = guided_loss(target, drafter, data, recipe, compiled=config.compile)
         average = train_drafter(
-            target, drafter, loss, (data, held_out), config, job.out, facts=asdict(recipe), resume=job.resume,
-            name=f"{job.component}-{phase + 1}" if phase else None, log=job.log,
-        )  # fmt: skip
+            target,
+            drafter,
+            loss,
+            (data, held_out),
+            config,
+            job.out,
+            facts=asdict(recipe),
+            resume=job.resume,
+            name=f"{job.component}-{phase + 1}" if phase else None,
+            log=job.log,
+        )
         drafter.load_state_dict(average.state_dict())
     return weights
 
 
 def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
-    """The conditioner's settings, training examples and held-out examples. Tokens of scenes are cached in the output
-    folder.
+    """The conditioner's settings, training examples and held-out examples. Tokens of scenes are
+    cached in the output folder.
     """
     tokenizer = job.component_file("tokenizer")
     codec = load_vq(tokenizer).to(job.device)
@@ -232,11 +320,17 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
         cache = job.out / f"tokens-{content_hash(tokenizer)}-scenes.pt"
         if not cache.exists():
             job.log(f"encoding {_SCENES + _HELD_OUT} scenes as tokens (once, kept in {cache.name})")
-            parts = [tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES]
+            parts = [
+                tokenize_scenes(codec, seed, range(count)).tokens for seed, count in _SCENE_RANGES
+            ]
             torch.save(torch.cat(parts), buffer := io.BytesIO())
             Storage(job.out).write(cache.name, buffer.getvalue())
-        captions = [caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)]
-        examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(_HELD_OUT)
+        captions = [
+            caption.text for seed, count in _SCENE_RANGES for caption in scene_captions(count, seed)
+        ]
+        examples, held_out = Examples(captions, torch.load(cache, weights_only=True)).split(
+            _HELD_OUT
+        )
         return {"kind": SceneConditioner.kind}, examples, held_out
     settings, examples = _folder_examples(_read_folder(job.data, job.log), codec, job.device)
     if len(examples) < 2:
@@ -252,8 +346,12 @@ def _read_folder(data: Path, log: Callable[[str], None]) -> ImageFolder:
     return folder
 
 
-def _folder_examples(folder: ImageFolder, codec: VQModel, device: str) -> tuple[Mapping[str, Any], Examples]:
-    """The conditioner's settings for a user's captions, and the examples in a fixed shuffled order."""
+def _folder_examples(
+    folder: ImageFolder, codec: VQModel, device: str
+) -> tuple[Mapping[str, Any], Examples]:
+    """The conditioner's settings for a user's captions, and the examples in a fixed shuffled
+    order.
+    """
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
     captions = [folder.captions[i] for i in order]
     images = load_images([folder.paths[i] for i in order], IMAGE_SIZE)
@@ -263,5 +361,8 @@ def _folder_examples(folder: ImageFolder, codec: VQModel, device: str) -> tuple[
     settings = {"kind": WordConditioner.kind, "words": vocabulary, "length": max(map(len, words))}
     build_conditioner(settings, 1).codes(captions)  # raises ValueError for a caption without words
     with torch.no_grad():
-        chunks = [codec.encode(part.to(device).float() / 127.5 - 1).flatten(1).cpu() for part in images.split(64)]  # type: ignore[no-untyped-call]
+        chunks = [
+            codec.encode(part.to(device).float() / 127.5 - 1).flatten(1).cpu()
+            for part in images.split(64)  # type: ignore[no-untyped-call]
+        ]
     return settings, Examples(captions, torch.cat(chunks))

@@ -1,8 +1,9 @@
-"""Distillation of the built-in model's drafters, beyond the published recipe of `workers.training.drafters`.
+"""Distillation of the built-in model's drafters, beyond the published recipe of
+`workers.training.drafters`.
 
-Target and drafter are compared as decoding compares them: conditional and null logits are combined by classifier-free
-guidance, at a scale sampled per image. EAGLE layers are unrolled (see `workers.training.unroll`). The loss has a total
-variation between their probabilities as well.
+Target and drafter are compared as decoding compares them: conditional and null logits are combined
+by classifier-free guidance, at a scale sampled per image. EAGLE layers are unrolled (see
+`workers.training.unroll`). The loss has a total variation between their probabilities as well.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from workers.training.unroll import Slots
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuidedDistillation:
-    """Weights of the loss. guidance: bounds of the guidance scales, sampled uniformly per image. levels: of an EAGLE
-    layer. level_decay: factor of the loss from one level to the next.
+    """Weights of the loss. guidance: bounds of the guidance scales, sampled uniformly per image.
+    levels: of an EAGLE layer. level_decay: factor of the loss from one level to the next.
     """
 
     cross_entropy: float = 0.5
@@ -57,10 +58,15 @@ def unrolled(levels: int) -> LevelsOf:
 
 
 def soft_loss(logits: Tensor, probs: Tensor, config: GuidedDistillation) -> Tensor:
-    """Weighted cross-entropy and total variation of the drafter's logits to the target's probabilities [B, n, V]."""
+    """Weighted cross-entropy and total variation of the drafter's logits to the target's
+    probabilities [B, n, V].
+    """
     log_p = logits.log_softmax(-1)
     cross_entropy = -(probs * log_p).sum(-1).mean()
-    return config.cross_entropy * cross_entropy + config.variation * (probs - log_p.exp()).abs().sum(-1).mean() / 2
+    return (
+        config.cross_entropy * cross_entropy
+        + config.variation * (probs - log_p.exp()).abs().sum(-1).mean() / 2
+    )
 
 
 def guided_loss(
@@ -79,7 +85,9 @@ def guided_loss(
         for j, (logits, predicted) in enumerate(levels_of(target, drafter, inputs)):
             loss = soft_loss(combine(logits, scales), probs[:, j:], config)
             if predicted is not None:
-                loss = loss + config.feature * F.smooth_l1_loss(predicted.float(), inputs.labels[:, j:])
+                loss = loss + config.feature * F.smooth_l1_loss(
+                    predicted.float(), inputs.labels[:, j:]
+                )
             total = total + config.level_decay**j * loss
         return total
 
@@ -90,9 +98,13 @@ def guided_loss(
         captions, tokens = data.pick(indices[share], target.device)
         sampled = low + (high - low) * torch.rand(len(indices), generator=generator)
         scales = sampled[share][:, None, None].to(tokens.device)
-        inputs = slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1), drafter.taps)
+        inputs = slots(
+            target, target.encode(captions, guided=True), tokens.repeat(2, 1), drafter.taps
+        )
         with torch.no_grad():
-            probs = drafted_probs(drafter, combine(head_logits(target, inputs.labels), scales).softmax(-1))
+            probs = drafted_probs(
+                drafter, combine(head_logits(target, inputs.labels), scales).softmax(-1)
+            )
         out: Tensor = run(inputs, probs, scales)
         return out
 

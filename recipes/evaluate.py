@@ -1,8 +1,10 @@
-"""Held-out metrics of a folder's target and of its drafters, teacher forced on the tokens of procedural scenes.
+"""Held-out metrics of a folder's target and of its drafters, teacher forced on the tokens of
+procedural scenes.
 
     python -m recipes.evaluate [--folder DIR] [--images N]
 
-prints them, such as the documented numbers of the built-in model; see `workers.training.drafters` for what they are.
+prints them, such as the documented numbers of the built-in model; see `workers.training.drafters`
+for what they are.
 """
 
 from __future__ import annotations
@@ -33,16 +35,20 @@ _LEVELS = 4  # draft levels of an EAGLE layer that the command measures
 
 
 @torch.no_grad()
-def evaluate_target(target: Target, data: Examples, *, scales: Sequence[float] = SCALES, batch: int = 64) -> Figures:
-    """Cross-entropy in nats per token with and without the caption; mean total probability of the 1 and 10 most likely
-    tokens.
+def evaluate_target(
+    target: Target, data: Examples, *, scales: Sequence[float] = SCALES, batch: int = 64
+) -> Figures:
+    """Cross-entropy in nats per token with and without the caption; mean total probability of the 1
+    and 10 most likely tokens.
     """
     sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
     for captions, tokens in data.batches(batch, target.device):
         logits = target_logits(target, captions, tokens)
         weight = len(tokens) / len(data)
         for stream, rows in zip(("cond", "null"), logits.chunk(2), strict=True):
-            sums[f"cross-entropy {stream}"] += F.cross_entropy(rows.flatten(0, 1), tokens.flatten()) * weight
+            sums[f"cross-entropy {stream}"] += (
+                F.cross_entropy(rows.flatten(0, 1), tokens.flatten()) * weight
+            )
         for scale in scales:
             top = combine(logits, scale).softmax(-1).topk(10).values.mean((0, 1))
             sums[f"top-1{suffix_of(scale)}"] += top[0] * weight
@@ -50,8 +56,11 @@ def evaluate_target(target: Target, data: Examples, *, scales: Sequence[float] =
     return {name: float(value) for name, value in sums.items()}
 
 
-def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -> dict[str, Figures]:
-    """Figures of the target and of every drafter in the folder, on scenes 0..images-1 of a seed (training used seed 0).
+def held_out_figures(
+    folder: Path = BUILTIN, images: int = 256, seed: int = 1
+) -> dict[str, Figures]:
+    """Figures of the target and of every drafter in the folder, on scenes 0..images-1 of a seed
+    (training used seed 0).
 
     Raises:
         WeightsError: a file that is missing or damaged.
@@ -64,7 +73,9 @@ def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -
     for kind, drafter in models.drafters.items():
         match drafter:
             case EagleDrafter():
-                figures[kind] = evaluate_drafter(target, drafter.layer, data, levels_of=unrolled(_LEVELS))
+                figures[kind] = evaluate_drafter(
+                    target, drafter.layer, data, levels_of=unrolled(_LEVELS)
+                )
             case MedusaDrafter():
                 figures[kind] = evaluate_drafter(target, drafter.heads, data)
             case IndependentDrafter():
@@ -74,7 +85,9 @@ def held_out_figures(folder: Path = BUILTIN, images: int = 256, seed: int = 1) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Held-out figures of the target and of every drafter in a folder.")
+    parser = argparse.ArgumentParser(
+        description="Held-out figures of the target and of every drafter in a folder."
+    )
     parser.add_argument("--folder", type=Path, default=BUILTIN)
     parser.add_argument("--images", type=int, default=256)
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
 """A user's own images: a folder of images with captions, or with one subfolder per class.
 
-The first of these layouts that fits is read. Images are those of the folder and its subfolders at any depth.
-    captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
-    captions.csv        columns file, caption (with a header line)
-    captions.txt        one line per image: file name, a tab, the caption
-    a.png + a.txt       the caption in a text file of the same name, as img2dataset writes it
-    cats/1.png, ...     the subfolder's name is the caption, also of images in folders below it
+The first of these layouts that fits is read. Images are those of the folder and its subfolders at
+    any depth. captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
+    captions.csv        columns file, caption (with a header line) captions.txt        one line per
+    image: file name, a tab, the caption a.png + a.txt       the caption in a text file of the same
+    name, as img2dataset writes it cats/1.png, ...     the subfolder's name is the caption, also of
+    images in folders below it
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from workers.data.captions import caption_in_one_line
 from workers.data.image_folder import ImageFiles, find_images
 from workers.data.text_files import collect_errors, read_lines, read_table, read_text
 
-_LAYOUTS = "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per class"
+_LAYOUTS = (
+    "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per "
+    "class"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """Image files and their captions; a class's name is a caption. left_out: the files that are neither, in words."""
+    """Image files and their captions; a class's name is a caption. left_out: the files that are
+    neither, in words.
+    """
 
     paths: tuple[Path, ...]
     captions: tuple[str, ...]
@@ -37,10 +42,12 @@ class ImageFolder:
 
 
 def read_folder(folder: Path) -> ImageFolder:
-    """Lists a folder's images in the order of their names, with captions or classes. Opens no image.
+    """Lists a folder's images in the order of their names, with captions or classes. Opens no
+    image.
 
     Raises:
-        ValueError: no such folder, no images, an image without a caption, or a caption without an image.
+        ValueError: no such folder, no images, an image without a caption, or a caption without an
+            image.
     """
     for name, read in _CAPTION_FILES.items():
         if (folder / name).is_file():
@@ -65,7 +72,10 @@ def _from_texts(files: ImageFiles, texts: Mapping[str, str]) -> tuple[str, ...]:
         for name, path in files.images.items():
             with collect():
                 if name not in texts:
-                    problem = f"no caption; write it into {path.with_suffix('.txt').name}, as for {min(texts)}"
+                    problem = (
+                        f"no caption; write it into {path.with_suffix('.txt').name}, as for "
+                        f"{min(texts)}"
+                    )
                     raise ValueError(f"{path}: {problem}, or give {_LAYOUTS}")
                 file = files.folder / texts[name]
                 captions.append(caption_in_one_line(read_text(file), str(file)))
@@ -81,7 +91,9 @@ def _from_classes(files: ImageFiles) -> tuple[str, ...]:
                 category, slash, _ = name.partition("/")
                 if not slash:
                     file = path.with_suffix(".txt").name
-                    raise ValueError(f"{path}: no caption; write it into {file}, or give {_LAYOUTS}")
+                    raise ValueError(
+                        f"{path}: no caption; write it into {file}, or give {_LAYOUTS}"
+                    )
                 captions.append(category)
     return tuple(captions)
 
@@ -117,10 +129,16 @@ def _parsed_lines(path: Path, parse: Callable[[str], tuple[str, object]], form: 
 def _from_csv(path: Path) -> list[_Row]:
     header, table = read_table(path)
     if not {"file", "caption"} <= set(header):
-        raise ValueError(f"{path}: its first line must name the columns file and caption, it is {header}")
+        raise ValueError(
+            f"{path}: its first line must name the columns file and caption, it is {header}"
+        )
     file, caption = header.index("file"), header.index("caption")
     rows: list[_Row] = [
-        (location, str(row), row) if isinstance(row, ValueError) else (location, row[file], row[caption])
+        (
+            (location, str(row), row)
+            if isinstance(row, ValueError)
+            else (location, row[file], row[caption])
+        )
         for location, row in table
     ]
     return [row for row in rows if row[1] or row[2]]
@@ -144,20 +162,30 @@ def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> ImageFolder:
         for path in files.images.values():
             with collect():
                 if _place(path) not in listed:
-                    raise ValueError(f"{path}: no caption in {file.name}; add its line, or remove the image")
+                    raise ValueError(
+                        f"{path}: no caption in {file.name}; add its line, or remove the image"
+                    )
     pairs.sort()
     paths = tuple(folder / name for name, _ in pairs)
     captions = tuple(text for _, text in pairs)
-    return ImageFolder(paths, captions, files.left_out([file.name, *(os.path.normpath(name) for name, _ in pairs)]))
+    return ImageFolder(
+        paths,
+        captions,
+        files.left_out([file.name, *(os.path.normpath(name) for name, _ in pairs)]),
+    )
 
 
 def _place(file: Path) -> str:
-    """What is equal for all paths of a name in a folder: absolute ones, and those through links to the folder."""
+    """What is equal for all paths of a name in a folder: absolute ones, and those through links to
+    the folder.
+    """
     return os.path.join(os.path.realpath(file.parent), file.name)
 
 
 _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {
-    "captions.jsonl": partial(_parsed_lines, parse=_from_jsonl, form='{"file": ..., "caption": ...}'),
+    "captions.jsonl": partial(
+        _parsed_lines, parse=_from_jsonl, form='{"file": ..., "caption": ...}'
+    ),
     "captions.csv": _from_csv,
     "captions.txt": partial(_parsed_lines, parse=_from_tabs, form="file name, tab, caption"),
 }

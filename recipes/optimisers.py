@@ -1,6 +1,8 @@
-"""The optimisers and schedules of the built-in model's components, beside the plain AdamW of `workers.training.loop`.
+"""The optimisers and schedules of the built-in model's components, beside the plain AdamW of
+`workers.training.loop`.
 
-Muon is `torch.optim.Muon` with matrices of one shape updated together, which makes it 1.5 times as fast on a CPU.
+Muon is `torch.optim.Muon` with matrices of one shape updated together, which makes it 1.5 times as
+fast on a CPU.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from torch import Tensor, nn
 
 from workers.training.loop import TrainConfig
 
-_QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan et al. 2024: pushes singular values to about 1 in five steps
+# Jordan et al. 2024: pushes singular values to about 1 in five steps
+_QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tensor:
-    """Newton-Schulz towards the nearest semi-orthogonal matrices of a batch [n, rows, cols], in `dtype` (Muon)."""
+    """Newton-Schulz towards the nearest semi-orthogonal matrices of a batch [n, rows, cols], in
+    `dtype` (Muon).
+    """
     a, b, c = _QUINTIC
     x = matrices.to(dtype)
     tall = x.shape[-2] > x.shape[-1]
@@ -34,8 +39,8 @@ def orthogonalise(matrices: Tensor, dtype: torch.dtype, steps: int = 5) -> Tenso
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum, orthogonalised in `dtype`, and scaled to the root mean square of AdamW's updates: by
-    0.2 sqrt(max(rows, cols)).
+    """Momentum, orthogonalised in `dtype`, and scaled to the root mean square of AdamW's updates:
+    by 0.2 sqrt(max(rows, cols)).
     """
 
     def __init__(
@@ -46,7 +51,9 @@ class Muon(torch.optim.Optimizer):
         momentum: float = 0.95,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(list(matrices), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        super().__init__(
+            list(matrices), {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        )
         self._dtype = dtype
 
     @torch.no_grad()
@@ -65,15 +72,17 @@ class Muon(torch.optim.Optimizer):
         momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in members]
         torch._foreach_lerp_(momenta, grads, 1 - group["momentum"])
         nesterov = torch._foreach_lerp(grads, momenta, group["momentum"])
-        updates = orthogonalise(torch.stack(list(nesterov)), self._dtype).to(members[0].dtype).unbind()
+        updates = (
+            orthogonalise(torch.stack(list(nesterov)), self._dtype).to(members[0].dtype).unbind()
+        )
         torch._foreach_mul_(members, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(members, list(updates), alpha=-group["lr"] * scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuonConfig(TrainConfig):
-    """Muon for the matrices of linear layers at `matrix_lr`; AdamW for embeddings, output heads ("head"), norms and
-    biases at `rate`. Under mixed precision, Muon iterates in bfloat16.
+    """Muon for the matrices of linear layers at `matrix_lr`; AdamW for embeddings, output heads
+    ("head"), norms and biases at `rate`. Under mixed precision, Muon iterates in bfloat16.
     """
 
     matrix_lr: float = 3e-3
@@ -95,7 +104,9 @@ class MuonConfig(TrainConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CosineConfig(TrainConfig):
-    """After the warm-up, the learning rate falls to 2 % of its peak by half a cosine over all steps that are left."""
+    """After the warm-up, the learning rate falls to 2 % of its peak by half a cosine over all steps
+    that are left.
+    """
 
     def learning_rate(self, step: int) -> float:
         rise = (step + 1) / max(1, self.warmup)
@@ -105,8 +116,8 @@ class CosineConfig(TrainConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneCycleConfig(TrainConfig):
-    """The learning rate rises over the fraction `rise` of the steps, then falls, and AdamW's first beta cycles
-    inversely, as torch's `OneCycleLR` does (Smith & Topin 2018).
+    """The learning rate rises over the fraction `rise` of the steps, then falls, and AdamW's first
+    beta cycles inversely, as torch's `OneCycleLR` does (Smith & Topin 2018).
     """
 
     rise: float = 0.1

@@ -1,10 +1,12 @@
-"""Training of the metrics' built-in networks on procedural scenes: the feature network and the tiny CLIP.
+"""Training of the metrics' built-in networks on procedural scenes: the feature network and the tiny
+CLIP.
 
-The feature network learns to predict a scene's attributes and how much blur, noise and wobble were added to it.
+The feature network learns to predict a scene's attributes and how much blur, noise and wobble were
+added to it.
 
-The CLIP has a contrastive loss. Among random captions the background's colour nearly suffices to find the right one, so
-each image has one more negative: its own caption with one attribute changed. In training, linear heads also predict the
-attributes from both embeddings.
+The CLIP has a contrastive loss. Among random captions the background's colour nearly suffices to
+find the right one, so each image has one more negative: its own caption with one attribute changed.
+In training, linear heads also predict the attributes from both embeddings.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ def train_features(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains on the CPU (about two minutes) and writes out/features.safetensors, fp16; returns its path.
+    """Trains on the CPU (about two minutes) and writes out/features.safetensors, fp16; returns its
+    path.
 
-    The loss is the attributes' cross-entropy plus the squared error of the corruption amounts. The same seed, threads
-    and machine give the same file.
+    The loss is the attributes' cross-entropy plus the squared error of the corruption amounts. The
+    same seed, threads and machine give the same file.
     """
     torch.manual_seed(config.seed)
     shape, path = net or FeatureConfig(), out / "features.safetensors"
@@ -56,7 +59,9 @@ def train_features(
         reading = attribute_loss(tuple(part.float() for part in logits), scenes.rows[indices])
         return reading + F.mse_loss(quality.float(), amount)
 
-    average, _ = train(model, loss, len(scenes), config, out, name="features", resume=resume, log=log)
+    average, _ = train(
+        model, loss, len(scenes), config, out, name="features", resume=resume, log=log
+    )
     _set_batch_norm(average, scenes, config)
     save(path, average, asdict(shape))
     return path
@@ -82,9 +87,11 @@ def train_clip(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains on the CPU (about two minutes) and writes out/clip.safetensors, fp16; returns its path.
+    """Trains on the CPU (about two minutes) and writes out/clip.safetensors, fp16; returns its
+    path.
 
-    The loss is CLIP's plus the attributes' cross-entropy. The same seed, threads and machine give the same file.
+    The loss is CLIP's plus the attributes' cross-entropy. The same seed, threads and machine give
+    the same file.
     """
     torch.manual_seed(config.seed)
     shape, path = net or ClipConfig(), out / "clip.safetensors"
@@ -94,13 +101,19 @@ def train_clip(
     def loss(indices: Tensor, generator: Generator) -> Tensor:
         images, _ = _corrupted(scenes, indices, generator)
         rows = scenes.rows[indices]
-        ids, mask = model.tokens([caption(row) for row in torch.cat([rows, altered(rows, generator)]).tolist()])
+        ids, mask = model.tokens(
+            [caption(row) for row in torch.cat([rows, altered(rows, generator)]).tolist()]
+        )
         image, text = model.embed_images(images), model.embed_tokens(ids, mask)
         with torch.autocast("cpu", enabled=False):
             contrast = _contrastive_loss(image, text, model.clip.logit_scale)
             # embeddings have length 1; scaled, so that the heads' inputs have entries of about 1
-            logits = reader.heads(torch.cat([image, text[: len(rows)]]) * math.sqrt(shape.projection))
-            return contrast + attribute_loss(logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1))
+            logits = reader.heads(
+                torch.cat([image, text[: len(rows)]]) * math.sqrt(shape.projection)
+            )
+            return contrast + attribute_loss(
+                logits.split(list(SLOT_SIZES), dim=1), rows.repeat(2, 1)
+            )
 
     average, _ = train(reader, loss, len(scenes), config, out, name="clip", resume=resume, log=log)
     save(path, average.model, asdict(shape))
@@ -108,7 +121,9 @@ def train_clip(
 
 
 def altered(rows: Tensor, generator: Generator) -> Tensor:
-    """Attribute rows [n, slots], each with one applicable attribute changed to another value; not the object count."""
+    """Attribute rows [n, slots], each with one applicable attribute changed to another value; not
+    the object count.
+    """
     open_slots = applicable(rows).float()
     open_slots[:, _RELATION] = open_slots[:, _RELATION] * (rows[:, _RELATION] > 0)
     slot = torch.multinomial(open_slots, 1, generator=generator)[:, 0]
@@ -131,7 +146,8 @@ def _corrupted(scenes: SceneSet, indices: Tensor, generator: Generator) -> tuple
 
 @torch.no_grad()
 def _set_batch_norm(net: SceneFeatures, scenes: SceneSet, config: TrainConfig) -> None:
-    """Recomputes the BatchNorm statistics in fp32 as plain averages over some batches, with the current weights.
+    """Recomputes the BatchNorm statistics in fp32 as plain averages over some batches, with the
+    current weights.
 
     Features then have mean 0 and variance 1 over the training scenes, corrupted as in training.
     """
@@ -151,7 +167,11 @@ def attribute_loss(logits: tuple[Tensor, ...], rows: Tensor) -> Tensor:
 
 
 def _contrastive_loss(images: Tensor, texts: Tensor, logit_scale: Tensor) -> Tensor:
-    """CLIP's symmetric loss of images [B, d] and texts [2B, d]: the images' captions, then their altered captions."""
+    """CLIP's symmetric loss of images [B, d] and texts [2B, d]: the images' captions, then their
+    altered captions.
+    """
     logits = images @ texts.mT * logit_scale.clamp(max=math.log(100)).exp()
     labels = torch.arange(len(images))
-    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits[:, : len(images)].mT, labels)) / 2
+    return (
+        F.cross_entropy(logits, labels) + F.cross_entropy(logits[:, : len(images)].mT, labels)
+    ) / 2

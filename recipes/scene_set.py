@@ -1,6 +1,7 @@
 """Rendered scenes in memory for training the nets of the metrics, and random corruptions of them.
 
-The corruptions are those that decoded images have: blur, noise and wobbly outlines, by known amounts.
+The corruptions are those that decoded images have: blur, noise and wobbly outlines, by known
+amounts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class SceneSet:
         return self.images[chosen].float() / 255
 
 
-def scene_set(seed: int, scenes: int, *, chunk: int = 250, log: Callable[[str], None] = lambda line: None) -> SceneSet:
+def scene_set(
+    seed: int, scenes: int, *, chunk: int = 250, log: Callable[[str], None] = lambda line: None
+) -> SceneSet:
     """The first `scenes` scenes of a seed."""
     rows = sample_attributes(seed, range(scenes))
     parts: list[Tensor] = []
@@ -47,13 +50,17 @@ def scene_set(seed: int, scenes: int, *, chunk: int = 250, log: Callable[[str], 
 
 
 def amounts(n: int, generator: Generator) -> Tensor:
-    """Random amounts [n, 3] of blur, noise and wobble in [0, 1]; each is 0 for 60% of the images."""
+    """Random amounts [n, 3] of blur, noise and wobble in [0, 1]; each is 0 for 60% of the
+    images.
+    """
     drawn = torch.rand(2, n, 3, generator=generator)
     return drawn[0] * (drawn[1] < 0.4)
 
 
 def corrupt(images: Tensor, amount: Tensor, generator: Generator) -> Tensor:
-    """Images [n, 3, H, W] in [0, 1] with `amount` [n, 3] of blur, noise and wobble; 0 leaves pixels as they are."""
+    """Images [n, 3, H, W] in [0, 1] with `amount` [n, 3] of blur, noise and wobble; 0 leaves pixels
+    as they are.
+    """
     blur, noise, wobble = (column.view(-1, 1, 1, 1) for column in amount.unbind(1))
     moved = amount[:, 2] > 0
     if bool(moved.any()):
@@ -72,14 +79,20 @@ def _soften(images: Tensor) -> Tensor:
 
 
 def _displace(images: Tensor, amount: Tensor, generator: Generator) -> Tensor:
-    """Moves pixels by a field that is random at knots _KNOT_SPACING pixels apart and linear between them."""
+    """Moves pixels by a field that is random at knots _KNOT_SPACING pixels apart and linear between
+    them.
+    """
     n, _, height, width = images.shape
     knots = (
-        torch.randn(n, 2, height // _KNOT_SPACING + 1, width // _KNOT_SPACING + 1, generator=generator)
+        torch.randn(
+            n, 2, height // _KNOT_SPACING + 1, width // _KNOT_SPACING + 1, generator=generator
+        )
         * _WOBBLE_STD
         * amount
     )
     field = F.interpolate(knots, (height, width), mode="bilinear", align_corners=True)
     y, x = torch.meshgrid(torch.arange(height) + 0.5, torch.arange(width) + 0.5, indexing="ij")
-    where = torch.stack([(x + field[:, 0]) * 2 / width - 1, (y + field[:, 1]) * 2 / height - 1], dim=3)
+    where = torch.stack(
+        [(x + field[:, 0]) * 2 / width - 1, (y + field[:, 1]) * 2 / height - 1], dim=3
+    )
     return F.grid_sample(images, where, padding_mode="border", align_corners=False)

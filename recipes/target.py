@@ -1,4 +1,6 @@
-"""Training of the built-in target, and of its independent drafter, a smaller model of the same kind."""
+"""Training of the built-in target, and of its independent drafter, a smaller model of the same
+kind.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def train_target(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> tuple[ARModel, list[Figures]]:
-    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors (fp16) at every save."""
+    """Trains `model` in place; writes its averaged weights to out/<component>.safetensors (fp16) at
+    every save.
+    """
     path = out / f"{component}.safetensors"
 
     def on_save(average: ARModel) -> Figures:

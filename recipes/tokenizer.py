@@ -1,4 +1,5 @@
-"""Training of a VQ codec: straight-through gradients, EMA codebook (van den Oord et al. 2017, appendix A.1), restarts.
+"""Training of a VQ codec: straight-through gradients, EMA codebook (van den Oord et al. 2017,
+appendix A.1), restarts.
 
 An image source is a function from example indices to a batch of images.
 """
@@ -23,20 +24,27 @@ ImageSource = Callable[[Tensor], Tensor]
 
 #: The built-in model's codec: 48x48 pixels -> 12x12 codes.
 SCENES_VQ = VQConfig(
-    codebook_size=1024, code_dim=8, channels=40, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1,
-    z_channels=80, groups=8, level_attention=False, mid_attention=False,
-)  # fmt: skip
+    codebook_size=1024,
+    code_dim=8,
+    channels=40,
+    multipliers=(1, 1, 2),
+    encoder_blocks=1,
+    decoder_blocks=1,
+    z_channels=80,
+    groups=8,
+    level_attention=False,
+    mid_attention=False,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerLoss:
     """Weights of the loss, and how the codebook is updated from the encoder's outputs.
 
-    Attributes:
-        l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1. `gradient` is the L1 of
-            horizontal and vertical finite differences, which keeps edges crisp.
-        codebook_decay: of the EMA of each code's count and sum.
-        restart_below: a code used less than this fraction of the uniform rate is set to a random vector of the batch.
+    Attributes: l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1.
+        `gradient` is the L1 of horizontal and vertical finite differences, which keeps edges crisp.
+        codebook_decay: of the EMA of each code's count and sum. restart_below: a code used less
+        than this fraction of the uniform rate is set to a random vector of the batch.
         restart_until: fraction of the steps after which no code is restarted.
     """
 
@@ -49,8 +57,8 @@ class TokenizerLoss:
 
 
 class TokenizerTraining(nn.Module):
-    """A codec, and for each code the EMA of the count and the sum of the vectors nearest to it. The code is their mean,
-    normalised to unit length if the codec does so.
+    """A codec, and for each code the EMA of the count and the sum of the vectors nearest to it. The
+    code is their mean, normalised to unit length if the codec does so.
     """
 
     count: Tensor
@@ -71,7 +79,8 @@ class TokenizerTraining(nn.Module):
         self.steps = int(state)
 
     def forward(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The loss of images [B, 3, H, W] in [-1, 1]: L1 + l2 * L2 + gradient * L1 of finite differences + commitment.
+        """The loss of images [B, 3, H, W] in [-1, 1]: L1 + l2 * L2 + gradient * L1 of finite
+        differences + commitment.
 
         It also updates the codebook from the images.
         """
@@ -87,17 +96,25 @@ class TokenizerTraining(nn.Module):
             self._follow(flat, ids, generator)
         error = codec.decode_latents(z + (codes - z).detach()).float() - images
         across, down = error.diff(dim=3).abs().mean(), error.diff(dim=2).abs().mean()
-        pixels = error.abs().mean() + weights.l2 * error.square().mean() + weights.gradient * (across + down)
+        pixels = (
+            error.abs().mean()
+            + weights.l2 * error.square().mean()
+            + weights.gradient * (across + down)
+        )
         return pixels + weights.commitment * (z - codes).square().mean()
 
     def _follow(self, z: Tensor, ids: Tensor, generator: torch.Generator) -> None:
-        """Updates the codebook from vectors z [n, d] and their codes ids [n]; restarts rarely used codes."""
+        """Updates the codebook from vectors z [n, d] and their codes ids [n]; restarts rarely used
+        codes.
+        """
         weight = 1 - self.loss.codebook_decay
         self.count.lerp_(torch.bincount(ids, minlength=len(self.count)).to(self.count), weight)
         self.sum.lerp_(torch.zeros_like(self.sum).index_add_(0, ids, z), weight)
         if self.steps < self.loss.restart_until * self.total_steps:
             share = len(ids) / len(self.count)
-            self._move((self.count < self.loss.restart_below * share).nonzero()[:, 0], z, share, generator)
+            self._move(
+                (self.count < self.loss.restart_below * share).nonzero()[:, 0], z, share, generator
+            )
         self._write_codes()
         self.steps += 1
 
@@ -122,7 +139,9 @@ def train_tokenizer(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Path:
-    """Trains a codec on `size` images; returns its file, out/tokenizer.safetensors (fp16, config in the header)."""
+    """Trains a codec on `size` images; returns its file, out/tokenizer.safetensors (fp16, config in
+    the header).
+    """
     torch.manual_seed(config.seed)
     model = TokenizerTraining(vq, TokenizerLoss(), config.steps).to(device)
     path = out / "tokenizer.safetensors"  # written only at the end: other components build on it
@@ -151,8 +170,12 @@ def tokenize_scenes(codec: VQModel, seed: int, scenes: range, *, chunk: int = 64
     assert codec.config.codebook_size <= 1 << 15, "tokens are stored as int16"
     tokens: list[Tensor] = []
     captions: list[str] = []
-    for indices in torch.split(torch.tensor(scenes, device=codec.quantize.embedding.weight.device), chunk):
+    for indices in torch.split(
+        torch.tensor(scenes, device=codec.quantize.embedding.weight.device), chunk
+    ):
         rows = sample_attributes(seed, indices)
-        tokens.append(codec.encode(render(rows, seed, indices) * 2 - 1).flatten(1).to("cpu", torch.int16))
+        tokens.append(
+            codec.encode(render(rows, seed, indices) * 2 - 1).flatten(1).to("cpu", torch.int16)
+        )
         captions += [caption(row) for row in rows.tolist()]
     return Examples(captions, torch.cat(tokens))

@@ -1,1 +1,3 @@
-"""What a trial is: drafters, tree policies, acceptance rules and sampling, as frozen data and pure functions."""
+"""What a trial is: drafters, tree policies, acceptance rules and sampling, as frozen data and pure
+functions.
+"""

@@ -1,9 +1,10 @@
-"""Acceptance rules: neighbourhood x schedule x resampling x verification. Each published rule is one point of the
-product.
+"""Acceptance rules: neighbourhood x schedule x resampling x verification. Each published rule is
+one point of the product.
 
-A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)). After a rejection the
-next child is verified against the residual, or a token is sampled from it. Everything here is a deterministic function
-of tensors (shapes as in `neighbourhoods`); the caller supplies the random numbers.
+A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)).
+After a rejection the next child is verified against the residual, or a token is sampled from it.
+Everything here is a deterministic function of tensors (shapes as in `neighbourhoods`); the caller
+supplies the random numbers.
 """
 
 from __future__ import annotations
@@ -40,23 +41,25 @@ Resampling = Literal["paper", "optimal"]
 class AcceptanceRule(Params):
     """When a drafted token is accepted, and what replaces a rejected one.
 
-    resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2); 'paper' follows
-    the neighbourhood's own paper. Without neighbours the two are the same. verification: mappings leave the default
-    out.
+    resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem
+    2); 'paper' follows the neighbourhood's own paper. Without neighbours the two are the same.
+    verification: mappings leave the default out.
     """
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
-    resampling: Annotated[Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")] = (
-        "paper"
-    )
+    resampling: Annotated[
+        Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")
+    ] = "paper"
     verification: Verification = TOKEN
 
     def check(self) -> None:
-        if self.verification.reads_later_drafts and not (self.neighbourhood.exact and self.schedule.exact):
+        if self.verification.reads_later_drafts and not (
+            self.neighbourhood.exact and self.schedule.exact
+        ):
             problem = (
-                f"{self.verification.kind!r} is defined for the exact rule alone; remove the neighbourhood and the "
-                f"schedule's budget, or use {TOKEN.kind!r}"
+                f"{self.verification.kind!r} is defined for the exact rule alone; remove the "
+                f"neighbourhood and the schedule's budget, or use {TOKEN.kind!r}"
             )
             raise ConfigError(("verification",), problem)
 
@@ -72,30 +75,45 @@ class AcceptanceRule(Params):
 
     @property
     def is_relaxed(self) -> bool:
-        """False iff the rule is exact: no neighbours, a budget of 1 at every position, and an exact verification."""
+        """False iff the rule is exact: no neighbours, a budget of 1 at every position, and an exact
+        verification.
+        """
         return not self.is_exact(temperature=1.0)
 
     def is_exact(self, temperature: float) -> bool:
-        """Whether tokens follow the target's own distribution at this temperature (at 0: are its argmax)."""
-        if temperature == 0:  # each draft that is verified is compared with the argmax, however a chain is verified
+        """Whether tokens follow the target's own distribution at this temperature (at 0: are its
+        argmax).
+        """
+        # each draft that is verified is compared with the argmax, however a chain is verified
+        if temperature == 0:
             verifies_all = not self.verification.implementation
-            return self.neighbourhood.at_temperature_zero.exact and self.schedule.exact and verifies_all
+            return (
+                self.neighbourhood.at_temperature_zero.exact
+                and self.schedule.exact
+                and verifies_all
+            )
         return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
 
     def is_lossless(self, temperature: float, levels: int) -> bool:
-        """As `is_exact`, but also True for rules that accept less often than the exact one, in trees of at most so many
-        levels.
+        """As `is_exact`, but also True for rules that accept less often than the exact one, in
+        trees of at most so many levels.
 
-        A draft tested against omega q with omega <= 1 is accepted less often, and the optimal residual makes up for it.
-        A draft of one level has none before or behind it that a verification could read.
+        A draft tested against omega q with omega <= 1 is accepted less often, and the optimal
+        residual makes up for it. A draft of one level has none before or behind it that a
+        verification could read.
         """
         if self.is_exact(temperature):
             return True
         most, verification = self.schedule.largest(levels), self.verification
         if temperature == 0:
-            # omega q(x) is compared with the other tokens' q in fp32: near 1 it would accept one of equal tokens
+            # omega q(x) is compared with the other tokens' q in fp32: near 1 it would accept one of
+            # equal tokens
             is_stricter = self.schedule.exact or most <= 1 - _GREEDY_MARGIN
-            return is_stricter and self.neighbourhood.at_temperature_zero.exact and not verification.implementation
+            return (
+                is_stricter
+                and self.neighbourhood.at_temperature_zero.exact
+                and not verification.implementation
+            )
         verifies = verification.exact or (levels == 1 and not verification.implementation)
         is_stricter = self.schedule.exact or (most <= 1 and self._has_optimal_residual)
         return self.neighbourhood.exact and is_stricter and verifies
@@ -108,10 +126,12 @@ class AcceptanceRule(Params):
 
     @property
     def work(self) -> tuple[str | Params, ...]:
-        """What its cost depends on: the neighbourhood's `work`, or all of it if the residual sums every token's mass;
-        then the verification's, if it is not the default.
+        """What its cost depends on: the neighbourhood's `work`, or all of it if the residual sums
+        every token's mass; then the verification's, if it is not the default.
         """
-        is_cheap = self.resampling == "paper" or (self.neighbourhood.never_stricter and self.schedule.at_least_one)
+        is_cheap = self.resampling == "paper" or (
+            self.neighbourhood.never_stricter and self.schedule.at_least_one
+        )
         work = self.neighbourhood.work if is_cheap else self.neighbourhood
         return (work,) if self.verification == TOKEN else (work, self.verification.work)
 
@@ -134,16 +154,23 @@ class AcceptanceRule(Params):
     ) -> Tensor:
         """The residual [B, V] after child x [B] was rejected, normalised over the vocabulary.
 
-        A row may have no mass left: under 'paper' by the rule, otherwise only by rounding (r = p: a rejection has
-        probability 0). Then the exact rule's residual [r - p]_+ replaces the paper's. (For a budget below 1 the optimal
-        residual differs from it, but needs the neighbourhood mass of every token.) If that is empty as well, r is
-        returned unchanged. Neither has mass where r has none. The papers' own formulas may have some for omega < 1:
-        they count S for x even if r(x) = 0, and then S may exceed p(x). No paper combines the two.
+        A row may have no mass left: under 'paper' by the rule, otherwise only by rounding (r = p: a
+        rejection has probability 0). Then the exact rule's residual [r - p]_+ replaces the paper's.
+        (For a budget below 1 the optimal residual differs from it, but needs the neighbourhood mass
+        of every token.) If that is empty as well, r is returned unchanged. Neither has mass where r
+        has none. The papers' own formulas may have some for omega < 1: they count S for x even if
+        r(x) = 0, and then S may exceed p(x). No paper combines the two.
         """
-        paper = self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
+        paper = (
+            self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
+        )
         if paper is not None:
             # the paper's residual of a group is [r - p]_+ already
-            fallback = _normalised(exact_residual(r, p, x), otherwise=r) if self.neighbourhood.never_stricter else r
+            fallback = (
+                _normalised(exact_residual(r, p, x), otherwise=r)
+                if self.neighbourhood.never_stricter
+                else r
+            )
             return _normalised(paper, otherwise=fallback)
         if self.neighbourhood.never_stricter and self.schedule.at_least_one:
             # f is 1 where r > p, and p f >= r elsewhere, so [r - p f]_+ = [r - p]_+ (Proposition 1)
@@ -159,10 +186,12 @@ class AcceptanceRule(Params):
         return _normalised(optimal, otherwise=r)
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:
-        """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V]: target softmax, temperature 1, unfiltered.
+        """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V]: target softmax,
+        temperature 1, unfiltered.
 
-        x is accepted iff omega S_q(x) >= max q(y) over all y outside its admitted neighbours (LANTERN's greedy form;
-        omega is this project's extension). The exact rule accepts only the target's argmax, the first of equal tokens.
+        x is accepted iff omega S_q(x) >= max q(y) over all y outside its admitted neighbours
+        (LANTERN's greedy form; omega is this project's extension). The exact rule accepts only the
+        target's argmax, the first of equal tokens.
         """
         if self.is_exact(temperature=0.0):
             return x == q.argmax(1)
@@ -174,7 +203,8 @@ class AcceptanceRule(Params):
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
     """Probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
-    return (probs / mass).where(mass > 0, otherwise)  # a mass that is not a number takes `otherwise` too
+    # a mass that is not a number takes `otherwise` too
+    return (probs / mass).where(mass > 0, otherwise)
 
 
 EXACT = AcceptanceRule()

@@ -75,7 +75,9 @@ class Constraint:
         factor = float(bound["before"] or bound["after"] or 1)
         if factor == 0:
             raise ConfigError((), f"{text!r} multiplies vanilla by 0; write a plain number")
-        return cls(metric, op, factor, float(bound["offset"] or 0) * (-1 if bound["sign"] == "-" else 1))
+        return cls(
+            metric, op, factor, float(bound["offset"] or 0) * (-1 if bound["sign"] == "-" else 1)
+        )
 
     @property
     def relative_to_vanilla(self) -> bool:
@@ -89,7 +91,9 @@ class Constraint:
         """
         if value == 0 and self.factor not in (0.0, 1.0) and not self.offset:
             fix = f"{self.metric} {self.op} vanilla {'+' if self.op == '<=' else '-'} X"
-            raise ConfigError((), f"vanilla's {self.metric} is 0, and so is every multiple of it; write {fix!r}")
+            raise ConfigError(
+                (), f"vanilla's {self.metric} is 0, and so is every multiple of it; write {fix!r}"
+            )
 
     @property
     def text(self) -> str:
@@ -102,7 +106,8 @@ class Constraint:
         return f"{self.metric} {self.op} {factor}vanilla{offset}"
 
     def violation(self, value: float, vanilla_value: float | None = None) -> float:
-        """How far `value` is beyond the bound, in the metric's unit: at most 0 if the bound is met, infinite for NaN.
+        """How far `value` is beyond the bound, in the metric's unit: at most 0 if the bound is met,
+        infinite for NaN.
 
         ValueError if the bound needs vanilla's value and it is missing.
         """

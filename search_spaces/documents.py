@@ -1,8 +1,10 @@
-"""YAML documents as plain data, with the line of every value, so that an error can name file, line and key.
+"""YAML documents as plain data, with the line of every value, so that an error can name file, line
+and key.
 
-The loader builds plain data only (the types of `yaml.safe_load`, without dates), refuses duplicate keys and documents
-whose aliases expand to an excessive size. `1e-3`, `1.5e3` and `-.5` are numbers. Unquoted scalars that programs read
-differently, such as `1:30`, `0200`, `1_000` and `no`, are refused.
+The loader builds plain data only (the types of `yaml.safe_load`, without dates), refuses duplicate
+keys and documents whose aliases expand to an excessive size. `1e-3`, `1.5e3` and `-.5` are numbers.
+Unquoted scalars that programs read differently, such as `1:30`, `0200`, `1_000` and `no`, are
+refused.
 """
 
 from __future__ import annotations
@@ -23,13 +25,17 @@ MAX_VALUES = 100_000  # aliases of aliases expand to any size
 MAX_LENGTH = 1_000_000  # characters or bytes of a document, which take PyYAML several seconds
 _MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
 _HASH_LENGTH = 12  # of a text that is cut
-_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq"))
-# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17; and times such as 0:30
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq")
+)
+# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17; and times such as
+# 0:30
 _OTHER_NUMBERS = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$|[-+]?[0-9]+(:[0-5]?[0-9])+$"
 )
 _NUMBER_FIX = (
-    "write a number without leading zeros, underscores and colons, such as 1.5 for 1:30, and put text in quotes"
+    "write a number without leading zeros, underscores and colons, such as 1.5 for 1:30, and put "
+    "text in quotes"
 )
 _TRUTH_FIX = "write true or false, and put text in quotes"
 #: The scalars of a type that all readers of YAML read alike, and how to write others
@@ -52,7 +58,8 @@ OVERRIDE = "--set"  # the location of a value that is not the file's
 class Document:
     """Plain data, and the location "file:line" of each value by its path.
 
-    A path holds keys, and indices of lists as "[0]". The location of a mapping's value is the line of its key.
+    A path holds keys, and indices of lists as "[0]". The location of a mapping's value is the line
+    of its key.
     """
 
     data: Any
@@ -66,11 +73,15 @@ class Document:
 
     @contextmanager
     def locate_errors(self) -> Iterator[None]:
-        """Add the location to a ConfigError that is raised inside, about a path of this document."""
+        """Add the location to a ConfigError that is raised inside, about a path of this
+        document.
+        """
         try:
             yield
         except ConfigError as error:
-            raise ConfigError(error.path, error.problem, error.location or self.location(error.path)) from error
+            raise ConfigError(
+                error.path, error.problem, error.location or self.location(error.path)
+            ) from error
 
     def with_override(self, key: str, value: object) -> Document:
         """The document with `value` under a dotted key ("space.tree.0.length").
@@ -79,7 +90,9 @@ class Document:
             ConfigError: an index out of range, or a key of a scalar.
         """
         data, path = _override(self.data, key.split("."), value, ())
-        locations = {other: line for other, line in self.locations.items() if other[: len(path)] != path}
+        locations = {
+            other: line for other, line in self.locations.items() if other[: len(path)] != path
+        }
         created = {path[:end]: OVERRIDE for end in range(len(path) + 1)}
         return Document(data, created | locations)
 
@@ -96,7 +109,9 @@ def _override(data: Any, keys: list[str], value: object, path: Path) -> tuple[An
         entry, found = _override(data[int(key)], rest, value, (*path, f"[{key}]"))
         return [*data[: int(key)], entry, *data[int(key) + 1 :]], found
     if not isinstance(data, dict | None):
-        raise ConfigError((*path, key), f"{'.'.join(path)} is {data!r}, a scalar without keys", OVERRIDE)
+        raise ConfigError(
+            (*path, key), f"{'.'.join(path)} is {data!r}, a scalar without keys", OVERRIDE
+        )
     entry, found = _override((data or {}).get(key), rest, value, (*path, key))
     return {**(data or {}), key: entry}, found
 
@@ -106,7 +121,9 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that quotes strings which _Loader would not read as strings, and never writes anchors."""
+    """SafeDumper that quotes strings which _Loader would not read as strings, and never writes
+    anchors.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -134,16 +151,22 @@ def read_document(text: str | bytes, file: str) -> Document:
         try:
             root = loader.get_single_node()
             if root is None:
-                raise ConfigError((), "the file is empty; give at least a name and objectives", f"{file}:1")
+                raise ConfigError(
+                    (), "the file is empty; give at least a name and objectives", f"{file}:1"
+                )
             return _Builder(loader, file).document(root)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise ConfigError((), f"not valid YAML: {reason}", f"{file}:{mark.line + 1 if mark else 1}") from error
+        raise ConfigError(
+            (), f"not valid YAML: {reason}", f"{file}:{mark.line + 1 if mark else 1}"
+        ) from error
     except RecursionError:
-        raise ConfigError((), "nested too deeply, or an alias that contains itself", f"{file}:1") from None
+        raise ConfigError(
+            (), "nested too deeply, or an alias that contains itself", f"{file}:1"
+        ) from None
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
@@ -167,22 +190,30 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_FINITE_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # making one takes as long as reading an event
+# making one takes as long as reading an event
+_FINITE_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def write_document(data: Mapping[str, Any], *, is_compact: bool = True) -> str:
-    """Plain data as YAML that `read_document` reads back, keys in their order. is_compact: short lists and mappings are
-    on one line; else each value has its own."""
+    """Plain data as YAML that `read_document` reads back, keys in their order. is_compact: short
+    lists and mappings are on one line; else each value has its own.
+    """
     style = None if is_compact else False
     text: str = yaml.dump(
-        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=style
+        dict(data),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=120,
+        default_flow_style=style,
     )
     return text
 
 
 def differences(before: Any, after: Any, key: str = "") -> dict[str, tuple[Any, Any]]:
-    """The values of two documents that differ, before and after, by dotted key as `with_override` takes it. None stands
-    for a key that one of them lacks. Lists of different lengths differ as a whole.
+    """The values of two documents that differ, before and after, by dotted key as `with_override`
+    takes it. None stands for a key that one of them lacks. Lists of different lengths differ as a
+    whole.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
@@ -211,12 +242,15 @@ def _short(value: Any) -> str:
 
 
 def shorten(text: str, limit: int, ellipsis: str = "… ") -> str:
-    """A text of at most `limit` characters. A longer one is cut and ends in an ellipsis and a hash of all of it, so
-    that different texts stay different.
+    """A text of at most `limit` characters. A longer one is cut and ends in an ellipsis and a hash
+    of all of it, so that different texts stay different.
     """
     if len(text) <= limit:
         return text
-    mark = ellipsis + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_HASH_LENGTH]
+    mark = (
+        ellipsis
+        + hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_HASH_LENGTH]
+    )
     return text[: limit - len(mark)] + mark
 
 
@@ -225,7 +259,8 @@ class _Builder:
 
     def __init__(self, loader: _Loader, file: str) -> None:
         self.loader, self.file = loader, file
-        self.checked: set[int] = set()  # ids of mappings whose keys were checked before merging added others
+        # ids of mappings whose keys were checked before merging added others
+        self.checked: set[int] = set()
         self.locations: dict[Path, str] = {}
 
     def document(self, root: yaml.Node) -> Document:
@@ -234,7 +269,11 @@ class _Builder:
     def build(self, node: yaml.Node, path: Path, line: int) -> Any:
         location = self.locations[path] = f"{self.file}:{line + 1}"
         if len(self.locations) > MAX_VALUES:
-            raise ConfigError((), f"the document expands to more than {MAX_VALUES} values; use fewer aliases", location)
+            raise ConfigError(
+                (),
+                f"the document expands to more than {MAX_VALUES} values; use fewer aliases",
+                location,
+            )
         if node.tag not in _PLAIN_TAGS:
             raise ConfigError(path, f"the tag {node.tag} is not allowed; use plain YAML", location)
         if isinstance(node, yaml.MappingNode):
@@ -242,12 +281,19 @@ class _Builder:
                 self.checked.add(id(node))
                 self.check_keys(node, path)
                 self.loader.flatten_mapping(node)
-            return {k.value: self.build(v, (*path, k.value), k.start_mark.line) for k, v in node.value}
+            return {
+                k.value: self.build(v, (*path, k.value), k.start_mark.line) for k, v in node.value
+            }
         if isinstance(node, yaml.SequenceNode):
-            return [self.build(entry, (*path, f"[{i}]"), entry.start_mark.line) for i, entry in enumerate(node.value)]
+            return [
+                self.build(entry, (*path, f"[{i}]"), entry.start_mark.line)
+                for i, entry in enumerate(node.value)
+            ]
         accepted, fix = _ACCEPTED.get(node.tag, (None, ""))
         if accepted is not None and not accepted.fullmatch(node.value):
-            raise ConfigError(path, f"not every program reads {node.value} as the same value; {fix}", location)
+            raise ConfigError(
+                path, f"not every program reads {node.value} as the same value; {fix}", location
+            )
         try:
             return self.loader.construct_object(node)
         except ValueError as error:
@@ -261,7 +307,9 @@ class _Builder:
                 continue
             if not isinstance(key, yaml.ScalarNode) or key.tag != "tag:yaml.org,2002:str":
                 text = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
-                raise ConfigError(path, f"the key {text} is not a string; put it in quotes", location)
+                raise ConfigError(
+                    path, f"the key {text} is not a string; put it in quotes", location
+                )
             if key.value in first:
                 problem = f"given twice, first in line {first[key.value]}; remove one of the two"
                 raise ConfigError((*path, key.value), problem, location)

@@ -1,4 +1,6 @@
-"""Drafters: what proposes the tokens that the target verifies. Their models are in `workers.drafters`."""
+"""Drafters: what proposes the tokens that the target verifies. Their models are in
+`workers.drafters`.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ class DrafterChoice(Params):
 
     implementation: "module:Class" of a `workers.decoding.drafter.Drafter`, or without weights of a
     `workers.decoding.drafting.Drafting`; imported when it is needed. Empty if nothing is drafted.
-    has_weights: a target needs a weight file for it.
-    has_drafts: it proposes tokens, so it needs a tree, and an acceptance rule decides about them.
-    keeps_window: without weights, it keeps sampled drafts from pass to pass, so replay records chains of several
-    lengths (see `workers.replay.windows`). Replay cannot describe other drafters without weights, nor windows that
-    branch.
-    goes_on_unverified: it can draft behind tokens that no pass has verified (see `CachedDrafter.look_ahead`).
+    has_weights: a target needs a weight file for it. has_drafts: it proposes tokens, so it needs a
+    tree, and an acceptance rule decides about them. keeps_window: without weights, it keeps sampled
+    drafts from pass to pass, so replay records chains of several lengths (see
+    `workers.replay.windows`). Replay cannot describe other drafters without weights, nor windows
+    that branch. goes_on_unverified: it can draft behind tokens that no pass has verified (see
+    `CachedDrafter.look_ahead`).
     """
 
     __slots__ = ()
@@ -31,20 +33,23 @@ class DrafterChoice(Params):
     goes_on_unverified: ClassVar[bool] = False
 
     def is_exact(self, levels: int) -> bool:
-        """Whether the probs that it states for its drafts are those that they were sampled from, in trees of at most so
-        many levels.
+        """Whether the probs that it states for its drafts are those that they were sampled from, in
+        trees of at most so many levels.
         """
         return True
 
     @property
     def draws_afresh(self) -> bool:
-        """Whether a draft depends on those of earlier passes only by the probs that it is sampled from."""
+        """Whether a draft depends on those of earlier passes only by the probs that it is sampled
+        from.
+        """
         return True
 
     @property
     def row_lag(self) -> int | None:
-        """Tokens of an image row after which the next row begins, where several rows are decoded at once. Tokens then
-        lack a part of the context that they have in raster order. None: raster order.
+        """Tokens of an image row after which the next row begins, where several rows are decoded at
+        once. Tokens then lack a part of the context that they have in raster order. None: raster
+        order.
         """
         return None
 
@@ -79,7 +84,9 @@ class Eagle(DrafterChoice):
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Eagle3(DrafterChoice):
-    """One decoder layer on hidden states from three depths of the target, with a head of its own (EAGLE-3)."""
+    """One decoder layer on hidden states from three depths of the target, with a head of its own
+    (EAGLE-3).
+    """
 
     kind: ClassVar[str] = "eagle3"
     implementation: ClassVar[str] = "workers.drafters.eagle3:Eagle3Drafter"
@@ -108,14 +115,15 @@ class Independent(DrafterChoice):
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Jacobi(DrafterChoice):
-    """No drafter model: drafts are sampled from the target's own probs of the last pass, whose context was partly wrong
-    (speculative Jacobi decoding, SJD).
+    """No drafter model: drafts are sampled from the target's own probs of the last pass, whose
+    context was partly wrong (speculative Jacobi decoding, SJD).
 
-    initialisation: how a position that was never drafted is filled. Its draft counts as a sample from uniform probs
-    (`uniform`), or else as a point mass. redraw: how the drafts behind a rejection are replaced: `fresh` samples, with
-    the random numbers of their position (`coupled`), or by keeping old ones (`maximal`, `reuse`; see
-    `workers.decoding.redraws`). threshold: of `reuse`. probs: those that a redraw that keeps old drafts states for its
-    drafts, those that it samples from or those of published code, which is not lossless.
+    initialisation: how a position that was never drafted is filled. Its draft counts as a sample
+    from uniform probs (`uniform`), or else as a point mass. redraw: how the drafts behind a
+    rejection are replaced: `fresh` samples, with the random numbers of their position (`coupled`),
+    or by keeping old ones (`maximal`, `reuse`; see `workers.decoding.redraws`). threshold: of
+    `reuse`. probs: those that a redraw that keeps old drafts states for its drafts, those that it
+    samples from or those of published code, which is not lossless.
     """
 
     kind: ClassVar[str] = "jacobi"
@@ -133,16 +141,20 @@ class Jacobi(DrafterChoice):
         "how drafts behind a rejection are replaced",
         Abbreviations(coupled="cpl", maximal="max"),
     ] = "fresh"
-    threshold: Annotated[float | None, "ratio of probs above which `reuse` keeps a draft", Range(0, 1), Symbol("t")] = (
-        None
-    )
+    threshold: Annotated[
+        float | None, "ratio of probs above which `reuse` keeps a draft", Range(0, 1), Symbol("t")
+    ] = None
     probs: Annotated[
-        Literal["marginal", "published"] | None, "probs stated for redrawn drafts", Abbreviations(published="pub")
+        Literal["marginal", "published"] | None,
+        "probs stated for redrawn drafts",
+        Abbreviations(published="pub"),
     ] = None
 
     def lacks(self, name: str) -> str:
         # None where they have no effect, so that equal settings are equal
-        if (name == "threshold" and self.redraw != "reuse") or (name == "probs" and not self.keeps_drafts):
+        if (name == "threshold" and self.redraw != "reuse") or (
+            name == "probs" and not self.keeps_drafts
+        ):
             return f"redraw {self.redraw!r} has none; remove it, or use 'reuse'"
         return ""
 
@@ -165,25 +177,33 @@ class Jacobi(DrafterChoice):
 
     def check_tree(self, policy: TreePolicy) -> None:
         if policy.fixed is None:
-            problem = f"drafter {self.kind!r} keeps a window: use a fixed tree, such as 'chain', not {policy.kind!r}"
+            problem = (
+                f"drafter {self.kind!r} keeps a window: use a fixed tree, such as 'chain', not "
+                f"{policy.kind!r}"
+            )
             raise ConfigError(("tree", "policy"), problem)
         tree, sampled = policy.fixed
         if (0,) * len(tree.levels) not in tree.paths:
-            problem = f"drafter {self.kind!r} keeps the first path, which must be as long as any, as in 'branching'"
+            problem = (
+                f"drafter {self.kind!r} keeps the first path, which must be as long as any, as in "
+                "'branching'"
+            )
             raise ConfigError(("tree", "policy"), problem)
         if not sampled:
             problem = f"drafter {self.kind!r} keeps the tokens that it sampled: use 'sampled'"
             raise ConfigError(("tree", "children"), problem)
 
 
-_Lag = Annotated[int, "tokens of an image row after which the next row begins", Range(1), Symbol("w")]
+_Lag = Annotated[
+    int, "tokens of an image row after which the next row begins", Range(1), Symbol("w")
+]
 
 
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class Rows(DrafterChoice):
-    """Nothing is drafted, and several rows of the image are decoded at once (ZipAR): a pass samples one token of each
-    row that has begun. A row begins when the row above it has `lag` tokens.
+    """Nothing is drafted, and several rows of the image are decoded at once (ZipAR): a pass samples
+    one token of each row that has begun. A row begins when the row above it has `lag` tokens.
     """
 
     kind: ClassVar[str] = "rows"
@@ -200,12 +220,13 @@ class Rows(DrafterChoice):
 @DRAFTERS.register
 @dataclass(frozen=True, slots=True)
 class JacobiRows(Jacobi):
-    """Several rows of the image are decoded at once, each by a Jacobi window (PJD). A row begins when the row above it
-    has `lag` tokens, and never overtakes it.
+    """Several rows of the image are decoded at once, each by a Jacobi window (PJD). A row begins
+    when the row above it has `lag` tokens, and never overtakes it.
 
-    lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a row follows the
-    target's probs in its context (`corrected`), or nothing, as published: a rejected draft is drawn anew and tested
-    again. probs: `published` is PJD's under `reuse`, the old probs where a draft stays.
+    lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a
+    row follows the target's probs in its context (`corrected`), or nothing, as published: a
+    rejected draft is drawn anew and tested again. probs: `published` is PJD's under `reuse`, the
+    old probs where a draft stays.
     """
 
     kind: ClassVar[str] = "jacobi_rows"
@@ -215,12 +236,17 @@ class JacobiRows(Jacobi):
     leading: ClassVar[tuple[str, ...]] = ("lag", "redraw", "probs", "lower")
     lag: _Lag = 8
     lower: Annotated[
-        Literal["corrected", "redrawn"], "what follows the accepted drafts of a lower row", Abbreviations(redrawn="red")
+        Literal["corrected", "redrawn"],
+        "what follows the accepted drafts of a lower row",
+        Abbreviations(redrawn="red"),
     ] = "corrected"
 
     def check_tree(self, policy: TreePolicy) -> None:
         if not isinstance(policy, Chain):
-            problem = f"drafter {self.kind!r} keeps a window in each row: use 'chain', not {policy.kind!r}"
+            problem = (
+                f"drafter {self.kind!r} keeps a window in each row: use 'chain', not "
+                f"{policy.kind!r}"
+            )
             raise ConfigError(("tree", "policy"), problem)
         super(JacobiRows, self).check_tree(policy)
 

@@ -1,8 +1,9 @@
 """Neighbourhoods: how much of the target's mass an acceptance rule counts for a drafted token.
 
-Shapes: B rows, V tokens, K neighbours; r [B, V] is the residual of the target's probs at a node (q itself before any
-sibling was rejected), p [B, V] the probs that child x [B] was sampled from, or None if it was not sampled (a point mass
-at x: its probability is 1). Everything here uses tensors' methods only and never reads a value back to the host.
+Shapes: B rows, V tokens, K neighbours; r [B, V] is the residual of the target's probs at a node (q
+itself before any sibling was rejected), p [B, V] the probs that child x [B] was sampled from, or
+None if it was not sampled (a point mass at x: its probability is 1). Everything here uses tensors'
+methods only and never reads a value back to the host.
 """
 
 from __future__ import annotations
@@ -13,15 +14,27 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
-from search_spaces.params import Abbreviations, Key, Params, Range, Symbol, class_error, class_errors
+from search_spaces.params import (
+    Abbreviations,
+    Key,
+    Params,
+    Range,
+    Symbol,
+    class_error,
+    class_errors,
+)
 from search_spaces.plugins import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Proximity = Literal["l2", "cosine", "random"]
-_ProximityField = Annotated[Proximity, "what makes codes neighbours; random is a control", Abbreviations(cosine="cos")]
-_Size = Annotated[int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k")]
+_ProximityField = Annotated[
+    Proximity, "what makes codes neighbours; random is a control", Abbreviations(cosine="cos")
+]
+_Size = Annotated[
+    int, "neighbourhood size, the token itself included; 1 is exact", Range(1), Symbol("k")
+]
 CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 
@@ -29,9 +42,10 @@ CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 class NeighbourTables:
     """Lookup tables of neighbourhoods.
 
-    neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
-    codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec normalises).
-    ranking [B, V], int32 or int64: the tokens of every row of r, least likely first, ties by index, if it is known.
+    neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing
+    distance. codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec
+    normalises). ranking [B, V], int32 or int64: the tokens of every row of r, least likely first,
+    ties by index, if it is known.
     """
 
     neighbours: Tensor | None = None
@@ -42,8 +56,9 @@ class NeighbourTables:
 class NeighbourhoodMass(NamedTuple):
     """The mass that a neighbourhood counts for the drafted tokens x [B].
 
-    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on x's group for grouped rules; 0 where p(x) is
-    0. members [B, K], admitted [B, K]: the candidate neighbours without x itself, and which of them are counted.
+    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on x's group for grouped
+    rules; 0 where p(x) is 0. members [B, K], admitted [B, K]: the candidate neighbours without x
+    itself, and which of them are counted.
     """
 
     target: Tensor
@@ -55,7 +70,9 @@ class NeighbourhoodMass(NamedTuple):
         """The probs [B, V] with the admitted neighbours' entries set to 0."""
         if self.members is None or self.admitted is None:
             return probs
-        return probs.scatter(1, self.members, probs.gather(1, self.members).masked_fill(self.admitted, 0))
+        return probs.scatter(
+            1, self.members, probs.gather(1, self.members).masked_fill(self.admitted, 0)
+        )
 
 
 class NeededCodes(NamedTuple):
@@ -67,8 +84,9 @@ class NeededCodes(NamedTuple):
 
 
 class FusedBound(NamedTuple):
-    """How an accelerator's kernel decides which of the k - 1 neighbours count, for classes that define `admits` so: by
-    tvd or jsd (see `Additive`), or by whether their mass is below `bound` times the token's own (multiplicative).
+    """How an accelerator's kernel decides which of the k - 1 neighbours count, for classes that
+    define `admits` so: by tvd or jsd (see `Additive`), or by whether their mass is below `bound`
+    times the token's own (multiplicative).
     """
 
     test: Literal["tvd", "jsd", "multiplicative"]
@@ -77,12 +95,13 @@ class FusedBound(NamedTuple):
 
 
 class Neighbourhood(Params, ABC):
-    """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole vocabulary.
+    """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole
+    vocabulary.
 
-    never_stricter: S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget omega >= 1 (see
-    `schedules`) no token is accepted less often than by the exact rule.
-    reads_codebook: `NeighbourTables.codebook` is needed.
-    reads_ranking: `NeighbourTables.ranking` saves time.
+    never_stricter: S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget
+    omega >= 1 (see `schedules`) no token is accepted less often than by the exact rule.
+    reads_codebook: `NeighbourTables.codebook` is needed. reads_ranking: `NeighbourTables.ranking`
+    saves time.
     """
 
     __slots__ = ()
@@ -93,11 +112,14 @@ class Neighbourhood(Params, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         with class_errors(type(self), "exact, table_key or needed_codes"):
-            facts: Any = self.exact, self.table_key, self.needed_codes  # a plugin may be mistaken about the types
+            # a plugin may be mistaken about the types
+            facts: Any = self.exact, self.table_key, self.needed_codes
         exact, key, _ = facts
         if not isinstance(exact, bool):
             raise class_error(type(self), f"exact must be True or False, got {exact!r}")
-        if key is not None and not (isinstance(key, tuple) and key[0] in get_args(Proximity) and key[1] > 0):
+        if key is not None and not (
+            isinstance(key, tuple) and key[0] in get_args(Proximity) and key[1] > 0
+        ):
             raise class_error(type(self), f"table_key must be None or (proximity, k), got {key!r}")
 
     @property
@@ -117,14 +139,17 @@ class Neighbourhood(Params, ABC):
 
     @property
     def fused(self) -> FusedBound | None:
-        """How the kernel of accelerators does what this class defines; None: it cannot. Not inherited: a subclass that
-        the kernel shall run states it again. Rules that are `exact` always run there.
+        """How the kernel of accelerators does what this class defines; None: it cannot. Not
+        inherited: a subclass that the kernel shall run states it again. Rules that are `exact`
+        always run there.
         """
         return None
 
     @property
     def work(self) -> str | Neighbourhood:
-        """What the cost of a decoding step depends on: the kind alone, if its numbers do not change the cost."""
+        """What the cost of a decoding step depends on: the kind alone, if its numbers do not change
+        the cost.
+        """
         return self.kind
 
     @property
@@ -133,14 +158,22 @@ class Neighbourhood(Params, ABC):
         return self
 
     @abstractmethod
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         """The mass of tokens x [B]."""
 
     @abstractmethod
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
-        """(target, proposal), both [B, V]: `mass` for every token at once, in chunks of bounded memory."""
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
+        """(target, proposal), both [B, V]: `mass` for every token at once, in chunks of bounded
+        memory.
+        """
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
+    def paper_residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
+    ) -> Tensor | None:
         """The paper's residual [B, V] after rejecting x, not normalised; None: the optimal one."""
         return None
 
@@ -159,11 +192,17 @@ class NoNeighbourhood(Neighbourhood):
     def exact(self) -> bool:
         return True
 
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         target = gather_probs(r, x)
-        return NeighbourhoodMass(target, target.new_ones(target.shape) if p is None else gather_probs(p, x))
+        return NeighbourhoodMass(
+            target, target.new_ones(target.shape) if p is None else gather_probs(p, x)
+        )
 
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         return r, r.new_ones(r.shape) if p is None else p
 
 
@@ -171,7 +210,9 @@ NO_NEIGHBOURHOOD = NoNeighbourhood()
 
 
 class CodebookNeighbourhood(Neighbourhood):
-    """S_r(x) = r(x) + C: neighbours in the codebook are added, nearest first, while their sum C is admissible."""
+    """S_r(x) = r(x) + C: neighbours in the codebook are added, nearest first, while their sum C is
+    admissible.
+    """
 
     __slots__ = ()
     k: int
@@ -179,7 +220,8 @@ class CodebookNeighbourhood(Neighbourhood):
 
     @abstractmethod
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
-        """Which neighbours may be counted, given the running sums C = `moved` [..., K] and r(x) = `own` [..., 1].
+        """Which neighbours may be counted, given the running sums C = `moved` [..., K] and r(x) =
+        `own` [..., 1].
 
         True up to the first of the K neighbours whose C exceeds the bound, and False from there on.
         """
@@ -188,7 +230,9 @@ class CodebookNeighbourhood(Neighbourhood):
     def table_key(self) -> tuple[Proximity, int] | None:
         return None if self.exact else (self.proximity, self.k)
 
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         plain = NO_NEIGHBOURHOOD.mass(r, p, x, tables)
         if self.exact:
             return plain
@@ -196,7 +240,9 @@ class CodebookNeighbourhood(Neighbourhood):
         added, admitted = self._sum(plain.target[:, None], r.gather(1, members))
         return NeighbourhoodMass(plain.target + added, plain.proposal, members, admitted)
 
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         target, proposal = NO_NEIGHBOURHOOD.all_masses(r, p, tables)
         if self.exact:
             return target, proposal
@@ -207,11 +253,14 @@ class CodebookNeighbourhood(Neighbourhood):
             target[:, part] += self._sum(r[:, part, None], masses)[0]
         return target, proposal
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
-        """[r_A - p]_+ (LANTERN, LANTERN++). A: x and its admitted neighbours; r_A is S at x, 0 on the rest of A and r
-        elsewhere.
+    def paper_residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
+    ) -> Tensor | None:
+        """[r_A - p]_+ (LANTERN, LANTERN++). A: x and its admitted neighbours; r_A is S at x, 0 on
+        the rest of A and r elsewhere.
 
-        S at x includes neighbours' mass, so x may be sampled again even if r(x) = 0, as in the papers.
+        S at x includes neighbours' mass, so x may be sampled again even if r(x) = 0, as in the
+        papers.
         """
         if mass.members is None:
             return None
@@ -227,29 +276,34 @@ class CodebookNeighbourhood(Neighbourhood):
         return tables.neighbours[:, 1 : self.k]
 
     def _sum(self, own: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
-        """Counted mass C [...] and the admitted neighbours [..., K], given the neighbours' masses [..., K], nearest
-        first.
+        """Counted mass C [...] and the admitted neighbours [..., K], given the neighbours' masses
+        [..., K], nearest first.
         """
         running = masses.cumsum(-1)
         admitted = self.admits(running, own)
-        # take C from the cumsum that `admits` tested; summing again could exceed the bound by rounding
+        # take C from the cumsum that `admits` tested; summing again could exceed the bound by
+        # rounding
         return (running * admitted).amax(-1), admitted
 
 
 @NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Additive(CodebookNeighbourhood):
-    """LANTERN: C may grow as long as the distance D(C) between r and r with C moved onto x is less than delta.
+    """LANTERN: C may grow as long as the distance D(C) between r and r with C moved onto x is less
+    than delta.
 
-    tvd: D(C) = C. jsd: the Jensen-Shannon divergence in nats,
-    D(C) = 1/2 [C ln 2 + r_x ln(r_x / m) + (r_x + C) ln((r_x + C) / m)], m = r_x + C / 2, which grows with C as well.
+    tvd: D(C) = C. jsd: the Jensen-Shannon divergence in nats, D(C) = 1/2 [C ln 2 + r_x ln(r_x / m)
+    + (r_x + C) ln((r_x + C) / m)], m = r_x + C / 2, which grows with C as well.
     """
 
     kind: ClassVar[str] = "additive"
     short: ClassVar[str] = "add"
     k: _Size
     delta: Annotated[
-        float, "bound on the distance by which the target's probs may move; 0 is exact", Range(0, 1), Symbol("d")
+        float,
+        "bound on the distance by which the target's probs may move; 0 is exact",
+        Range(0, 1),
+        Symbol("d"),
     ]
     divergence: Annotated[Literal["tvd", "jsd"], "distance that delta bounds"] = "tvd"
     proximity: _ProximityField = "l2"
@@ -265,7 +319,8 @@ class Additive(CodebookNeighbourhood):
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         if self.divergence == "tvd":
             return moved < self.delta
-        # rounding may lower the divergence where neighbours have almost no mass; cummax keeps it monotone
+        # rounding may lower the divergence where neighbours have almost no mass; cummax keeps it
+        # monotone
         return _jensen_shannon(moved, own).cummax(-1).values < self.delta
 
 
@@ -309,7 +364,9 @@ def exact_residual(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
 
 
 def chunks(total: int, weight: int) -> Iterator[slice]:
-    """Consecutive slices of range(total), each of at most CHUNK elements if an item has `weight` elements."""
+    """Consecutive slices of range(total), each of at most CHUNK elements if an item has `weight`
+    elements.
+    """
     step = max(1, CHUNK // max(1, weight))
     yield from (slice(start, min(start + step, total)) for start in range(0, total, step))
 
@@ -317,7 +374,8 @@ def chunks(total: int, weight: int) -> Iterator[slice]:
 def _jensen_shannon(moved: Tensor, own: Tensor) -> Tensor:
     """D(C) in nats for C = `moved` [..., K], r_x = `own` [..., 1]; C ln 2 where r_x is 0.
 
-    For small C both logarithms have the form log(1 + small), so log1p keeps the relative precision of C.
+    For small C both logarithms have the form log(1 + small), so log1p keeps the relative precision
+    of C.
     """
     tiny, half = 2.0**-120, moved / 2
     outward = own * (half / own.clamp_min(tiny)).log1p()

@@ -1,11 +1,13 @@
-"""Frozen parameter classes that validate themselves, and their conversion from and to plain mappings.
+"""Frozen parameter classes that validate themselves, and their conversion from and to plain
+mappings.
 
-A parameter class is a frozen, slotted dataclass that inherits from `Params`. Each field is annotated with its type, a
-description and, for numbers, the range of allowed values:
+A parameter class is a frozen, slotted dataclass that inherits from `Params`. Each field is
+annotated with its type, a description and, for numbers, the range of allowed values:
 
     delta: Annotated[float, "largest mass that neighbours may add", Range(0, 1)]
 
-Construction and `from_mapping` validate values against the annotation; a search space validates its bounds against it.
+Construction and `from_mapping` validate values against the annotation; a search space validates its
+bounds against it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,17 @@ from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 Path = tuple[str, ...]
 
@@ -29,7 +41,8 @@ Path = tuple[str, ...]
 class ConfigError(ValueError):
     """An invalid value in a configuration.
 
-    path: keys from the root to the value. problem: what is wrong, and the fix. location: "file:line", if known.
+    path: keys from the root to the value. problem: what is wrong, and the fix. location:
+    "file:line", if known.
     """
 
     def __init__(self, path: Path, problem: str, location: str = "") -> None:
@@ -46,7 +59,9 @@ class ConfigError(ValueError):
 
 
 def class_error(part: type, problem: str) -> ConfigError:
-    """The error that a class contradicts its base; it names the file that defines the class, and the class."""
+    """The error that a class contradicts its base; it names the file that defines the class, and
+    the class.
+    """
     file = getattr(sys.modules.get(part.__module__), "__file__", None)
     return ConfigError((), f"class {part.__qualname__} in {file or part.__module__}: {problem}")
 
@@ -59,7 +74,9 @@ def class_errors(part: type, member: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise class_error(part, f"{member} fails: {type(error).__name__}: {error}; correct it") from error
+        raise class_error(
+            part, f"{member} fails: {type(error).__name__}: {error}; correct it"
+        ) from error
 
 
 @contextmanager
@@ -88,10 +105,17 @@ class Range:
         return self.low is not None or self.high is not None
 
     def __str__(self) -> str:
-        least, most = ("" if n is None else str(n) if isinstance(n, int) else f"{n:g}" for n in (self.low, self.high))
+        least, most = (
+            "" if n is None else str(n) if isinstance(n, int) else f"{n:g}"
+            for n in (self.low, self.high)
+        )
         if least and most:
             return f"in {'(' if self.open_low else '['}{least}, {most}]"
-        return f"at most {most}" if most else least and f"{'greater than' if self.open_low else 'at least'} {least}"
+        return (
+            f"at most {most}"
+            if most
+            else least and f"{'greater than' if self.open_low else 'at least'} {least}"
+        )
 
 
 class Key(str):
@@ -103,7 +127,8 @@ class Key(str):
 class Extensible:
     """Mixin for the names of implementations, to which plugins may add.
 
-    missing: the plugins of stored sweeps that cannot be found, and the reason. Messages about unknown names have them.
+    missing: the plugins of stored sweeps that cannot be found, and the reason. Messages about
+    unknown names have them.
     """
 
     __slots__ = ()
@@ -111,13 +136,17 @@ class Extensible:
 
 
 class Choices(tuple[str, ...]):
-    """The allowed values of a string field, if they are known only at run time; otherwise the field uses `Literal`."""
+    """The allowed values of a string field, if they are known only at run time; otherwise the field
+    uses `Literal`.
+    """
 
     __slots__ = ()
 
 
 class Abbreviations(dict[str, str]):
-    """Short forms of a string field's values, for names of settings: `Abbreviations(cosine="cos")`."""
+    """Short forms of a string field's values, for names of settings:
+    `Abbreviations(cosine="cos")`.
+    """
 
     __slots__ = ()
 
@@ -130,8 +159,8 @@ class Symbol(str):
 
 @dataclass(frozen=True, slots=True)
 class ParamField:
-    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default, symbol, short forms
-    of its values.
+    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default,
+    symbol, short forms of its values.
 
     number: int or float for a numeric field. is_list: its values are lists.
     """
@@ -165,7 +194,9 @@ class ParamField:
         return get_origin(_without_none(self.type)) is tuple
 
     def fit(self, value: object) -> Any:
-        """`value` converted to the field's type. ConfigError (no path) for a wrong type or a value out of range."""
+        """`value` converted to the field's type. ConfigError (no path) for a wrong type or a value
+        out of range.
+        """
         fitted = _fit(self.type, value, self.range)
         if self.choices and fitted is not None and fitted not in self.choices:
             raise ConfigError((), unknown_choice(fitted, self.choices))
@@ -173,10 +204,11 @@ class ParamField:
 
 
 class Params:
-    """Base of all parameters: values are converted and checked at construction; equality and hash are by value.
+    """Base of all parameters: values are converted and checked at construction; equality and hash
+    are by value.
 
-    kind: the class's name in configs. short: its name where space is short; the kind if the class itself defines none.
-    leading: keys of the values that a name of limited length has first.
+    kind: the class's name in configs. short: its name where space is short; the kind if the class
+    itself defines none. leading: keys of the values that a name of limited length has first.
     """
 
     __slots__ = ()
@@ -186,7 +218,8 @@ class Params:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.short = vars(cls).get("short", vars(cls).get("kind", ""))  # a base's would name two kinds
+        # a base's would name two kinds
+        cls.short = vars(cls).get("short", vars(cls).get("kind", ""))
 
     def __post_init__(self) -> None:
         for key, field in self.fields().items():
@@ -198,7 +231,9 @@ class Params:
         self.check()
 
     def lacks(self, name: str) -> str:
-        """Why a field must be None; empty if it need not. The fields before it are checked already."""
+        """Why a field must be None; empty if it need not. The fields before it are checked
+        already.
+        """
         return ""
 
     def check(self) -> None:
@@ -230,7 +265,8 @@ class Params:
     def nondefault_values(self) -> dict[str, Any]:
         """Plain data: the kind, and the values by key that are not defaults, of parts too.
 
-        Keys of stored results are hashes of this. So a field that is added later, with a default, changes no key.
+        Keys of stored results are hashes of this. So a field that is added later, with a default,
+        changes no key.
         """
         keys = {field.name: key for key, field in self.fields().items()}
         found: dict[str, Any] = {"kind": self.kind} if hasattr(self, "kind") else {}
@@ -243,7 +279,9 @@ class Params:
 
 
 def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
-    """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not `known`."""
+    """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not
+    `known`.
+    """
     if not isinstance(value, Mapping):
         raise ConfigError((), f"must be a mapping of keys to values, got {_quoted(value)}")
     known = known if known is None or isinstance(known, Extensible) else list(known)
@@ -261,26 +299,35 @@ def expect_list(value: object) -> list[Any]:
 
 
 def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
-    """The error message for an unknown key (or metric, column), with the nearest and all known keys."""
+    """The error message for an unknown key (or metric, column), with the nearest and all known
+    keys.
+    """
     names = list(known)
-    return f"unknown {noun};{_suggestion(key, names)} known {noun}s: {_list(known) or 'none'}{_missing_plugins(known)}"
+    return (
+        f"unknown {noun};{_suggestion(key, names)} known {noun}s: "
+        f"{_list(known) or 'none'}{_missing_plugins(known)}"
+    )
 
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
     """The error message for a value that is not one of `choices`, with the nearest of them."""
     hint = _suggestion(value, list(choices)) if isinstance(value, str) else ""
-    problem = f"must be one of {_list(choices)}, got {_quoted(value)}" + (f";{hint}" if hint else "")
+    problem = f"must be one of {_list(choices)}, got {_quoted(value)}" + (
+        f";{hint}" if hint else ""
+    )
     return problem + _missing_plugins(choices)
 
 
 def _list(names: Iterable[str]) -> str:
-    return ", ".join([*names, *(["or a plugin's (--plugin MODULE)"] if isinstance(names, Extensible) else [])])
+    return ", ".join(
+        [*names, *(["or a plugin's (--plugin MODULE)"] if isinstance(names, Extensible) else [])]
+    )
 
 
 def _missing_plugins(names: Iterable[str]) -> str:
     return "".join(
-        f"; the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on PYTHONPATH, or name "
-        "another module by --plugin"
+        f"; the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on "
+        "PYTHONPATH, or name another module by --plugin"
         for module, reason in (names.missing.items() if isinstance(names, Extensible) else ())
     )
 
@@ -306,14 +353,18 @@ _SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 20
 
 def _quoted(value: object) -> str:
     """A value in a message: the start of a long one, the outside of a deeply nested one."""
-    return repr(value) if isinstance(value, int | float | str) and len(str(value)) < 200 else _SHORT_REPR.repr(value)
+    return (
+        repr(value)
+        if isinstance(value, int | float | str) and len(str(value)) < 200
+        else _SHORT_REPR.repr(value)
+    )
 
 
 def fit_type(annotation: Any, value: object) -> Any:
     """Plain data of a file, checked against a type and converted to it.
 
-    annotation: the type of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`, a mapping of texts
-    or a tuple of these, or a dataclass of them; each also in a union with None.
+    annotation: the type of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`,
+    a mapping of texts or a tuple of these, or a dataclass of them; each also in a union with None.
 
     Raises:
         ConfigError: the data has another type; its path is that of the value.
@@ -327,20 +378,31 @@ def fit_type(annotation: Any, value: object) -> Any:
         return value
     if origin is Literal or kind is bool:
         allowed = args or (True, False)
-        if not any(value is choice or (type(value) is str and value == choice) for choice in allowed):
-            raise ConfigError((), f"must be one of {', '.join(map(str, allowed))}, got {_quoted(value)}")
+        if not any(
+            value is choice or (type(value) is str and value == choice) for choice in allowed
+        ):
+            raise ConfigError(
+                (), f"must be one of {', '.join(map(str, allowed))}, got {_quoted(value)}"
+            )
         return value
     if origin is Mapping:
-        return {key: _fit_entry(key, args[1], entry) for key, entry in expect_mapping(value).items()}
+        return {
+            key: _fit_entry(key, args[1], entry) for key, entry in expect_mapping(value).items()
+        }
     if origin is tuple and args[-1] is Ellipsis:
-        return tuple(_fit_entry(f"[{place}]", args[0], entry) for place, entry in enumerate(expect_list(value)))
+        return tuple(
+            _fit_entry(f"[{place}]", args[0], entry)
+            for place, entry in enumerate(expect_list(value))
+        )
     if dataclasses.is_dataclass(kind):
         return kind(**fit_entries(field_types(kind), expect_mapping(value, field_types(kind))))
     return _fit(kind, value, _STORED_WHOLE if kind is int else Range())
 
 
 def fit_entries(types: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of plain data that have one of these types (see `fit_type`); others are left out."""
+    """The entries of plain data that have one of these types (see `fit_type`); others are left
+    out.
+    """
     return {key: _fit_entry(key, types[key], value) for key, value in given.items() if key in types}
 
 
@@ -352,7 +414,8 @@ def field_types(part: type) -> Mapping[str, Any]:
 
 
 def _fit_entry(key: str, annotation: Any, value: object) -> Any:
-    if annotation is str and type(value) is str:  # these are the most frequent ones, in lists of thousands
+    # these are the most frequent ones, in lists of thousands
+    if annotation is str and type(value) is str:
         return value
     if annotation is int and type(value) is int and value in _STORED_WHOLE:
         return value
@@ -373,31 +436,44 @@ def _check_depth(value: object, depth: int) -> None:
 
 _STORED_WHOLE = Range(-(2**63), 2**63 - 1)  # a signed 64-bit integer
 _MAX_DEPTH = 6  # of plain data within an entry of a stored file
-_MAX_WHOLE = 2**31 - 1  # of whole numbers without a smaller bound: they become sizes and indices of tensors
-_FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}  # resolving annotations takes a millisecond
+# of whole numbers without a smaller bound: they become sizes and indices of tensors
+_MAX_WHOLE = 2**31 - 1
+# resolving annotations takes a millisecond
+_FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}
 
 
 def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
     try:
         hints = get_type_hints(cls, include_extras=True)
     except NameError as error:
-        raise class_error(cls, f"{error}; fields need the names of their types when the module runs") from error
+        raise class_error(
+            cls, f"{error}; fields need the names of their types when the module runs"
+        ) from error
     found: dict[str, ParamField] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every Params but the base is a dataclass
         if get_origin(hints[field.name]) is Annotated:
             kind, about, *extras = get_args(hints[field.name])
             by_type = {type(extra): extra for extra in extras}
             key = str(by_type.get(Key, field.name))
-            literal = get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
+            literal = (
+                get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
+            )
             allowed, choices = by_type.get(Range, Range()), by_type.get(Choices, literal)
-            symbol, short = by_type.get(Symbol, Symbol(key)), by_type.get(Abbreviations, Abbreviations())
-            found[key] = ParamField(field.name, key, kind, about, allowed, choices, _default(field), symbol, short)
+            symbol, short = (
+                by_type.get(Symbol, Symbol(key)),
+                by_type.get(Abbreviations, Abbreviations()),
+            )
+            found[key] = ParamField(
+                field.name, key, kind, about, allowed, choices, _default(field), symbol, short
+            )
     return found
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     """A field's default; `dataclasses.MISSING` if it has none."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def _without_none(annotation: Any) -> Any:
@@ -424,7 +500,9 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
         if args[-1] is not Ellipsis and len(entries) != len(args):
             raise ConfigError((), f"must be a list of {len(args)}, got {_quoted(entries)}")
         kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
-        return tuple(_fit(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True))
+        return tuple(
+            _fit(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True)
+        )
     if get_origin(kind) is Mapping:
         return expect_mapping(value)
     if kind not in (int, float):
@@ -432,9 +510,12 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
             raise ConfigError((), f"must be a string, got {_quoted(value)}")
         return value
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-        raise ConfigError((), f"must be a {'whole ' if kind is int else ''}number, got {_quoted(value)}")
+        raise ConfigError(
+            (), f"must be a {'whole ' if kind is int else ''}number, got {_quoted(value)}"
+        )
     try:
-        number: int | float = kind(value) + 0  # -0.0 becomes 0.0: they are equal, but other texts and so other keys
+        # -0.0 becomes 0.0: they are equal, but other texts and so other keys
+        number: int | float = kind(value) + 0
     except OverflowError:  # a whole number that is too large for a float
         number = math.inf
     if isinstance(number, float) and not math.isfinite(number):

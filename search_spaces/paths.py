@@ -20,13 +20,14 @@ def is_remote(text: str) -> bool:
 
 
 def local_path(text: str | Path, base: Path | None = None) -> Path:
-    """The path of a file or folder on this machine: of a path, in which `~` and `~user` are expanded, or a file:// URI.
+    """The path of a file or folder on this machine: of a path, in which `~` and `~user` are
+    expanded, or a file:// URI.
 
     base: the folder of relative paths; None: the working directory.
 
     Raises:
-        ValueError: it is empty, not UTF-8, the URI of another place, or starts with an unknown user's home or a shell's
-            variable.
+        ValueError: it is empty, not UTF-8, the URI of another place, or starts with an unknown
+            user's home or a shell's variable.
     """
     text = str(text)
     if not text:
@@ -37,13 +38,16 @@ def local_path(text: str | Path, base: Path | None = None) -> Path:
     if scheme := SCHEME.match(text):
         raise ValueError(f"{scheme[0]}... is not a path; give a file or folder of this machine")
     if mistake := _ONE_SLASH.match(text):
-        raise ValueError(f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}")
+        raise ValueError(
+            f"{text}: a URI has two slashes; write {mistake[1].lower()}://{text[mistake.end() :]}"
+        )
     if variable := _VARIABLE.match(text):
         fix = f"write its value, or ./{variable[0]} for a file of that name"
         raise ValueError(f"{text}: the variable {variable[0]} is not expanded here; {fix}")
     if not text.startswith("~"):
         path = Path(text) if base is None else base / text
-        return path.absolute() if str(path).startswith(("~", "$")) else path  # of ./~: not to be expanded later
+        # of ./~: not to be expanded later
+        return path.absolute() if str(path).startswith(("~", "$")) else path
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -51,17 +55,23 @@ def local_path(text: str | Path, base: Path | None = None) -> Path:
 
 
 def check_utf8(name: str) -> None:
-    """Check that a file's name, or a command's argument, is UTF-8 text: no result could contain it otherwise.
+    """Check that a file's name, or a command's argument, is UTF-8 text: no result could contain it
+    otherwise.
 
     Raises:
-        ValueError: other bytes, or characters that the system's encoding lacks; the message shows them escaped.
+        ValueError: other bytes, or characters that the system's encoding lacks; the message shows
+            them escaped.
     """
     try:
         name.encode()
         os.fsencode(name)
     except UnicodeEncodeError as error:
         encoding = sys.getfilesystemencoding()
-        locale = "" if encoding == "utf-8" else f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
+        locale = (
+            ""
+            if encoding == "utf-8"
+            else f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
+        )
         raise ValueError(f"{name!a}: not UTF-8; rename it{locale}") from error
 
 
@@ -69,10 +79,14 @@ def _path_of_uri(uri: str) -> Path:
     """The path in a file:// URI. Raises ValueError if it is not quoted, or names a host."""
     if lost := re.search("[?#]", uri):
         quoted = uri.replace("?", "%3F").replace("#", "%23")
-        raise ValueError(f"{uri}: {lost[0]!r} must be quoted in a URI; write {quoted}, or the plain path")
+        raise ValueError(
+            f"{uri}: {lost[0]!r} must be quoted in a URI; write {quoted}, or the plain path"
+        )
     split = urlsplit(uri)
     if split.netloc not in ("", "localhost"):
-        raise ValueError(f"{uri}: a file:// URI names no host; write file:///{split.netloc}{split.path}")
+        raise ValueError(
+            f"{uri}: a file:// URI names no host; write file:///{split.netloc}{split.path}"
+        )
     if not split.path:
         raise ValueError(f"{uri}: names no file; write file:///PATH, or the plain path")
     return Path(unquote(split.path))

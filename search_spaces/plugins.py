@@ -6,10 +6,11 @@ A plugin is a module that registers classes or functions when it is imported:
     class Fading(Neighbourhood):
         kind: ClassVar[str] = "fading"
 
-It is found in three ways: an installed package names it in the entry point group `specfrontier.plugins`, `--plugin
-MODULE` names it on the command line, or the environment variable SPECFRONTIER_PLUGINS does (comma separated), which
-carries the names to worker processes. A lookup of an unknown name loads the plugins before it fails. A sweep stores the
-names of its plugins (`plugin_modules`); while its files are read, such a lookup loads them too (`stored_plugins`).
+It is found in three ways: an installed package names it in the entry point group
+`specfrontier.plugins`, `--plugin MODULE` names it on the command line, or the environment variable
+SPECFRONTIER_PLUGINS does (comma separated), which carries the names to worker processes. A lookup
+of an unknown name loads the plugins before it fails. A sweep stores the names of its plugins
+(`plugin_modules`); while its files are read, such a lookup loads them too (`stored_plugins`).
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class PluginNames(tuple[str, ...], Extensible):
 class Registry(Mapping[str, T], Generic[T], Extensible):
     """Implementations by name, in order of registration; the first one is the default.
 
-    what: a noun for messages, such as "tree policy". package: its modules may register entries; they are imported
-    when a name is unknown.
+    what: a noun for messages, such as "tree policy". package: its modules may register entries;
+    they are imported when a name is unknown.
     """
 
     def __init__(self, what: str, package: str = "") -> None:
@@ -92,14 +93,19 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         """Class decorator: adds a class under its attribute `kind`.
 
         Raises:
-            ConfigError: another module has the kind, another class the short name, or the class is incomplete.
+            ConfigError: another module has the kind, another class the short name, or the class is
+                incomplete.
         """
         _check_class(entry, self.what)  # type: ignore[arg-type]  # these registries' classes
         kind: str = entry.kind  # type: ignore[attr-defined]  # these registries' classes
         short = getattr(entry, "short", kind)
         for other, known in self._entries.items():
             if other != kind and short in (other, getattr(known, "short", other)):
-                raise ConfigError((), f"{self.what} {kind!r} has the short name {short!r} of {other!r}; choose another")
+                raise ConfigError(
+                    (),
+                    f"{self.what} {kind!r} has the short name {short!r} of {other!r}; choose "
+                    "another",
+                )
         self.add(kind, entry, entry.__module__)
         return entry
 
@@ -114,7 +120,9 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         module = module or caller_module()
         if name in self._entries and self._modules[name] != module:
             modules = f"{self._modules[name]} and {module}"
-            raise ConfigError((), f"{self.what} {name!r} is registered by both {modules}; rename one of the two")
+            raise ConfigError(
+                (), f"{self.what} {name!r} is registered by both {modules}; rename one of the two"
+            )
         self._entries[name], self._modules[name] = entry, module
 
     def lookup(self, name: object) -> T:
@@ -129,11 +137,15 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
 
 
 def _check_class(entry: type, what: str) -> None:
-    """Raise ConfigError, with the file and the class, if a class leaves out what its bases demand."""
+    """Raise ConfigError, with the file and the class, if a class leaves out what its bases
+    demand.
+    """
     if missing := [*sorted(getattr(entry, "__abstractmethods__", ())), *_unset_attributes(entry)]:
         raise class_error(entry, f"define {', '.join(missing)}; every {what} needs them")
     if "__dataclass_fields__" not in vars(entry) or not entry.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        raise class_error(entry, "write @dataclass(frozen=True, slots=True) below the line that registers it")
+        raise class_error(
+            entry, "write @dataclass(frozen=True, slots=True) below the line that registers it"
+        )
     for name in dir(entry):
         is_property = any(isinstance(vars(base).get(name), property) for base in entry.__mro__)
         if is_property and inspect.isfunction(inspect.getattr_static(entry, name)):
@@ -141,9 +153,15 @@ def _check_class(entry: type, what: str) -> None:
 
 
 def _unset_attributes(entry: type) -> list[str]:
-    """The class attributes that the bases of a class declare without a value, and that it does not set."""
+    """The class attributes that the bases of a class declare without a value, and that it does not
+    set.
+    """
     declared = (item for base in entry.__mro__ for item in inspect.get_annotations(base).items())
-    return [name for name, annotation in declared if "ClassVar" in str(annotation) and not hasattr(entry, name)]
+    return [
+        name
+        for name, annotation in declared
+        if "ClassVar" in str(annotation) and not hasattr(entry, name)
+    ]
 
 
 def caller_module() -> str:
@@ -152,42 +170,54 @@ def caller_module() -> str:
 
 
 def load_plugins(extra: Sequence[str] = ()) -> None:
-    """Import the plugins of installed packages, of SPECFRONTIER_PLUGINS and the modules `extra`; each once.
+    """Import the plugins of installed packages, of SPECFRONTIER_PLUGINS and the modules `extra`;
+    each once.
 
-    The names in `extra` are added to SPECFRONTIER_PLUGINS, so that processes started later load them as well. Modules
-    are also found in the working directory.
+    The names in `extra` are added to SPECFRONTIER_PLUGINS, so that processes started later load
+    them as well. Modules are also found in the working directory.
 
     Raises:
         ConfigError: a plugin fails to import; the message names it and the fix.
     """
     for name in extra:
         if name.endswith(".py"):
-            raise ConfigError((), f"the plugin {name!r} is a file; give the module's name, {Path(name).stem}")
+            raise ConfigError(
+                (), f"the plugin {name!r} is a file; give the module's name, {Path(name).stem}"
+            )
     _add_to_variable(extra)
-    for point in () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in (
+        () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP)
+    ):
         package = point.dist.name if point.dist is not None else "unknown"
         fix = f"correct or uninstall the package {package}"
         _load(point.load, f"{point.name} = {point.value}", point.module, fix)
     _loaded.add(ENTRY_POINT_GROUP)
     for name in _variable_modules():
-        fix = "correct the name in --plugin or SPECFRONTIER_PLUGINS; every machine needs it, installed or on PYTHONPATH"
+        fix = (
+            "correct the name in --plugin or SPECFRONTIER_PLUGINS; every machine needs it, "
+            "installed or on PYTHONPATH"
+        )
         _load(partial(_import, name), name, name, fix)
     if stored := _sweep_plugins.get():
         stored.load()
 
 
 def plugin_modules() -> list[str]:
-    """The plugins of this process by their modules: those of installed packages, and those of SPECFRONTIER_PLUGINS."""
+    """The plugins of this process by their modules: those of installed packages, and those of
+    SPECFRONTIER_PLUGINS.
+    """
     points = metadata.entry_points(group=ENTRY_POINT_GROUP)
     return list(dict.fromkeys([*(point.module for point in points), *_variable_modules()]))
 
 
 @contextmanager
 def stored_plugins(find: Callable[[], Iterable[str]], folder: Path | None = None) -> Iterator[None]:
-    """Inside, a lookup of a name that this project does not define also loads the modules that `find` names: those that
-    a stored sweep was launched with. A missing one is not an error; messages about unknown names mention it.
+    """Inside, a lookup of a name that this project does not define also loads the modules that
+    `find` names: those that a stored sweep was launched with. A missing one is not an error;
+    messages about unknown names mention it.
 
-    The modules are found as those of --plugin, but never in `folder`, which is the sweep's: a sweep brings no code.
+    The modules are found as those of --plugin, but never in `folder`, which is the sweep's: a sweep
+    brings no code.
     """
     token = _sweep_plugins.set(_StoredPlugins(find, folder))
     try:
@@ -230,7 +260,9 @@ def is_external(module: str) -> bool:
 
 def _variable_modules() -> list[str]:
     """The modules in SPECFRONTIER_PLUGINS."""
-    return [name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()]
+    return [
+        name.strip() for name in os.environ.get(PLUGINS_VARIABLE, "").split(",") if name.strip()
+    ]
 
 
 def _add_to_variable(modules: Sequence[str]) -> None:
@@ -249,17 +281,22 @@ def _import_stored(name: str, folder: Path | None) -> None:
     """Import a module that a sweep names, unless its file is in the sweep's folder.
 
     Raises:
-        ModuleNotFoundError: it is in the folder of the sweep or in one that is not a package, or it does not exist.
+        ModuleNotFoundError: it is in the folder of the sweep or in one that is not a package, or it
+            does not exist.
     """
     if os.getcwd() not in sys.path and not (folder and Path.cwd().is_relative_to(folder)):
         sys.path.append(os.getcwd())
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        spec = importlib.util.find_spec(".".join(parts[:end]))  # imports the packages before, which are checked
-        if spec is None or spec.origin is None:  # without an origin: any folder, as `sweeps.theirs.module`
+        # imports the packages before, which are checked
+        spec = importlib.util.find_spec(".".join(parts[:end]))
+        # without an origin: any folder, as `sweeps.theirs.module`
+        if spec is None or spec.origin is None:
             raise ModuleNotFoundError(f"No module named {name!r}")
         if folder and Path(spec.origin).resolve().is_relative_to(folder):
-            raise ModuleNotFoundError(f"{spec.origin} is in the folder of the sweep itself, which brings no code")
+            raise ModuleNotFoundError(
+                f"{spec.origin} is in the folder of the sweep itself, which brings no code"
+            )
     importlib.import_module(name)
 
 
@@ -278,20 +315,25 @@ def load_object(reference: str) -> Any:
     """The object that "package.module:Name" refers to; the module is imported now.
 
     Raises:
-        ConfigError: there is no such module or name, or it is a class that leaves out methods of its base.
+        ConfigError: there is no such module or name, or it is a class that leaves out methods of
+            its base.
     """
     module, _, name = reference.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError((), f"cannot load {reference!r}: {error}; write it as package.module:Name") from error
+        raise ConfigError(
+            (), f"cannot load {reference!r}: {error}; write it as package.module:Name"
+        ) from error
     if missing := getattr(found, "__abstractmethods__", None):
         raise class_error(found, f"define {', '.join(sorted(missing))}")
     return found
 
 
 def plugin_line(error: BaseException, modules: Iterable[str]) -> str:
-    """`my_rules.py, line 3`: the last line of these modules in an exception's traceback; empty if it has none."""
+    """`my_rules.py, line 3`: the last line of these modules in an exception's traceback; empty if
+    it has none.
+    """
     packages = {module.partition(".")[0] for module in modules}
     frames = list(traceback.walk_tb(error.__traceback__))
     lines = [
@@ -312,8 +354,12 @@ def _load(load: Callable[[], object], name: str, module: str, not_found: str) ->
     except Exception as error:
         _loaded.discard(name)
         if isinstance(error, ConfigError):
-            raise ConfigError(error.path, f"{error.problem} (plugin {name!r})", error.location) from error
-        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+            raise ConfigError(
+                error.path, f"{error.problem} (plugin {name!r})", error.location
+            ) from error
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
+            f"{error.name}."
+        )
         fix = not_found if is_missing else "correct the module"
         line = plugin_line(error, [module])
         problem = f"{type(error).__name__}: {error}{f' ({line})' if line else ''}; {fix}"

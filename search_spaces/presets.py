@@ -25,12 +25,15 @@ class Preset:
 
 def _read_catalogue() -> Mapping[str, Preset]:
     text = files("search_spaces").joinpath("presets.yaml").read_text("utf-8")
-    # libyaml's parser takes 2 ms, the Python one 30; this runs at every start and nobody edits the file
+    # libyaml's parser takes 2 ms, the Python one 30; this runs at every start and nobody edits the
+    # file
     entries = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return MappingProxyType(
         {
             name: Preset(
-                about=entry.pop("about"), source=entry.pop("source"), config=DecodingConfig.from_mapping(entry)
+                about=entry.pop("about"),
+                source=entry.pop("source"),
+                config=DecodingConfig.from_mapping(entry),
             )
             for name, entry in entries.items()
         }
@@ -46,6 +49,8 @@ for _name in (*CATALOGUE, *ALIASES):
 
 
 def preset(name: str) -> DecodingConfig:
-    """A published setting by name. ConfigError with the nearest and the known names if there is none."""
+    """A published setting by name. ConfigError with the nearest and the known names if there is
+    none.
+    """
     with at("preset"):
         return PRESETS.lookup(name)

@@ -1,10 +1,12 @@
 """Schedules: how much relaxation each draft position gets.
 
-A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is accepted with
-probability min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L is the depth of the current tree.
+A schedule maps the depth i = 1..L of a drafted token to its relaxation budget omega_i; a child is
+accepted with probability min(1, omega_i S / p). In a tree all nodes of one depth share omega_i. L
+is the depth of the current tree.
 
-Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser. Here every schedule's
-mean over the L levels is the budget, so schedules with equal budgets differ only in how they spread it over the levels.
+Source: Cool-SD. Its text gives neither the decay `nu`, nor the linear slope, nor the normaliser.
+Here every schedule's mean over the L levels is the budget, so schedules with equal budgets differ
+only in how they spread it over the levels.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Schedule(Params, ABC):
 
     @abstractmethod
     def omegas(self, levels: int) -> tuple[float, ...]:
-        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one is not positive."""
+        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one is not
+        positive.
+        """
 
     @property
     @abstractmethod
@@ -37,18 +41,27 @@ class Schedule(Params, ABC):
         """The smallest and the largest omega that any position can get, in trees of any depth."""
 
     def checked_omegas(self, levels: int) -> tuple[float, ...]:
-        """`omegas`, as many as there are levels and within `bounds`, on which it depends whether a rule is exact.
+        """`omegas`, as many as there are levels and within `bounds`, on which it depends whether a
+        rule is exact.
 
         Raises:
-            ConfigError: the class breaks this; its file is named. Or `omegas` refuses the number of levels.
+            ConfigError: the class breaks this; its file is named. Or `omegas` refuses the number of
+                levels.
         """
         with class_errors(type(self), f"omegas({levels}) or bounds"):
             omegas, (least, most) = tuple(map(float, self.omegas(levels))), self.bounds
         if len(omegas) != levels:
-            raise class_error(type(self), f"omegas({levels}) must return {levels} numbers, got {len(omegas)}")
+            raise class_error(
+                type(self), f"omegas({levels}) must return {levels} numbers, got {len(omegas)}"
+            )
         for omega in omegas:
-            if not (0 < omega < math.inf and least - _SLACK * omega <= omega <= most + _SLACK * omega):
-                problem = f"omegas({levels}) has {omega:g}, which is not within bounds, ({least:g}, {most:g})"
+            if not (
+                0 < omega < math.inf and least - _SLACK * omega <= omega <= most + _SLACK * omega
+            ):
+                problem = (
+                    f"omegas({levels}) has {omega:g}, which is not within bounds, ({least:g}, "
+                    f"{most:g})"
+                )
                 raise class_error(type(self), f"{problem}; correct one of the two")
         return omegas
 
@@ -61,11 +74,17 @@ class Schedule(Params, ABC):
         """The largest omega in trees of at most so many levels."""
         least, most = self.bounds
         depths = range(1, levels + 1)
-        return most if least == most else max(omega for depth in depths for omega in self.checked_omegas(depth))
+        return (
+            most
+            if least == most
+            else max(omega for depth in depths for omega in self.checked_omegas(depth))
+        )
 
     @property
     def at_least_one(self) -> bool:
-        """True if no omega is below 1 at any depth: then no token is accepted less often than by the exact rule."""
+        """True if no omega is below 1 at any depth: then no token is accepted less often than by
+        the exact rule.
+        """
         return self.bounds[0] >= 1
 
 
@@ -81,7 +100,10 @@ class Constant(Schedule):
     kind: ClassVar[str] = "constant"
     short: ClassVar[str] = "const"
     budget: Annotated[
-        float, "relaxation budget of every draft position; 1 is exact", Range(0, open_low=True), Symbol("b")
+        float,
+        "relaxation budget of every draft position; 1 is exact",
+        Range(0, open_low=True),
+        Symbol("b"),
     ] = 1.0
 
     def omegas(self, levels: int) -> tuple[float, ...]:
@@ -95,14 +117,21 @@ class Constant(Schedule):
 @SCHEDULES.register
 @dataclass(frozen=True, slots=True)
 class Linear(Schedule):
-    """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less (Cool-SD)."""
+    """omega_i = budget + slope ((L + 1) / 2 - i): early drafts get more, late ones less
+    (Cool-SD).
+    """
 
     kind: ClassVar[str] = "linear"
     short: ClassVar[str] = "lin"
     budget: Annotated[
-        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b")
+        float,
+        "mean relaxation budget over the draft positions",
+        Range(0, open_low=True),
+        Symbol("b"),
     ] = 1.1
-    slope: Annotated[float, "decrease of the budget from one draft position to the next", Range(0), Symbol("s")] = 0.1
+    slope: Annotated[
+        float, "decrease of the budget from one draft position to the next", Range(0), Symbol("s")
+    ] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
         last = self.budget - self.slope * (_checked(levels) - 1) / 2
@@ -110,10 +139,12 @@ class Linear(Schedule):
             limit = 2 * self.budget / (levels - 1)
             raise ConfigError(
                 ("slope",),
-                f"must be less than {limit:g} for a mean budget of {self.budget:g} over {levels} levels, "
-                f"got {self.slope:g}: the last level's budget would be {last:g}",
+                f"must be less than {limit:g} for a mean budget of {self.budget:g} over {levels} "
+                f"levels, got {self.slope:g}: the last level's budget would be {last:g}",
             )
-        return tuple(self.budget + self.slope * ((levels + 1) / 2 - i) for i in range(1, levels + 1))
+        return tuple(
+            self.budget + self.slope * ((levels + 1) / 2 - i) for i in range(1, levels + 1)
+        )
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -128,12 +159,18 @@ class Exponential(Schedule):
     kind: ClassVar[str] = "exponential"
     short: ClassVar[str] = "exp"
     budget: Annotated[
-        float, "mean relaxation budget over the draft positions", Range(0, open_low=True), Symbol("b")
+        float,
+        "mean relaxation budget over the draft positions",
+        Range(0, open_low=True),
+        Symbol("b"),
     ] = 1.1
-    nu: Annotated[float, "rate of decay from one draft position to the next", Range(0, 10), Symbol("n")] = 0.1
+    nu: Annotated[
+        float, "rate of decay from one draft position to the next", Range(0, 10), Symbol("n")
+    ] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
-        decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]  # i from 0, not 1: the shift cancels
+        # i from 0, not 1: the shift cancels
+        decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]
         scale = self.budget * levels / math.fsum(decay)
         return tuple(scale * value for value in decay)
 

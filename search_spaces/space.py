@@ -1,13 +1,18 @@
-"""A search space: which configs a sweep may try, as choices between branches and a domain for each field.
+"""A search space: which configs a sweep may try, as choices between branches and a domain for each
+field.
 
     drafter: eagle
-    tree: [{policy: chain, length: {low: 2, high: 6}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
-    acceptance: {neighbourhood: [none, {neighbourhood: additive, k: {low: 2, high: 200, log: true}, delta: 0.2}]}
+    tree:
+      - {policy: chain, length: {low: 2, high: 6}}
+      - {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}
+    acceptance:
+      neighbourhood: [none, {neighbourhood: additive, k: {low: 2, high: 200, log: true}}]
 
-A mapping holds the sections of a config; a list is a choice of branches: of the whole config, of a section, or of the
-kinds under one tag. Keys that are missing have their defaults. A study sees one parameter per choice (its values are
-the labels of the branches) and one per searched field, named by its path (`tree.length`). Where branches search a field
-in different ranges, the branch is part of the name (`acceptance=additive.k`).
+A mapping holds the sections of a config; a list is a choice of branches: of the whole config, of a
+section, or of the kinds under one tag. Keys that are missing have their defaults. A study sees one
+parameter per choice (its values are the labels of the branches) and one per searched field, named
+by its path (`tree.length`). Where branches search a field in different ranges, the branch is part
+of the name (`acceptance=additive.k`).
 """
 
 from __future__ import annotations
@@ -20,7 +25,16 @@ from math import prod
 from typing import Any
 
 from search_spaces.params import ConfigError, as_tuples
-from search_spaces.space_entries import Block, Domain, Entry, Interval, Scalar, Scope, TrialLike, read_entries
+from search_spaces.space_entries import (
+    Block,
+    Domain,
+    Entry,
+    Interval,
+    Scalar,
+    Scope,
+    TrialLike,
+    read_entries,
+)
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000
@@ -29,13 +43,17 @@ _MAX_CORNERS = 32
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One label for every choice: the study's parameters for these labels, and the leaves that remain."""
+    """One label for every choice: the study's parameters for these labels, and the leaves that
+    remain.
+    """
 
     params: Mapping[str, str]
     leaves: tuple[Entry, ...]
 
     def config(self, values: Iterable[Any], sampling: Sampling) -> DecodingConfig:
-        """The config in which the leaves have these values. ConfigError if its parts cannot be combined."""
+        """The config in which the leaves have these values. ConfigError if its parts cannot be
+        combined.
+        """
         mapping: dict[str, Any] = {}
         for leaf, value in zip(self.leaves, values, strict=True):
             section, key = leaf.path
@@ -43,8 +61,8 @@ class Branch:
         return DecodingConfig.from_mapping(mapping, sampling)
 
     def corners(self) -> list[tuple[Any, ...]]:
-        """Values per leaf: all combinations of ends if they are few, else two opposite corners, and those that differ
-        from one of the two in one leaf.
+        """Values per leaf: all combinations of ends if they are few, else two opposite corners, and
+        those that differ from one of the two in one leaf.
         """
         ends = [leaf.domain.corners for leaf in self.leaves]
         if prod(map(len, ends)) <= _MAX_CORNERS:
@@ -58,12 +76,17 @@ class Branch:
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
         """The parameters of the branch and of its searched leaves; params: one per leaf."""
         pairs = zip(self.leaves, params, strict=True)
-        return {**self.params, **{leaf.name: param for leaf, param in pairs if not leaf.domain.is_fixed}}
+        return {
+            **self.params,
+            **{leaf.name: param for leaf, param in pairs if not leaf.domain.is_fixed},
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A conditional space. Equal spaces suggest the same configs; `source` is the plain data it was read from."""
+    """A conditional space. Equal spaces suggest the same configs; `source` is the plain data it was
+    read from.
+    """
 
     entries: Block
     source: Any = field(default=None, compare=False, repr=False)
@@ -72,10 +95,11 @@ class Space:
     def read(cls, data: Any) -> Space:
         """The space that plain data describes.
 
-        Configs are built at the corners of every branch: at all corners if there are at most 32, otherwise at the
-        lowest, the highest and those that differ from one of the two in one field (each listed value is a corner). This
-        checks the rules that involve several fields; combinations inside a branch are checked when they are suggested.
-        If there are more than 4000 branches, only the first 4000 are checked.
+        Configs are built at the corners of every branch: at all corners if there are at most 32,
+        otherwise at the lowest, the highest and those that differ from one of the two in one field
+        (each listed value is a corner). This checks the rules that involve several fields;
+        combinations inside a branch are checked when they are suggested. If there are more than
+        4000 branches, only the first 4000 are checked.
 
         Raises:
             ConfigError: an unknown key, a value out of range, or parts that cannot be combined.
@@ -86,7 +110,8 @@ class Space:
         return space
 
     def suggest(self, trial: TrialLike, sampling: Sampling | None = None) -> DecodingConfig:
-        """The config that a trial proposes. sampling: the baseline's settings, used where the space has none.
+        """The config that a trial proposes. sampling: the baseline's settings, used where the space
+        has none.
 
         Raises:
             ConfigError: the parts cannot be combined, which can happen only inside a branch.
@@ -103,8 +128,11 @@ class Space:
                     mapping.setdefault(section, {})[key] = value
         return DecodingConfig.from_mapping(mapping, sampling or Sampling())
 
-    def params_of(self, config: DecodingConfig, sampling: Sampling | None = None) -> dict[str, Any] | None:
-        """The parameters for which this space suggests the config; None if the space does not contain it.
+    def params_of(
+        self, config: DecodingConfig, sampling: Sampling | None = None
+    ) -> dict[str, Any] | None:
+        """The parameters for which this space suggests the config; None if the space does not
+        contain it.
 
         sampling: the baseline's settings, used where the config or the space has none.
         """
@@ -112,16 +140,21 @@ class Space:
         config = config.with_sampling(config.sampling or baseline)
         values = config.to_mapping()
         for name, section in SECTIONS.items():
-            values[name] = {tag: next(iter(section.tags[tag])) for tag in section.omitted} | values[name]
+            values[name] = {tag: next(iter(section.tags[tag])) for tag in section.omitted} | values[
+                name
+            ]
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
-                with suppress(ConfigError):  # of several lists that match, some may not fit the other values
+                # of several lists that match, some may not fit the other values
+                with suppress(ConfigError):
                     if branch.config((value for _, value in point), baseline) == config:
                         return branch.all_params(param for param, _ in point)
         return None
 
     def size(self) -> int | None:
-        """The number of points; None if a domain is continuous. Points of different branches may give equal configs."""
+        """The number of points; None if a domain is continuous. Points of different branches may
+        give equal configs.
+        """
         total = 0
         for branch in self.branches():
             sizes = [leaf.domain.size() for leaf in branch.leaves]
@@ -149,9 +182,14 @@ class Space:
             raise ConfigError(continuous.source, problem)
 
     def parameters(self) -> dict[str, Domain | tuple[str, ...]]:
-        """The parameters that a study may see: name -> domain of a field, or labels of the branches of a choice."""
+        """The parameters that a study may see: name -> domain of a field, or labels of the branches
+        of a choice.
+        """
         searched = [entry for entry in self.entries if not entry.domain.is_fixed]
-        return {entry.name: entry.domain.corners if entry.is_choice else entry.domain for entry in searched}
+        return {
+            entry.name: entry.domain.corners if entry.is_choice else entry.domain
+            for entry in searched
+        }
 
     def branches(self) -> Iterator[Branch]:
         """Every combination of branches."""
@@ -174,10 +212,13 @@ def _branches(entries: Block, chosen: frozenset[Scope], start: Branch) -> Iterat
 
 
 def _candidates(leaf: Entry, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:
-    """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except for lists."""
+    """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except
+    for lists.
+    """
     value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
     if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):
-        return list(leaf.domain.points())  # parameters may store a list in another order than the document
+        # parameters may store a list in another order than the document
+        return list(leaf.domain.points())
     try:
         return [(leaf.domain.param(value), value)]
     except ValueError:

@@ -1,7 +1,8 @@
-"""A search space as a list of conditional fields and choices, read from plain data, with the study's names for them.
+"""A search space as a list of conditional fields and choices, read from plain data, with the
+study's names for them.
 
-Kinds and fields are not listed here; both come from `trial.SECTIONS`. Each has a domain, which holds the values that
-its field may take: one, several, or an interval of numbers.
+Kinds and fields are not listed here; both come from `trial.SECTIONS`. Each has a domain, which
+holds the values that its field may take: one, several, or an interval of numbers.
 
     length: 4                                   fixed
     width: {values: [2, 4, 8]}                  several values
@@ -44,15 +45,17 @@ class TrialLike(Protocol):
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float: ...
 
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int: ...
+    def suggest_int(
+        self, name: str, low: int, high: int, *, step: int = 1, log: bool = False
+    ) -> int: ...
 
     def suggest_categorical(self, name: str, choices: Sequence[Scalar]) -> Scalar: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One of `values`; a study sees the scalars `names` instead. A single value is fixed: it is not a parameter, and
-    its name is None.
+    """One of `values`; a study sees the scalars `names` instead. A single value is fixed: it is not
+    a parameter, and its name is None.
     """
 
     values: tuple[Any, ...]
@@ -89,7 +92,9 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The numbers from `low` to `high`, both included: integers, real numbers, or multiples of `step` from `low`."""
+    """The numbers from `low` to `high`, both included: integers, real numbers, or multiples of
+    `step` from `low`.
+    """
 
     low: float
     high: float
@@ -100,7 +105,9 @@ class Interval:
 
     def __str__(self) -> str:
         steps = f", every {self.step:g}" if self.step not in (None, 1) else ""
-        return f"{self.low:g} to {self.high:g}{steps}{', on a logarithmic scale' if self.log else ''}"
+        return (
+            f"{self.low:g} to {self.high:g}{steps}{', on a logarithmic scale' if self.log else ''}"
+        )
 
     @property
     def corners(self) -> tuple[Any, ...]:
@@ -108,11 +115,17 @@ class Interval:
 
     def suggest(self, name: str, trial: TrialLike) -> Any:
         if self.integer:
-            return trial.suggest_int(name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log)
+            return trial.suggest_int(
+                name, int(self.low), int(self.high), step=int(self.step or 1), log=self.log
+            )
         return trial.suggest_float(name, self.low, self.high, step=self.step, log=self.log)
 
     def param(self, value: object) -> Scalar:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not self.low <= value <= self.high
+        ):
             raise ValueError(f"{value!r} is not within {self.low:g} and {self.high:g}")
         if self.step is not None:
             steps = (value - self.low) / self.step
@@ -126,7 +139,8 @@ class Interval:
         if size is None:
             raise ValueError("the interval is continuous; give a step, or values")
         for index in range(size):
-            exact = Decimal(str(self.low)) + index * Decimal(str(self.step or 1))  # 0.1 + 0.2 is 0.3
+            # 0.1 + 0.2 is 0.3
+            exact = Decimal(str(self.low)) + index * Decimal(str(self.step or 1))
             value = int(exact) if self.integer else float(exact)
             yield value, value
 
@@ -149,16 +163,23 @@ def read_domain(value: object, field: ParamField) -> Domain:
         return _read_values(value, field) if _VALUES_KEY in value else _read_interval(value, field)
     if isinstance(value, list) and not field.is_list:
         if any(isinstance(entry, Mapping) for entry in value):
-            problem = "branches belong one level up; write {values: [...]} or {low: ..., high: ...} here"
+            problem = (
+                "branches belong one level up; write {values: [...]} or {low: ..., high: ...} here"
+            )
             raise ConfigError((), problem)
-        is_range = field.number is not None and len(value) > 1 and all(isinstance(e, int | float) for e in value)
+        is_range = (
+            field.number is not None
+            and len(value) > 1
+            and all(isinstance(e, int | float) for e in value)
+        )
         interval = f", or for a range {{low: {min(value)}, high: {max(value)}}}" if is_range else ""
         raise ConfigError((), f"to search several values write {{values: {value}}}{interval}")
     return fixed(field.fit(value))
 
 
 def distinct_labels(candidates: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """One label per item, from its candidate labels in growing detail: the shortest that make all items distinct.
+    """One label per item, from its candidate labels in growing detail: the shortest that make all
+    items distinct.
 
     If even the most detailed ones are not distinct, the shortest are numbered.
     """
@@ -174,7 +195,9 @@ def distinct_labels(candidates: Sequence[Sequence[str]]) -> tuple[str, ...]:
 def _read_values(mapping: Mapping[str, object], field: ParamField) -> Domain:
     for key in mapping:
         if key != _VALUES_KEY:
-            raise ConfigError((key,), "cannot be combined with `values`; give either values, or low and high")
+            raise ConfigError(
+                (key,), "cannot be combined with `values`; give either values, or low and high"
+            )
     values: list[Any] = []
     with at(_VALUES_KEY):
         for index, entry in enumerate(expect_list(mapping[_VALUES_KEY])):
@@ -194,11 +217,15 @@ def _read_values(mapping: Mapping[str, object], field: ParamField) -> Domain:
 def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
     if field.number is None:
         choices = f" of {', '.join(field.choices)}" if field.choices else ""
-        raise ConfigError((), f"is not numeric, so it has no range; write {{values: [...]}}{choices}")
+        raise ConfigError(
+            (), f"is not numeric, so it has no range; write {{values: [...]}}{choices}"
+        )
     given = expect_mapping(mapping, (*_INTERVAL_KEYS, _VALUES_KEY))
     for key in ("low", "high"):
         if key not in given:
-            raise ConfigError((key,), f"missing; a range has a low and a high ({field.range or 'any number'})")
+            raise ConfigError(
+                (key,), f"missing; a range has a low and a high ({field.range or 'any number'})"
+            )
         with at(key):
             given[key] = field.fit(given[key])
     low, high, log = given["low"], given["high"], given.get("log", False)
@@ -208,26 +235,46 @@ def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
         raise ConfigError(("log",), f"must be true or false, got {log!r}")
     if log and low <= 0:
         least = f"at least {1 if field.number is int else 'a small number such as 0.001'}"
-        raise ConfigError(("low",), f"must be greater than 0 for log, got {low!r}; raise it to {least}")
+        raise ConfigError(
+            ("low",), f"must be greater than 0 for log, got {low!r}; raise it to {least}"
+        )
     step = None
     if "step" in given:
         if log:
-            raise ConfigError(("step",), "cannot be combined with `log`; remove one of the two, or list the values")
+            raise ConfigError(
+                ("step",),
+                "cannot be combined with `log`; remove one of the two, or list the values",
+            )
         with at("step"):
             step = _read_step(given["step"], field.number, low, high)
     return fixed(low) if low == high else Interval(low, high, field.number is int, log, step)
 
 
 def _read_step(step: Any, number: type, low: float, high: float) -> float:
-    if isinstance(step, bool) or not isinstance(step, int if number is int else int | float) or not step > 0:
-        raise ConfigError((), f"must be a {'whole ' if number is int else ''}number greater than 0, got {step!r}")
+    if (
+        isinstance(step, bool)
+        or not isinstance(step, int if number is int else int | float)
+        or not step > 0
+    ):
+        raise ConfigError(
+            (), f"must be a {'whole ' if number is int else ''}number greater than 0, got {step!r}"
+        )
     steps = _count_steps(low, high, step)
     if steps != steps.to_integral_value():
         start, width, count = Decimal(str(low)), Decimal(str(step)), int(steps)
         before, after = start + count * width, start + (count + 1) * width
-        raise ConfigError((), f"steps of {step:g} from {low:g} reach {before} and {after} but not {high:g}; make one "
-                          f"of them high" if count else f"{low:g} + {step:g} is more than {high:g}; make the step at "
-                          f"most {Decimal(str(high)) - start}")  # fmt: skip
+        raise ConfigError(
+            (),
+            (
+                f"steps of {step:g} from {low:g} reach {before} and {after} but not {high:g}; make "
+                "one of them high"
+                if count
+                else (
+                    f"{low:g} + {step:g} is more than {high:g}; make the step at "
+                    f"most {Decimal(str(high)) - start}"
+                )
+            ),
+        )
     return float(step) if number is float else int(step)
 
 
@@ -246,15 +293,16 @@ _ROOT = "space"
 _TAGS = {tag for section in SECTIONS.values() for tag in section.tags}
 
 
-Scope = tuple[tuple[str, str], ...]  # (choice, label) of the branches around an entry, the outermost first
+# (choice, label) of the branches around an entry, the outermost first
+Scope = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A field, a tag with its kind, or a choice between branches, whose values are their labels.
 
-    path: (section, key); of a choice ("space",), (section,) or (section, tag). source: the path in the document. scope:
-    the branches that it is in. name: of the study's parameter.
+    path: (section, key); of a choice ("space",), (section,) or (section, tag). source: the path in
+    the document. scope: the branches that it is in. name: of the study's parameter.
     """
 
     path: tuple[str, ...]
@@ -275,24 +323,35 @@ class Entry:
 
 
 Block = tuple[Entry, ...]  # a choice comes before the entries of its branches
-_Labelled = tuple[list[str], Block]  # a block, and its labels from the shortest to the most detailed
+# a block, and its labels from the shortest to the most detailed
+_Labelled = tuple[list[str], Block]
 _Item = tuple[Any, Path]  # a value, and its path below the space
-_Kinds = Mapping[str, list[tuple[str, _Item | None]]]  # candidates by tag, each with the mapping of its own fields
+# candidates by tag, each with the mapping of its own fields
+_Kinds = Mapping[str, list[tuple[str, _Item | None]]]
 
 
 def read_entries(value: object) -> Block:
-    """The entries of a space: sections, or a list of branches of all sections. ConfigError names the invalid path."""
+    """The entries of a space: sections, or a list of branches of all sections. ConfigError names
+    the invalid path.
+    """
     if not isinstance(value, list):
         return _assign_names(_sections((value, ())))
     items = _entries((value, ()))
-    return _assign_names(_choice((_ROOT,), items, [(_branch_labels(b), b) for b in map(_sections, items)], ()))
+    return _assign_names(
+        _choice((_ROOT,), items, [(_branch_labels(b), b) for b in map(_sections, items)], ())
+    )
 
 
 def _sections(item: _Item) -> Block:
     value, path = item
     with at(*path):
         given = expect_mapping(value, SECTIONS)
-    return tuple(entry for name in SECTIONS if name in given for entry in _section(name, (given[name], (*path, name))))
+    return tuple(
+        entry
+        for name in SECTIONS
+        if name in given
+        for entry in _section(name, (given[name], (*path, name)))
+    )
 
 
 def _section(name: str, item: _Item) -> Block:
@@ -317,7 +376,9 @@ def _entries(item: _Item) -> list[_Item]:
         return [(entry, (*path, f"[{index}]")) for index, entry in enumerate(expect_list(value))]
 
 
-def _choice(path: tuple[str, ...], entries: list[_Item], options: list[_Labelled], source: Path) -> Block:
+def _choice(
+    path: tuple[str, ...], entries: list[_Item], options: list[_Labelled], source: Path
+) -> Block:
     """A choice between blocks; a single block is returned as it is."""
     if not options:
         raise ConfigError(source, "must not be empty; list the branches, or leave the key out")
@@ -341,27 +402,42 @@ def _variant(name: str, item: _Item) -> _Labelled:
     with at(*path):
         given = expect_mapping(value) if value is None else section.expand(value)
     if isinstance(value, str):
-        return [value], tuple(Entry((name, key), fixed(entry), path) for key, entry in given.items())
+        return [value], tuple(
+            Entry((name, key), fixed(entry), path) for key, entry in given.items()
+        )
     if _VALUES_KEY in given:
-        raise ConfigError((*path, _VALUES_KEY), "must be the only key; list branches with other keys as [{...}, {...}]")
+        raise ConfigError(
+            (*path, _VALUES_KEY),
+            "must be the only key; list branches with other keys as [{...}, {...}]",
+        )
     kinds = {tag: _candidates(name, tag, given, path) for tag in section.tags}
     _check_keys(name, item, kinds)
     entries: list[Entry] = []
     for tag, candidates in kinds.items():
         options = [_kind(name, tag, kind, item, branch) for kind, branch in candidates]
         if tag in given:
-            entries += _choice((name, tag), _entries((given[tag], (*path, tag))), options, (*path, tag))
+            entries += _choice(
+                (name, tag), _entries((given[tag], (*path, tag))), options, (*path, tag)
+            )
         elif tag not in section.omitted:
             entries += options[0][1]
     block = (*entries, *_leaves(name, section.common, item))
-    names = ["|".join(kind for kind, _ in candidates) for tag, candidates in kinds.items() if tag in given]
+    names = [
+        "|".join(kind for kind, _ in candidates)
+        for tag, candidates in kinds.items()
+        if tag in given
+    ]
     firsts = (candidates[0][0] for tag, candidates in kinds.items() if tag not in section.omitted)
     label = "+".join(names) or next(firsts, name)
     return [label, _detailed(label, block)], block
 
 
-def _candidates(name: str, tag: str, given: Mapping[str, Any], path: Path) -> list[tuple[str, _Item | None]]:
-    """The kinds that a tag may have, each with the mapping of its own fields, if it was given as one."""
+def _candidates(
+    name: str, tag: str, given: Mapping[str, Any], path: Path
+) -> list[tuple[str, _Item | None]]:
+    """The kinds that a tag may have, each with the mapping of its own fields, if it was given as
+    one.
+    """
     options = SECTIONS[name].tags[tag]
     if tag not in given:
         return [(next(iter(options)), None)]
@@ -380,10 +456,14 @@ def _candidates(name: str, tag: str, given: Mapping[str, Any], path: Path) -> li
 
 
 def _check_keys(name: str, item: _Item, kinds: _Kinds) -> None:
-    """ConfigError for keys that no candidate has, and for keys both next to a tag and in a branch of it."""
+    """ConfigError for keys that no candidate has, and for keys both next to a tag and in a branch
+    of it.
+    """
     (value, path), section = item, SECTIONS[name]
     with at(*path):
-        section.check_keys(value, {tag: [kind for kind, _ in found] for tag, found in kinds.items()})
+        section.check_keys(
+            value, {tag: [kind for kind, _ in found] for tag, found in kinds.items()}
+        )
     for tag, found in kinds.items():
         for kind, branch in found:
             if branch is None:
@@ -400,7 +480,10 @@ def _kind(name: str, tag: str, kind: str, item: _Item, branch: _Item | None) -> 
     owner, path = branch or item
     source = (*path, tag) if tag in owner else path
     fields = SECTIONS[name].tags[tag][kind].fields()
-    leaves = (Entry((name, tag), fixed(kind), source), *_leaves(name, fields, *filter(None, (branch, item))))
+    leaves = (
+        Entry((name, tag), fixed(kind), source),
+        *_leaves(name, fields, *filter(None, (branch, item))),
+    )
     return [kind, _detailed(kind, leaves)], leaves
 
 
@@ -418,15 +501,23 @@ def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[
 
 def _detailed(label: str, block: Block) -> str:
     """The label with the fixed numbers and strings of a block: `additive(k=100)`."""
-    values = {entry.path[1]: entry.domain.corners[0] for entry in block
-              if entry.domain.is_fixed and not entry.scope and entry.path[1] not in _TAGS}  # fmt: skip
-    texts = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-             if isinstance(value, int | float | str)]  # fmt: skip
+    values = {
+        entry.path[1]: entry.domain.corners[0]
+        for entry in block
+        if entry.domain.is_fixed and not entry.scope and entry.path[1] not in _TAGS
+    }
+    texts = [
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in values.items()
+        if isinstance(value, int | float | str)
+    ]
     return f"{label}({','.join(texts)})" if texts else label
 
 
 def _branch_labels(block: Block) -> list[str]:
-    """Labels of a branch of all sections, in growing detail: drafter; drafter and tree; drafter, tree and rule."""
+    """Labels of a branch of all sections, in growing detail: drafter; drafter and tree; drafter,
+    tree and rule.
+    """
     kinds: dict[str, list[str]] = {name: [] for name in SECTIONS}
     for entry in (entry for entry in block if not entry.scope):
         if entry.is_choice:
@@ -437,9 +528,10 @@ def _branch_labels(block: Block) -> list[str]:
     return [" ".join(parts[:detail]) for detail in range(1, len(parts) + 1)]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-# In an Optuna study a name has one distribution. A parameter is named by its path (`tree.length`) if its domain is the
-# same in all branches; otherwise its branch is part of the name: `acceptance=additive.k`, `space=jacobi.tree.length`.
+# --- names ----------------------------------------------------------------------------------------
+# In an Optuna study a name has one distribution. A parameter is named by its path (`tree.length`)
+# if its domain is the same in all branches; otherwise its branch is part of the name:
+# `acceptance=additive.k`, `space=jacobi.tree.length`.
 
 
 def _assign_names(block: Block) -> Block:
@@ -449,7 +541,9 @@ def _assign_names(block: Block) -> Block:
         if not entry.domain.is_fixed:
             searched[entry.key].append(entry)
     details = {key: _detail(entries) for key, entries in searched.items()}
-    return tuple(replace(e, name=e.key if e.domain.is_fixed else _name(e, details[e.key])) for e in block)
+    return tuple(
+        replace(e, name=e.key if e.domain.is_fixed else _name(e, details[e.key])) for e in block
+    )
 
 
 def _detail(entries: list[Entry]) -> int:
@@ -457,14 +551,16 @@ def _detail(entries: list[Entry]) -> int:
     deepest = max(len(entry.scope) for entry in entries)
     for detail in range(deepest):
         seen: dict[str, Domain] = {}
-        if all(seen.setdefault(_name(entry, detail), entry.domain) == entry.domain for entry in entries):
+        if all(
+            seen.setdefault(_name(entry, detail), entry.domain) == entry.domain for entry in entries
+        ):
             return detail
     return deepest
 
 
 def _name(entry: Entry, detail: int) -> str:
-    """The path, prefixed with the `detail` innermost branches. If the last of these is a branch of the path's own
-    section, it replaces the section in the path.
+    """The path, prefixed with the `detail` innermost branches. If the last of these is a branch of
+    the path's own section, it replaces the section in the path.
     """
     inner = entry.scope[len(entry.scope) - min(detail, len(entry.scope)) :]
     if not inner:

@@ -1,10 +1,12 @@
-"""A sweep as its YAML file describes it: models, captions, reference, search space, objectives and budget.
+"""A sweep as its YAML file describes it: models, captions, reference, search space, objectives and
+budget.
 
     name: quickstart
     objectives: [speedup, {metric: fid, direction: minimize}]
     space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}}
 
-All other keys have defaults. `SweepConfig.read` takes a file, or the name of one of the ready spaces.
+All other keys have defaults. `SweepConfig.read` takes a file, or the name of one of the ready
+spaces.
 """
 
 from __future__ import annotations
@@ -44,25 +46,49 @@ from search_spaces.trial import DecodingConfig, Sampling, flat_types
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
 VANILLA = "vanilla"
-_CHANGEABLE = ("budget", "about", "name")  # sections that may change when a sweep is resumed, besides models.file
+# sections that may change when a sweep is resumed, besides models.file
+_CHANGEABLE = ("budget", "about", "name")
 _OBJECTIVES = (2, 3)  # how many a front has
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
-KEYS = ("name", "about", "models", "captions", "reference", "seed", "quality", "timing", "metrics", "objectives",
-        "constraints", "search", "racing", "budget", "enqueue", "sampling", "space")  # fmt: skip
+KEYS = (
+    "name",
+    "about",
+    "models",
+    "captions",
+    "reference",
+    "seed",
+    "quality",
+    "timing",
+    "metrics",
+    "objectives",
+    "constraints",
+    "search",
+    "racing",
+    "budget",
+    "enqueue",
+    "sampling",
+    "space",
+)
 SWEEP_SECTIONS: Mapping[str, type[Params]] = {
-    "models": Models, "captions": Captions, "reference": Reference, "quality": Quality, "timing": Timing,
-    "search": Search, "budget": Budget,
-}  # fmt: skip
+    "models": Models,
+    "captions": Captions,
+    "reference": Reference,
+    "quality": Quality,
+    "timing": Timing,
+    "search": Search,
+    "budget": Budget,
+}
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """A sweep. metrics None: all that the models allow. torchmetrics: the entries of those that are classes of
-    torchmetrics, by name. racing None: all trials take all captions. sampling None: the
-    target's default, for the baseline and every other config. document: what it was read from, None for plain data.
+    """A sweep. metrics None: all that the models allow. torchmetrics: the entries of those that are
+    classes of torchmetrics, by name. racing None: all trials take all captions. sampling None: the
+    target's default, for the baseline and every other config. document: what it was read from, None
+    for plain data.
     """
 
     name: str
@@ -87,8 +113,8 @@ class SweepConfig:
 
     @property
     def requested_metrics(self) -> frozenset[str]:
-        """The metrics of `metrics`, objectives and constraints, and the `batch_metrics`; empty if the sweep takes all
-        that the models allow.
+        """The metrics of `metrics`, objectives and constraints, and the `batch_metrics`; empty if
+        the sweep takes all that the models allow.
         """
         return self._named.union(self.batch_metrics) if self.metrics else frozenset()
 
@@ -96,7 +122,9 @@ class SweepConfig:
     def batch_metrics(self) -> tuple[str, ...]:
         """The metrics of speed at the batch sizes of `timing.batch` after the first one."""
         wanted = self._named if self.metrics else AT_BATCH
-        found = {at_batch(name, size): name for size in self.timing.batches[1:] for name in AT_BATCH}
+        found = {
+            at_batch(name, size): name for size in self.timing.batches[1:] for name in AT_BATCH
+        }
         return tuple(name for name, base in found.items() if base in wanted or name in self._named)
 
     @property
@@ -105,19 +133,26 @@ class SweepConfig:
 
     @property
     def named_metrics(self) -> list[tuple[ConfigPath, str]]:
-        """Path in the document (section and index) and name of every metric that the sweep names."""
+        """Path in the document (section and index) and name of every metric that the sweep
+        names.
+        """
         sections = {
             "objectives": [objective.metric for objective in self.objectives],
             "constraints": [constraint.metric for constraint in self.constraints],
             "metrics": self.metrics or (),
         }
         return [
-            ((section, f"[{index}]"), name) for section, names in sections.items() for index, name in enumerate(names)
+            ((section, f"[{index}]"), name)
+            for section, names in sections.items()
+            for index, name in enumerate(names)
         ]
 
     @classmethod
-    def read(cls, path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
-        """The sweep in a file, or a ready one by its name, with single values replaced: {"budget.trials": 8}.
+    def read(
+        cls, path_or_name: str | Path, overrides: Mapping[str, Any] | None = None
+    ) -> SweepConfig:
+        """The sweep in a file, or a ready one by its name, with single values replaced:
+        {"budget.trials": 8}.
 
         Raises:
             ConfigError: an invalid value; the message has file, line, key, problem and fix.
@@ -127,7 +162,9 @@ class SweepConfig:
         return cls.parse(path.read_bytes(), str(path), overrides)
 
     @classmethod
-    def parse(cls, text: str | bytes, file: str, overrides: Mapping[str, Any] | None = None) -> SweepConfig:
+    def parse(
+        cls, text: str | bytes, file: str, overrides: Mapping[str, Any] | None = None
+    ) -> SweepConfig:
         """Like `read`, from YAML text; `file` names it in error messages."""
         document = _read_document(text, file, overrides)
         with document.locate_errors():
@@ -140,18 +177,29 @@ class SweepConfig:
         document = _read_document(path.read_bytes(), str(path), overrides)
         with document.locate_errors():
             given = expect_mapping(document.data)
-            return SweepHeader.from_mapping({key: given[key] for key in ("name",) if key in given}).name
+            return SweepHeader.from_mapping(
+                {key: given[key] for key in ("name",) if key in given}
+            ).name
 
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
         """The sweep in plain data. ConfigError names the path of an invalid value."""
         for key in expect_mapping(mapping).keys() - set(KEYS):
-            if owners := [name for name, section in SWEEP_SECTIONS.items() if key in section.fields()]:
-                raise ConfigError((key,), f"is a key of a section; write {' or '.join(f'{o}.{key}' for o in owners)}")
-        given = {key: value for key, value in expect_mapping(mapping, KEYS).items() if value is not None}
+            if owners := [
+                name for name, section in SWEEP_SECTIONS.items() if key in section.fields()
+            ]:
+                raise ConfigError(
+                    (key,),
+                    f"is a key of a section; write {' or '.join(f'{o}.{key}' for o in owners)}",
+                )
+        given = {
+            key: value for key, value in expect_mapping(mapping, KEYS).items() if value is not None
+        }
         if "space" not in given and "enqueue" not in given:
             raise ConfigError(("space",), "missing; give a space to search, or configs to enqueue")
-        header = SweepHeader.from_mapping({key: given[key] for key in SweepHeader.fields() if key in given})
+        header = SweepHeader.from_mapping(
+            {key: given[key] for key in SweepHeader.fields() if key in given}
+        )
         parts: dict[str, Any] = {**header.to_mapping(), "sampling": None, "racing": None}
         for name, section in SWEEP_SECTIONS.items():
             with at(name):
@@ -161,14 +209,19 @@ class SweepConfig:
                 parts["racing"] = Racing.from_mapping(given["racing"])
             parts["racing"].check_captions(parts["captions"].count)
         if "sampling" in given:
-            parts["sampling"] = DecodingConfig.from_mapping({"sampling": given["sampling"]}).sampling
+            parts["sampling"] = DecodingConfig.from_mapping(
+                {"sampling": given["sampling"]}
+            ).sampling
         lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {
             "metrics": (read_metric, itemgetter(0), None),
             "objectives": (_objective, lambda objective: str(objective.metric), DEFAULT_OBJECTIVES),
             "constraints": (Constraint.parse, lambda constraint: f"'{constraint.text}'", ()),
-            "enqueue": (partial(Enqueued.read, sampling=parts["sampling"]), lambda entry: f"the label {entry.label!r}",
-                        ()),
-        }  # fmt: skip
+            "enqueue": (
+                partial(Enqueued.read, sampling=parts["sampling"]),
+                lambda entry: f"the label {entry.label!r}",
+                (),
+            ),
+        }
         for name, (read, identify, default) in lists.items():
             with at(name):
                 parts[name] = _read_list(given[name], read, identify) if name in given else default
@@ -179,7 +232,9 @@ class SweepConfig:
             if parts[name] == ():
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
         if (count := len(parts["objectives"])) not in _OBJECTIVES:
-            fix = "add another one" if count < 2 else "move the others to `metrics` or `constraints`"
+            fix = (
+                "add another one" if count < 2 else "move the others to `metrics` or `constraints`"
+            )
             raise ConfigError(("objectives",), f"must be two or three metrics, got {count}; {fix}")
         with at("space"):
             parts["space"] = Space.read(given.get("space", {}))
@@ -188,7 +243,8 @@ class SweepConfig:
         _check_distinct(parts["enqueue"])
         flat_types()  # all plugins of the space are loaded now
         if "space" not in given and "trials" not in given.get("budget", {}):
-            vanilla = DecodingConfig(sampling=parts["sampling"])  # runs first, even if `enqueue` does not list it
+            # runs first, even if `enqueue` does not list it
+            vanilla = DecodingConfig(sampling=parts["sampling"])
             trials = len({*(entry.config for entry in parts["enqueue"]), vanilla})
             parts["budget"] = replace(parts["budget"], trials=trials)
         return cls(**parts)
@@ -196,8 +252,13 @@ class SweepConfig:
     def to_mapping(self) -> dict[str, Any]:
         """Plain data with every default written out; `from_mapping` gives an equal sweep."""
         mapping: dict[str, Any] = {key: getattr(self, key) for key in KEYS}
-        mapping = {key: value.to_mapping() if isinstance(value, Params) else value for key, value in mapping.items()}
-        mapping["metrics"] = self.metrics and [self.torchmetrics.get(name, name) for name in self.metrics]
+        mapping = {
+            key: value.to_mapping() if isinstance(value, Params) else value
+            for key, value in mapping.items()
+        }
+        mapping["metrics"] = self.metrics and [
+            self.torchmetrics.get(name, name) for name in self.metrics
+        ]
         mapping["objectives"] = [objective.to_mapping() for objective in self.objectives]
         mapping["constraints"] = [constraint.text for constraint in self.constraints]
         mapping["enqueue"] = [entry.to_mapping() for entry in self.enqueue]
@@ -208,11 +269,14 @@ class SweepConfig:
         return write_document(self.to_mapping())
 
     def locate_errors(self) -> AbstractContextManager[None]:
-        """Add file and line to a ConfigError that is raised inside, if the sweep was read from a document."""
+        """Add file and line to a ConfigError that is raised inside, if the sweep was read from a
+        document.
+        """
         return nullcontext() if self.document is None else self.document.locate_errors()
 
     def resolve(self, sampling: Sampling) -> SweepConfig:
-        """The sweep with sampling settings for all configs (its own, else `sampling`), and vanilla enqueued first.
+        """The sweep with sampling settings for all configs (its own, else `sampling`), and vanilla
+        enqueued first.
 
         Raises:
             ConfigError: another config has the label `vanilla`.
@@ -223,21 +287,25 @@ class SweepConfig:
         for entry in self.enqueue:
             config = entry.config.with_sampling(entry.config.sampling or sampling)
             if entry.label == VANILLA and config != baseline:
-                raise ConfigError(("enqueue", VANILLA), "the label of the baseline; choose another label")
+                raise ConfigError(
+                    ("enqueue", VANILLA), "the label of the baseline; choose another label"
+                )
             labels.setdefault(config, entry.label)
         enqueue = tuple(Enqueued(label, config) for config, label in labels.items())
         return replace(self, sampling=sampling, enqueue=enqueue)
 
     def changes(self, stored: SweepConfig) -> dict[str, tuple[Any, Any]]:
-        """The values in which the sweep differs from the stored, resolved one that it resumes (see `differences`).
+        """The values in which the sweep differs from the stored, resolved one that it resumes (see
+        `differences`).
 
-        The budget, the name and the description may change. So may the path of models.yaml: the workers compare the
-        weight files' hashes.
+        The budget, the name and the description may change. So may the path of models.yaml: the
+        workers compare the weight files' hashes.
 
         Raises:
             ConfigError: see `resolve`.
         """
-        # missing only if the stored file was edited; then the default makes `sampling` count as changed
+        # missing only if the stored file was edited; then the default makes `sampling` count as
+        # changed
         sampling = stored.sampling or Sampling()
         before, after = stored.to_mapping(), self.resolve(sampling).to_mapping()
         for mapping in (before, after):
@@ -250,7 +318,8 @@ class SweepConfig:
 def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | None) -> Document:
     document = read_document(text, file)
     if isinstance(document.data, dict) and isinstance(models := document.data.get("models"), str):
-        document = replace(document, data={**document.data, "models": {"file": models}})  # --models replaces the file
+        # --models replaces the file
+        document = replace(document, data={**document.data, "models": {"file": models}})
     for key, value in (overrides or {}).items():
         document = document.with_override(key, value)
     return document
@@ -268,7 +337,9 @@ def describe_spaces() -> dict[str, str]:
 
 
 def find_space(path_or_name: str | Path) -> Path:
-    """The file of a sweep: a ready one by its name, or the path itself. ConfigError if there is neither."""
+    """The file of a sweep: a ready one by its name, or the path itself. ConfigError if there is
+    neither.
+    """
     name = str(path_or_name)
     if name in ready_spaces():
         return _READY / f"{name}.yaml"
@@ -295,17 +366,23 @@ def _list_ready(*, papers: bool = False) -> str:
 
 
 def _objective(value: object) -> Objective:
-    return Objective.from_mapping({"metric": value} if isinstance(value, str) else expect_mapping(value))
+    return Objective.from_mapping(
+        {"metric": value} if isinstance(value, str) else expect_mapping(value)
+    )
 
 
-def _read_list(value: object, read: Callable[[Any], T], identify: Callable[[T], str]) -> tuple[T, ...]:
+def _read_list(
+    value: object, read: Callable[[Any], T], identify: Callable[[T], str]
+) -> tuple[T, ...]:
     """The entries of a list. ConfigError if two have the same identity."""
     found: dict[str, T] = {}
     for index, entry in enumerate(expect_list(value)):
         with at(f"[{index}]"):
             item = read(entry)
             if identify(item) in found:
-                raise ConfigError((), f"{identify(item)} is listed twice; remove or rename one of the two")
+                raise ConfigError(
+                    (), f"{identify(item)} is listed twice; remove or rename one of the two"
+                )
         found[identify(item)] = item
     return tuple(found.values())
 

@@ -42,64 +42,80 @@ class SweepHeader(Params):
 
 @dataclass(frozen=True, slots=True)
 class Models(Params):
-    """The target with its drafters, and the device. `models: TEXT` is short for `models: {file: TEXT}`.
+    """The target with its drafters, and the device. `models: TEXT` is short for `models: {file:
+    TEXT}`.
 
     A ready space may name only an entry; `launch --models FILE` then gives the file.
     """
 
-    file: Annotated[str, "'builtin', a folder that `specfrontier train` made, or a models.yaml"] = BUILTIN
+    file: Annotated[str, "'builtin', a folder that `specfrontier train` made, or a models.yaml"] = (
+        BUILTIN
+    )
     name: Annotated[str | None, "entry of the models.yaml"] = None
-    device: Annotated[Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], "where decoding runs; auto is a GPU if there is one"
+    ] = "auto"
 
     def __str__(self) -> str:
         return self.file if self.name is None else f"{self.name} of {self.file}"
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Models:
-        return super(Models, cls).from_mapping({"file": mapping} if isinstance(mapping, str) else mapping)
+        return super(Models, cls).from_mapping(
+            {"file": mapping} if isinstance(mapping, str) else mapping
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Captions(Params):
-    """Captions of the images: procedural scenes outside the training set, the classes of ImageNet, or those of a file.
+    """Captions of the images: procedural scenes outside the training set, the classes of ImageNet,
+    or those of a file.
 
-    Which captions are chosen from a file, or from the several captions of an image (COCO), does not depend on the
-    machine.
+    Which captions are chosen from a file, or from the several captions of an image (COCO), does not
+    depend on the machine.
     """
 
     source: Annotated[
-        str, "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet file"
+        str,
+        "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or "
+        ".parquet file",
     ] = "scenes"
     count: Annotated[int, "number of captions", Range(1, 1_000_000)] = 192
     seed: Annotated[int, "seed that chooses the scenes or captions", _SEEDS] = 1
     column: Annotated[str | None, "column of the captions in a table"] = None
-    choose: Annotated[Literal["seeded", "first", "longest"], "choice among the several captions of a COCO image"] = (
-        "seeded"
-    )
+    choose: Annotated[
+        Literal["seeded", "first", "longest"], "choice among the several captions of a COCO image"
+    ] = "seeded"
 
 
 @dataclass(frozen=True, slots=True)
 class Reference(Params):
     """The real images of `fid`."""
 
-    source: Annotated[str, "'scenes', a folder of images, a reference.parquet, or 'none' (then without fid)"] = "scenes"
+    source: Annotated[
+        str, "'scenes', a folder of images, a reference.parquet, or 'none' (then without fid)"
+    ] = "scenes"
     count: Annotated[int, "number of images, at most", Range(1, 10_000_000)] = 4096
     seed: Annotated[int, "seed of the scenes", _SEEDS] = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Quality(Params):
-    """Shards that measure quality, at the batch size of the best throughput. No image depends on it."""
+    """Shards that measure quality, at the batch size of the best throughput. No image depends on
+    it.
+    """
 
     batch: Annotated[
         Literal["auto"] | int,
-        "images per batch; auto: 32 on a CPU, on a GPU the largest power of two up to 128 that fits its memory",
+        "images per batch; auto: 32 on a CPU, on a GPU the largest power of two up to 128 that "
+        "fits its memory",
         Range(1, 65_536),
     ] = 48
     shard: Annotated[int, "captions per shard", Range(1)] = 48
     samples: Annotated[int, "images per caption", Range(1, 65_536)] = 1
     nodes: Annotated[
-        Mapping[str, Any] | None, "Ray's labels of the nodes that draw, such as {gpu: h100}; left out: all that agree"
+        Mapping[str, Any] | None,
+        "Ray's labels of the nodes that draw, such as {gpu: h100}; left out: all that agree",
     ] = None
 
     def check(self) -> None:
@@ -108,38 +124,47 @@ class Quality(Params):
 
 @dataclass(frozen=True, slots=True)
 class Timing(Params):
-    """Sessions that measure what a step costs: vanilla and a setting of each shape in turn, on the same captions.
+    """Sessions that measure what a step costs: vanilla and a setting of each shape in turn, on the
+    same captions.
 
-    Trials whose settings differ only in the rule's numbers (not in drafter, tree, sampling or kind of neighbourhood)
-    have steps of one cost. A trial's `speedup` is the passes of all of its images times the costs of its shape, from
-    all sessions that timed it.
+    Trials whose settings differ only in the rule's numbers (not in drafter, tree, sampling or kind
+    of neighbourhood) have steps of one cost. A trial's `speedup` is the passes of all of its images
+    times the costs of its shape, from all sessions that timed it.
     """
 
     batch: Annotated[
         int | tuple[int, ...],
-        "images per batch, or a list of such: [1, 8] also measures `speedup_batch8` and `latency_batch8`",
+        "images per batch, or a list of such: [1, 8] also measures `speedup_batch8` and "
+        "`latency_batch8`",
         Range(1, 65_536),
     ] = 1
     images: Annotated[int, "images of each setting in a session, one per caption", Range(1)] = 8
     repetitions: Annotated[int, "how often a session repeats them, at most", Range(1, 10_000)] = 2
     precision: Annotated[
-        float, "relative standard error of the costs at which no further repetition follows; 0 runs all", Range(0, 1)
+        float,
+        "relative standard error of the costs at which no further repetition follows; 0 runs all",
+        Range(0, 1),
     ] = 0.01
     nodes: Annotated[
         Mapping[str, Any] | None,
-        "Ray's labels of the nodes that time, such as {gpu: a10g}; left out: those with the device of the first worker",
+        "Ray's labels of the nodes that time, such as {gpu: a10g}; left out: those with the device "
+        "of the first worker",
     ] = None
 
     def check(self) -> None:
         _check_labels(self.nodes)
         if not self.batches:
             raise ConfigError(("batch",), "must not be empty; give a batch size, or several")
-        if repeated := [size for index, size in enumerate(self.batches) if size in self.batches[:index]]:
+        if repeated := [
+            size for index, size in enumerate(self.batches) if size in self.batches[:index]
+        ]:
             raise ConfigError(("batch",), f"has {repeated[0]} twice; give each batch size once")
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batch sizes at which settings are timed; `speedup` and `latency` are those of the first one."""
+        """The batch sizes at which settings are timed; `speedup` and `latency` are those of the
+        first one.
+        """
         return self.batch if isinstance(self.batch, tuple) else (self.batch,)
 
 
@@ -147,13 +172,17 @@ def _check_labels(nodes: Mapping[str, Any] | None) -> None:
     """Raise ConfigError unless each value is one that `ray start --labels` accepts."""
     for key, value in (nodes or {}).items():
         if not isinstance(value, str) or not _LABEL.fullmatch(value):
-            raise ConfigError(("nodes", key), f"must be a label's value, such as a10g, got {value!r}; quote numbers")
+            raise ConfigError(
+                ("nodes", key),
+                f"must be a label's value, such as a10g, got {value!r}; quote numbers",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Search(Params):
-    """How configs are proposed. The sampler `replay` chooses among settings that are predicted beside the first trials:
-    its options `pool` and `captions` say how many, and from how many recorded images.
+    """How configs are proposed. The sampler `replay` chooses among settings that are predicted
+    beside the first trials: its options `pool` and `captions` say how many, and from how many
+    recorded images.
     """
 
     sampler: Annotated[str, "how configs are proposed"] = "tpe"
@@ -171,50 +200,69 @@ class Search(Params):
 
 @dataclass(frozen=True, slots=True)
 class Racing(Params):
-    """Stops trials that another trial beats in all objectives, at the same number of captions (docs/racing.md).
+    """Stops trials that another trial beats in all objectives, at the same number of captions
+    (docs/racing.md).
 
-    `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96 and all captions.
-    With `stop: dominated` a trial stops if another one dominates it by measured values; `error_rate` is then None.
-    Without the section all trials take all captions. The baseline and the configs of `enqueue` are never stopped.
+    `racing: {rungs: [48, 96], error_rate: 0.05}` measures every trial on the first 48, the first 96
+    and all captions. With `stop: dominated` a trial stops if another one dominates it by measured
+    values; `error_rate` is then None. Without the section all trials take all captions. The
+    baseline and the configs of `enqueue` are never stopped.
     """
 
-    rungs: Annotated[tuple[int, ...], "numbers of captions after which trials may stop, rising", Range(2)]
+    rungs: Annotated[
+        tuple[int, ...], "numbers of captions after which trials may stop, rising", Range(2)
+    ]
     stop: Annotated[
         Literal["significant", "dominated"],
-        "stops trials that another one beats significantly, or that another one dominates by measured values",
+        "stops trials that another one beats significantly, or that another one dominates by "
+        "measured values",
     ] = "significant"
     error_rate: Annotated[
         float | None,
-        "of stop 'significant': probability that any trial stops that no other one beats; 0.05 if left out",
+        "of stop 'significant': probability that any trial stops that no other one beats; 0.05 if "
+        "left out",
         Range(0, 1),
     ] = None
     revive_above: Annotated[
-        float, "at the end, stopped trials go on if their probability to be on the front is higher", Range(0, 1)
+        float,
+        "at the end, stopped trials go on if their probability to be on the front is higher",
+        Range(0, 1),
     ] = 0.05
 
     def check(self) -> None:
         if not self.rungs:
-            raise ConfigError(("rungs",), "must not be empty; give numbers of captions, or leave out `racing`")
+            raise ConfigError(
+                ("rungs",), "must not be empty; give numbers of captions, or leave out `racing`"
+            )
         for index, (low, high) in enumerate(pairwise(self.rungs)):
             if low >= high:
-                problem = f"must be more than {low}, the rung before it, got {high}; give rising numbers of captions"
+                problem = (
+                    f"must be more than {low}, the rung before it, got {high}; give rising numbers "
+                    "of captions"
+                )
                 raise ConfigError(("rungs", f"[{index + 1}]"), problem)
         if self.error_rate in (0, 1):
             problem = (
-                f"must be above 0 and below 1, got {self.error_rate:g}; 0.05 is usual, without `racing` nothing stops"
+                f"must be above 0 and below 1, got {self.error_rate:g}; 0.05 is usual, without "
+                "`racing` nothing stops"
             )
             raise ConfigError(("error_rate",), problem)
         if self.stop == "significant":
             object.__setattr__(self, "error_rate", self.error_rate or _ERROR_RATE)
         elif self.error_rate is not None:
-            problem = f"stop {self.stop!r} controls no error rate; remove it, or use `stop: significant`"
+            problem = (
+                f"stop {self.stop!r} controls no error rate; remove it, or use `stop: significant`"
+            )
             raise ConfigError(("error_rate",), problem)
 
     def check_captions(self, count: int) -> None:
         """Raises ConfigError if a rung is not below the number of captions."""
         for index, rung in enumerate(self.rungs):
             if rung >= count:
-                problem = f"must be below the number of captions, {count}, got {rung}; lower it, or set racing: null"
+                problem = (
+                    f"must be below the number of captions, {count}, got {rung}; lower it, or set "
+                    "racing: null"
+                )
                 raise ConfigError(("racing", "rungs", f"[{index}]"), problem)
 
 
@@ -225,16 +273,19 @@ class Budget(Params):
     trials: Annotated[int, "finished trials, enqueued ones included", Range(1)] = 24
     images: Annotated[int | None, "generated images", Range(1)] = None
     hours: Annotated[
-        float | None, "wall clock of the sweep, without the time between its launches", Range(0, open_low=True)
+        float | None,
+        "wall clock of the sweep, without the time between its launches",
+        Range(0, open_low=True),
     ] = None
     plateau: Annotated[
         float | None,
-        "ends earlier once the last `patience` trials added less than this share of the front's hypervolume",
+        "ends earlier once the last `patience` trials added less than this share of the front's "
+        "hypervolume",
         Range(0, 1, open_low=True),
     ] = None
-    patience: Annotated[int | None, "trials of a plateau, those of enqueue not among them; 5 if left out", Range(1)] = (
-        None
-    )
+    patience: Annotated[
+        int | None, "trials of a plateau, those of enqueue not among them; 5 if left out", Range(1)
+    ] = None
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Budget:
@@ -248,16 +299,22 @@ class Budget(Params):
         if self.plateau is not None:
             object.__setattr__(self, "patience", self.patience or _PATIENCE)
         elif self.patience is not None:
-            raise ConfigError(("patience",), "goes with `plateau`, which is missing; give it, too, or leave this out")
+            raise ConfigError(
+                ("patience",),
+                "goes with `plateau`, which is missing; give it, too, or leave this out",
+            )
 
 
 def read_metric(value: object) -> tuple[str, dict[str, Any] | None]:
-    """An entry of `metrics`: a metric's name, or a class of torchmetrics with its arguments; as the name in the sweep
-    and, for a class, the entry with that name.
+    """An entry of `metrics`: a metric's name, or a class of torchmetrics with its arguments; as the
+    name in the sweep and, for a class, the entry with that name.
 
-        [speedup, {torchmetrics: image.TotalVariation}, {torchmetrics: image.SpectralAngleMapper, against: vanilla}]
+        - speedup
+        - {torchmetrics: image.TotalVariation}
+        - {torchmetrics: image.SpectralAngleMapper, against: vanilla}
 
-    The class and its arguments are checked where torchmetrics is imported (`workers.metrics.library`).
+    The class and its arguments are checked where torchmetrics is imported
+    (`workers.metrics.library`).
 
     Raises:
         ConfigError: neither of the two, or a name that no metric can have.
@@ -267,7 +324,9 @@ def read_metric(value: object) -> tuple[str, dict[str, Any] | None]:
     given: dict[str, Any] = {"name": None, **expect_mapping(value)}
     label = given.get("torchmetrics")
     if not isinstance(label, str):
-        raise ConfigError(("torchmetrics",), f"must be a class such as image.TotalVariation, got {label!r}")
+        raise ConfigError(
+            ("torchmetrics",), f"must be a class such as image.TotalVariation, got {label!r}"
+        )
     with at("name"):
         default = _WORD_STARTS.sub("_", label.rpartition(".")[2]).lower()
         given["name"] = name = check_metric(given["name"] or default)
@@ -279,7 +338,9 @@ class Objective(Params):
     """A metric to optimise. direction None: the metric's own."""
 
     metric: Annotated[str, "name of a metric"]
-    direction: Annotated[Literal["maximize", "minimize"] | None, "whether more or less is better"] = None
+    direction: Annotated[
+        Literal["maximize", "minimize"] | None, "whether more or less is better"
+    ] = None
 
     def check(self) -> None:
         with at("metric"):
@@ -295,7 +356,8 @@ class Enqueued:
 
     @classmethod
     def read(cls, value: object, sampling: Sampling | None) -> Enqueued:
-        """The name of a preset, or a mapping with the sections of a config, and optionally `preset` and `label`.
+        """The name of a preset, or a mapping with the sections of a config, and optionally `preset`
+        and `label`.
 
             [vanilla, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
              {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
@@ -333,4 +395,9 @@ def _describe(config: DecodingConfig) -> str:
     if config.policy.bounds.nodes == 0:
         return "vanilla"
     kinds = [config.drafter.kind, config.policy.kind]
-    return " ".join([*kinds, *([rule.neighbourhood.kind, rule.schedule.kind] if rule.is_relaxed else ["exact"])])
+    return " ".join(
+        [
+            *kinds,
+            *([rule.neighbourhood.kind, rule.schedule.kind] if rule.is_relaxed else ["exact"]),
+        ]
+    )

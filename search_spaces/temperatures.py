@@ -21,10 +21,14 @@ class DynamicTemperature(Params, ABC):
 
     @abstractmethod
     def factor(self, probs: Tensor) -> Tensor:
-        """The factor [..., 1], greater than 0, for probs [..., V] at temperature 1 after top-k and top-p."""
+        """The factor [..., 1], greater than 0, for probs [..., V] at temperature 1 after top-k and
+        top-p.
+        """
 
 
-DYNAMIC_TEMPERATURES: Registry[type[DynamicTemperature]] = Registry("dynamic temperature", "search_spaces.rules")
+DYNAMIC_TEMPERATURES: Registry[type[DynamicTemperature]] = Registry(
+    "dynamic temperature", "search_spaces.rules"
+)
 
 
 @DYNAMIC_TEMPERATURES.register
@@ -42,16 +46,24 @@ class ConstantTemperature(DynamicTemperature):
 @DYNAMIC_TEMPERATURES.register
 @dataclass(frozen=True, slots=True)
 class EntropyTemperature(DynamicTemperature):
-    """amplitude exp(-E / scale) + theta, E the entropy in nats: flat probs are sharpened, peaked ones are flattened
-    (entropy-aware sampling). The defaults are those of the authors' code for LlamaGen, where they are A, a and theta.
+    """amplitude exp(-E / scale) + theta, E the entropy in nats: flat probs are sharpened, peaked
+    ones are flattened (entropy-aware sampling). The defaults are those of the authors' code for
+    LlamaGen, where they are A, a and theta.
     """
 
     kind: ClassVar[str] = "entropy"
-    amplitude: Annotated[float, "what the factor gains where the entropy is 0 (A)", Range(0), Symbol("A")] = 2.5
+    amplitude: Annotated[
+        float, "what the factor gains where the entropy is 0 (A)", Range(0), Symbol("A")
+    ] = 2.5
     scale: Annotated[
-        float, "entropy over which the gain falls to 1/e, in nats (a)", Range(0, open_low=True), Symbol("a")
+        float,
+        "entropy over which the gain falls to 1/e, in nats (a)",
+        Range(0, open_low=True),
+        Symbol("a"),
     ] = 3.0
-    theta: Annotated[float, "factor at a large entropy", Range(0, open_low=True), Symbol("th")] = 0.6
+    theta: Annotated[float, "factor at a large entropy", Range(0, open_low=True), Symbol("th")] = (
+        0.6
+    )
 
     def factor(self, probs: Tensor) -> Tensor:
         negative_entropy = probs.xlogy(probs).sum(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """Tree policies: the shape of the draft tree that the target verifies in one pass.
 
-A policy holds only parameters; `workers.decoding` does the drafting. All depths count levels of drafted tokens:
-EAGLE-2's parameter "depth 4" is 5 levels, because it drafts one level before its loop. The root is the last emitted
-token. It is not a drafted node and is not counted.
+A policy holds only parameters; `workers.decoding` does the drafting. All depths count levels of
+drafted tokens: EAGLE-2's parameter "depth 4" is 5 levels, because it drafts one level before its
+loop. The root is the last emitted token. It is not a drafted node and is not counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from itertools import product
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from search_spaces.params import Abbreviations, Choices, ConfigError, Params, Range, Symbol, class_error, class_errors
+from search_spaces.params import (
+    Abbreviations,
+    Choices,
+    ConfigError,
+    Params,
+    Range,
+    Symbol,
+    class_error,
+    class_errors,
+)
 from search_spaces.plugins import Registry
 
 # Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
@@ -30,10 +39,12 @@ Paths = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class StaticTree:
-    """A fixed draft tree of N nodes in level order: parents before children, siblings side by side by rank.
+    """A fixed draft tree of N nodes in level order: parents before children, siblings side by side
+    by rank.
 
-    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order among siblings, from 0.
-    levels [L]: nodes of each level. paths [N]: sibling ranks from root to node.
+    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order
+    among siblings, from 0. levels [L]: nodes of each level. paths [N]: sibling ranks from root to
+    node.
     """
 
     parents: tuple[int, ...]
@@ -44,7 +55,9 @@ class StaticTree:
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
-        """The tree whose nodes are `paths`, in any order. ValueError, naming the path, if they do not make a tree."""
+        """The tree whose nodes are `paths`, in any order. ValueError, naming the path, if they do
+        not make a tree.
+        """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         _check_paths(ordered)
         node = {path: index for index, path in enumerate(ordered)}
@@ -54,7 +67,10 @@ class StaticTree:
             parents=parents,
             depth=depth,
             rank=tuple(path[-1] for path in ordered),
-            levels=tuple(tuple(n for n, d in enumerate(depth) if d == level) for level in range(1, depth[-1] + 1)),
+            levels=tuple(
+                tuple(n for n, d in enumerate(depth) if d == level)
+                for level in range(1, depth[-1] + 1)
+            ),
             paths=tuple(ordered),
         )
 
@@ -65,7 +81,9 @@ class StaticTree:
 
 
 def _check_paths(ordered: list[tuple[int, ...]]) -> None:
-    """Raise ValueError if the paths are not a tree. `ordered`: in level order, so parents come before children."""
+    """Raise ValueError if the paths are not a tree. `ordered`: in level order, so parents come
+    before children.
+    """
     if not ordered:
         raise ValueError("the tree has no nodes; list at least the path [0]")
     seen: set[tuple[int, ...]] = set()
@@ -77,10 +95,16 @@ def _check_paths(ordered: list[tuple[int, ...]]) -> None:
         if path in seen:
             raise ValueError(f"node {list(path)} is listed twice")
         if len(path) > 1 and path[:-1] not in seen:
-            raise ValueError(f"node {list(path)} is an orphan: its parent {list(path[:-1])} is not in the tree; add it")
+            raise ValueError(
+                f"node {list(path)} is an orphan: its parent {list(path[:-1])} is not in the tree; "
+                "add it"
+            )
         before = (*path[:-1], path[-1] - 1)
         if path[-1] > 0 and before not in seen:
-            raise ValueError(f"node {list(path)} skips a rank: its sibling {list(before)} is not in the tree; add it")
+            raise ValueError(
+                f"node {list(path)} skips a rank: its sibling {list(before)} is not in the tree; "
+                "add it"
+            )
         seen.add(path)
 
 
@@ -90,7 +114,9 @@ def _named_trees() -> Mapping[str, StaticTree]:
     return MappingProxyType(
         {
             name: StaticTree.from_paths(
-                tuple(int(rank) for rank in word) for level in tree["levels"] for word in level.split()
+                tuple(int(rank) for rank in word)
+                for level in tree["levels"]
+                for word in level.split()
             )
             for name, tree in data.items()
         }
@@ -109,7 +135,9 @@ class TreeBounds(NamedTuple):
 
 
 class TreeSize(NamedTuple):
-    """The size of a tree that grows as `Dynamic` does: levels, children per expanded node, and nodes kept at most."""
+    """The size of a tree that grows as `Dynamic` does: levels, children per expanded node, and
+    nodes kept at most.
+    """
 
     depth: int
     width: int
@@ -117,7 +145,9 @@ class TreeSize(NamedTuple):
 
 
 class FixedShape(NamedTuple):
-    """A tree that is the same in every pass. sampled: children are sampled, not the drafter's top tokens."""
+    """A tree that is the same in every pass. sampled: children are sampled, not the drafter's top
+    tokens.
+    """
 
     tree: StaticTree
     sampled: bool
@@ -126,10 +156,10 @@ class FixedShape(NamedTuple):
 class TreePolicy(Params, ABC):
     """What is drafted in a pass.
 
-    implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
-    adapts_to_rule: the tree's size follows from what was accepted before, and with it the cost of a step.
-    size_map: "module:Class" of the `workers.decoding.adjacency.SizeMap` by which such a tree's size follows; replay
-    needs it to predict the policy.
+    implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is
+    needed. adapts_to_rule: the tree's size follows from what was accepted before, and with it the
+    cost of a step. size_map: "module:Class" of the `workers.decoding.adjacency.SizeMap` by which
+    such a tree's size follows; replay needs it to predict the policy.
     """
 
     __slots__ = ()
@@ -141,8 +171,12 @@ class TreePolicy(Params, ABC):
         super().__post_init__()
         with class_errors(type(self), "bounds"):
             bounds: Any = self.bounds  # of a plugin, which may be mistaken about the type
-        if not isinstance(bounds, TreeBounds) or not all(type(size) is int and size >= 0 for size in bounds):
-            raise class_error(type(self), f"bounds must be TreeBounds of three whole numbers, got {bounds!r}")
+        if not isinstance(bounds, TreeBounds) or not all(
+            type(size) is int and size >= 0 for size in bounds
+        ):
+            raise class_error(
+                type(self), f"bounds must be TreeBounds of three whole numbers, got {bounds!r}"
+            )
 
     @property
     @abstractmethod
@@ -151,17 +185,21 @@ class TreePolicy(Params, ABC):
 
     @property
     def fixed(self) -> FixedShape | None:
-        """Its tree, if that never changes: replay then finds it within larger ones. None: it changes."""
+        """Its tree, if that never changes: replay then finds it within larger ones. None: it
+        changes.
+        """
         return None
 
     @property
     def sizes(self) -> tuple[TreeSize, ...]:
-        """The sizes of its trees, if they grow as `Dynamic` does: replay then finds each within larger ones."""
+        """The sizes of its trees, if they grow as `Dynamic` does: replay then finds each within
+        larger ones.
+        """
         return ()
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
-        """Policies for a dry run, which knows no values: one that costs what a usual pass costs, and one that costs as
-        much as the dearest.
+        """Policies for a dry run, which knows no values: one that costs what a usual pass costs,
+        and one that costs as much as the dearest.
         """
         return self, self
 
@@ -190,7 +228,9 @@ class Chain(TreePolicy):
     kind: ClassVar[str] = "chain"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("")]
-    children: Annotated[Children, "drafts are sampled from the drafter's probs, or are its top token"] = "sampled"
+    children: Annotated[
+        Children, "drafts are sampled from the drafter's probs, or are its top token"
+    ] = "sampled"
 
     @property
     def bounds(self) -> TreeBounds:
@@ -205,27 +245,37 @@ class Chain(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Static(TreePolicy):
-    """A fixed tree, given by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled` means `top`.
+    """A fixed tree, given by name or by paths (EAGLE-1, LANTERN++). At temperature 0 `sampled`
+    means `top`.
 
-    A path is a list of sibling ranks from the root; [0, 1] is the second child of the root's first child.
+    A path is a list of sibling ranks from the root; [0, 1] is the second child of the root's first
+    child.
     """
 
     kind: ClassVar[str] = "static"
     short: ClassVar[str] = "stat"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
-    paths: Annotated[Paths | None, "the nodes of a custom tree, each a list of sibling ranks", Range(0)] = None
-    children: Annotated[Children, "siblings are sampled without replacement, or are the top tokens"] = "sampled"
+    paths: Annotated[
+        Paths | None, "the nodes of a custom tree, each a list of sibling ranks", Range(0)
+    ] = None
+    children: Annotated[
+        Children, "siblings are sampled without replacement, or are the top tokens"
+    ] = "sampled"
 
     def check(self) -> None:
         if (self.name is None) == (self.paths is None):
-            raise ConfigError(("name",), f"give one of name ({', '.join(NAMED_TREES)}) and paths, not both or neither")
+            raise ConfigError(
+                ("name",),
+                f"give one of name ({', '.join(NAMED_TREES)}) and paths, not both or neither",
+            )
         if self.paths is not None:
             try:
                 tree = StaticTree.from_paths(self.paths)
             except ValueError as problem:
                 raise ConfigError(("paths",), str(problem)) from None
-            object.__setattr__(self, "paths", tree.paths)  # in a fixed order, so that equal trees are equal parameters
+            # in a fixed order, so that equal trees are equal parameters
+            object.__setattr__(self, "paths", tree.paths)
 
     @property
     def bounds(self) -> TreeBounds:
@@ -241,8 +291,9 @@ class Static(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Branching(TreePolicy):
-    """A chain whose first levels branch: down to `depth`, every node has `width` children, sampled without replacement;
-    below, the chain goes on from the first leaf. SJD-PAC's window; its depth D counts the root, so it is one more.
+    """A chain whose first levels branch: down to `depth`, every node has `width` children, sampled
+    without replacement; below, the chain goes on from the first leaf. SJD-PAC's window; its depth D
+    counts the root, so it is one more.
     """
 
     kind: ClassVar[str] = "branching"
@@ -254,15 +305,20 @@ class Branching(TreePolicy):
 
     def check(self) -> None:
         if self.depth > self.length:
-            raise ConfigError(("depth",), f"must be at most the length {self.length}, got {self.depth}")
+            raise ConfigError(
+                ("depth",), f"must be at most the length {self.length}, got {self.depth}"
+            )
         if self.bounds.nodes > _MOST_NODES:
             raise ConfigError(
-                ("width",), f"{self.bounds.nodes} nodes are more than {_MOST_NODES}; lower it or the depth"
+                ("width",),
+                f"{self.bounds.nodes} nodes are more than {_MOST_NODES}; lower it or the depth",
             )
 
     @property
     def bounds(self) -> TreeBounds:
-        nodes = sum(self.width**level for level in range(1, self.depth + 1)) + self.length - self.depth
+        nodes = (
+            sum(self.width**level for level in range(1, self.depth + 1)) + self.length - self.depth
+        )
         return TreeBounds(self.length, nodes, self.width)
 
     @property
@@ -276,23 +332,31 @@ class Branching(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Dynamic(TreePolicy):
-    """EAGLE-2: at each level, expand the `width` most confident nodes to `width` children each; then keep the `nodes`
-    most confident nodes of all levels.
+    """EAGLE-2: at each level, expand the `width` most confident nodes to `width` children each;
+    then keep the `nodes` most confident nodes of all levels.
 
-    A node's confidence is the product of the drafter's probs on its path. Children are the drafter's top tokens, never
-    sampled. EAGLE-2's defaults (depth parameter 4, top-k 10, 59 nodes with the root) are depth 5, width 10, nodes 58.
+    A node's confidence is the product of the drafter's probs on its path. Children are the
+    drafter's top tokens, never sampled. EAGLE-2's defaults (depth parameter 4, top-k 10, 59 nodes
+    with the root) are depth 5, width 10, nodes 58.
     """
 
     kind: ClassVar[str] = "dynamic"
     short: ClassVar[str] = "dyn"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
-    depth: Annotated[int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d")]
-    width: Annotated[int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w")]
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")]
+    depth: Annotated[
+        int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d")
+    ]
+    width: Annotated[
+        int, "children per expanded node, and nodes expanded per level", _WIDTHS, Symbol("w")
+    ]
+    nodes: Annotated[
+        int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")
+    ]
 
     @property
     def bounds(self) -> TreeBounds:
-        grown = self.width + (self.depth - 1) * self.width**2  # width, then width squared on each further level
+        # width, then width squared on each further level
+        grown = self.width + (self.depth - 1) * self.width**2
         return TreeBounds(self.depth, min(self.nodes, grown), self.width)
 
     @property
@@ -303,18 +367,20 @@ class Dynamic(TreePolicy):
 @POLICIES.register
 @dataclass(frozen=True, slots=True)
 class Adjacency(TreePolicy):
-    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width adapt to the trees of nearby tokens.
+    """ADT-Tree, first submitted as PEANUT: an EAGLE-2 tree whose depth and width adapt to the trees
+    of nearby tokens.
 
-    (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's (vertical), a random
-    pair, or the weighted mean over the tokens within `radius` (tokenflock); with no neighbour, from `start_depth` and
-    `start_width`. Where `fixed_depth` or `fixed_width` is given, every tree starts from it (ADT-Tree, table V). Then,
-    with alpha = numerator / depth of an earlier tree: if alpha >= beta the tree gets `depth_step` deeper and
-    `width_step` narrower, otherwise shallower and wider, each within its range, ends included. Only a tree of the least
+    (depth, width) start from a neighbour's tree: the left token's (horizontal), the upper one's
+    (vertical), a random pair, or the weighted mean over the tokens within `radius` (tokenflock);
+    with no neighbour, from `start_depth` and `start_width`. Where `fixed_depth` or `fixed_width` is
+    given, every tree starts from it (ADT-Tree, table V). Then, with alpha = numerator / depth of an
+    earlier tree: if alpha >= beta the tree gets `depth_step` deeper and `width_step` narrower,
+    otherwise shallower and wider, each within its range, ends included. Only a tree of the least
     depth may leave the range of widths: it has 1 to `widest` children per node.
 
-    The paper leaves four choices open, which are parameters here: the start, the radius, whether alpha counts the bonus
-    token (`numerator`), and whose alpha it is (`alpha`). The paper's depth parameters are one less than the levels
-    here: its open range (0, 10) is 2..10 levels.
+    The paper leaves four choices open, which are parameters here: the start, the radius, whether
+    alpha counts the bonus token (`numerator`), and whose alpha it is (`alpha`). The paper's depth
+    parameters are one less than the levels here: its open range (0, 10) is 2..10 levels.
     """
 
     kind: ClassVar[str] = "adjacency"
@@ -331,11 +397,20 @@ class Adjacency(TreePolicy):
     beta: Annotated[float, "least alpha at which a tree gets deeper", Range(0), Symbol("b")] = 1.0
     depth_step: Annotated[int, "change of depth per pass", Range(0), Symbol("ds")] = 1
     width_step: Annotated[int, "change of width per pass", Range(0), Symbol("ws")] = 3
-    depth_range: Annotated[tuple[int, int], "least and largest depth in levels", _LEVELS, Symbol("d")] = (2, 10)
-    width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS, Symbol("w")] = (4, 13)
-    start_depth: Annotated[int, "depth in levels where there is no neighbour", _LEVELS, Symbol("sd")] = 5
+    depth_range: Annotated[
+        tuple[int, int], "least and largest depth in levels", _LEVELS, Symbol("d")
+    ] = (2, 10)
+    width_range: Annotated[tuple[int, int], "least and largest width", _WIDTHS, Symbol("w")] = (
+        4,
+        13,
+    )
+    start_depth: Annotated[
+        int, "depth in levels where there is no neighbour", _LEVELS, Symbol("sd")
+    ] = 5
     start_width: Annotated[int, "width where there is no neighbour", _WIDTHS, Symbol("sw")] = 10
-    nodes: Annotated[int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")] = 58
+    nodes: Annotated[
+        int, "drafted nodes kept, at most; the root is not counted", _NODES, Symbol("n")
+    ] = 58
     numerator: Annotated[
         Literal["accepted", "tokens"],
         "alpha counts the accepted drafts, or all emitted tokens (one more)",
@@ -346,19 +421,30 @@ class Adjacency(TreePolicy):
         "alpha is the previous pass's or the neighbour's",
         Abbreviations(neighbour="nb"),
     ] = "previous"
-    radius: Annotated[float, "grid distance within which tokens count for tokenflock", Range(1), Symbol("r")] = 3.0
-    fixed_depth: Annotated[int | None, "levels that every tree starts from, not a neighbour's", Symbol("fd")] = None
-    fixed_width: Annotated[int | None, "width that every tree starts from, not a neighbour's", Symbol("fw")] = None
+    radius: Annotated[
+        float, "grid distance within which tokens count for tokenflock", Range(1), Symbol("r")
+    ] = 3.0
+    fixed_depth: Annotated[
+        int | None, "levels that every tree starts from, not a neighbour's", Symbol("fd")
+    ] = None
+    fixed_width: Annotated[
+        int | None, "width that every tree starts from, not a neighbour's", Symbol("fw")
+    ] = None
 
     def check(self) -> None:
         for key in ("depth", "width"):
             low, high = getattr(self, f"{key}_range")
             if low > high:
-                raise ConfigError((f"{key}_range",), f"must be [least, largest], got [{low}, {high}]; swap the two")
+                raise ConfigError(
+                    (f"{key}_range",),
+                    f"must be [least, largest], got [{low}, {high}]; swap the two",
+                )
             for name in (f"start_{key}", f"fixed_{key}"):
                 start = getattr(self, name)
                 if start is not None and not low <= start <= high:
-                    raise ConfigError((name,), f"must be within {key}_range [{low}, {high}], got {start}")
+                    raise ConfigError(
+                        (name,), f"must be within {key}_range [{low}, {high}], got {start}"
+                    )
 
     @property
     def bounds(self) -> TreeBounds:
@@ -366,7 +452,9 @@ class Adjacency(TreePolicy):
 
     @property
     def widest(self) -> int:
-        """The largest number of children of one node in the shallowest tree, which may leave the range of widths."""
+        """The largest number of children of one node in the shallowest tree, which may leave the
+        range of widths.
+        """
         return max(self.width_range[1], self.nodes)
 
     @property
@@ -377,10 +465,12 @@ class Adjacency(TreePolicy):
         return tuple(TreeSize(depth, width, self.nodes) for depth, width in (*shallow, *deeper))
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
-        # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree has the maximum
-        # depth, and another's is shallow and `widest`
+        # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree
+        # has the maximum depth, and another's is shallow and `widest`
         depth, nodes = self.depth_range[1], self.nodes
-        return Dynamic(depth, self.width_range[1], nodes), Dynamic(depth, min(self.widest, codebook_size), nodes)
+        return Dynamic(depth, self.width_range[1], nodes), Dynamic(
+            depth, min(self.widest, codebook_size), nodes
+        )
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,5 @@
-"""The configuration of a trial: drafter x tree policy x acceptance rule x sampling, as one frozen value with a digest;
-and `KEY=VALUE` assignments of command lines, which change one.
+"""The configuration of a trial: drafter x tree policy x acceptance rule x sampling, as one frozen
+value with a digest; and `KEY=VALUE` assignments of command lines, which change one.
 
     DecodingConfig.from_mapping({
         "drafter": "eagle",
@@ -8,7 +8,8 @@ and `KEY=VALUE` assignments of command lines, which change one.
         "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 3.0},
     })
 
-Defaults are no drafter, no tree and the exact rule. Without `sampling` the target's own defaults apply.
+Defaults are no drafter, no tree and the exact rule. Without `sampling` the target's own defaults
+apply.
 """
 
 from __future__ import annotations
@@ -40,22 +41,32 @@ from search_spaces.params import (
 )
 from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
-from search_spaces.temperatures import CONSTANT_TEMPERATURE, DYNAMIC_TEMPERATURES, DynamicTemperature
+from search_spaces.temperatures import (
+    CONSTANT_TEMPERATURE,
+    DYNAMIC_TEMPERATURES,
+    DynamicTemperature,
+)
 from search_spaces.trees import POLICIES, NoTree, TreePolicy
 from search_spaces.verification import VERIFICATIONS
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Params):
-    """How the target's logits become its probs q: classifier-free guidance, temperature, then top-k, then top-p.
+    """How the target's logits become its probs q: classifier-free guidance, temperature, then
+    top-k, then top-p.
 
-    logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run. dynamic_temperature: multiplies the
-    temperature, which is then applied after top-k and top-p; mappings leave the default out.
+    logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run.
+    dynamic_temperature: multiplies the temperature, which is then applied after top-k and top-p;
+    mappings leave the default out.
     """
 
-    temperature: Annotated[float, "divisor of the logits; 0 is greedy decoding", Range(0), Symbol("T")] = 1.0
+    temperature: Annotated[
+        float, "divisor of the logits; 0 is greedy decoding", Range(0), Symbol("T")
+    ] = 1.0
     top_k: Annotated[int, "number of most likely tokens kept; 0 keeps all", Range(0)] = 0
-    top_p: Annotated[float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)] = 1.0
+    top_p: Annotated[
+        float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)
+    ] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
     dynamic_temperature: DynamicTemperature = CONSTANT_TEMPERATURE
 
@@ -67,14 +78,20 @@ class Sampling(Params):
     def to_mapping(self) -> dict[str, Any]:
         """The values by key, and the dynamic temperature's beside them."""
         values, dynamic = Params.to_mapping(self), self.dynamic_temperature
-        return values if dynamic.is_constant else values | {"dynamic_temperature": dynamic.kind, **dynamic.to_mapping()}
+        return (
+            values
+            if dynamic.is_constant
+            else values | {"dynamic_temperature": dynamic.kind, **dynamic.to_mapping()}
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """tags: the kinds to choose from under each tag; the first is the default. common: fields of any kind.
+    """tags: the kinds to choose from under each tag; the first is the default. common: fields of
+    any kind.
 
-    rules: whole sections by name. omitted: the tags that mappings leave out where they have their default.
+    rules: whole sections by name. omitted: the tags that mappings leave out where they have their
+    default.
     """
 
     tags: Mapping[str, Mapping[str, type[Params]]]
@@ -83,7 +100,9 @@ class Section:
     omitted: Collection[str] = ()
 
     def expand(self, value: object) -> dict[str, Any]:
-        """The mapping that a value of the section stands for: nothing, the name of a rule or kind, or a mapping."""
+        """The mapping that a value of the section stands for: nothing, the name of a rule or kind,
+        or a mapping.
+        """
         if value is None:
             return {}
         tag = next((tag for tag in self.tags if tag not in self.omitted), None)
@@ -111,7 +130,9 @@ class Section:
         return parts | {key: mapping[key] for key in self.common if key in mapping}
 
     def kinds(self, mapping: Mapping[str, Any]) -> dict[str, list[str]]:
-        """The kind under each tag, by default the first, as a list of one. ConfigError for an unknown kind."""
+        """The kind under each tag, by default the first, as a list of one. ConfigError for an
+        unknown kind.
+        """
         found = {tag: mapping.get(tag, next(iter(options))) for tag, options in self.tags.items()}
         for tag, kind in found.items():
             if not isinstance(kind, str) or kind not in self.tags[tag]:
@@ -128,13 +149,20 @@ class Section:
             for tag, options in self.tags.items():
                 owners = [repr(kind) for kind in options if key in options[kind].fields()]
                 if owners:
-                    raise ConfigError((key,), f"not a key of {tag} {kinds[tag][0]!r} but of {', '.join(owners)}; "
-                                              f"known keys: {', '.join(known)}")  # fmt: skip
+                    raise ConfigError(
+                        (key,),
+                        f"not a key of {tag} {kinds[tag][0]!r} but of {', '.join(owners)}; "
+                        f"known keys: {', '.join(known)}",
+                    )
             raise ConfigError((key,), unknown_key(key, known))
 
     def known_keys(self, kinds: Mapping[str, Iterable[str]]) -> list[str]:
         """The tags, the common keys, and the keys of these kinds by tag."""
-        return [*self.tags, *self.common, *(key for tag, found in kinds.items() for key in self.keys_of(tag, found))]
+        return [
+            *self.tags,
+            *self.common,
+            *(key for tag, found in kinds.items() for key in self.keys_of(tag, found)),
+        ]
 
     def types(self) -> dict[str, type]:
         """The type of each key's value in tables: int, float or str (see `ParamField.column_type`).
@@ -145,12 +173,15 @@ class Section:
         found: dict[str, tuple[type, str]] = dict.fromkeys(self.tags, (str, "the name of a kind"))
         found |= {key: (entry.column_type, "every kind") for key, entry in self.common.items()}
         classes = [made for options in self.tags.values() for made in options.values()]
-        for made in sorted(classes, key=lambda made: is_external(made.__module__)):  # a plugin's key has to change
+        # a plugin's key has to change
+        for made in sorted(classes, key=lambda made: is_external(made.__module__)):
             for key, entry in made.fields().items():
                 kind, first = found.setdefault(key, (entry.column_type, repr(made.kind)))
                 if kind is not entry.column_type:
                     clash = f"is {entry.column_type.__name__} here but {kind.__name__} in {first}"
-                    raise class_error(made, f"the key {key!r} {clash}, and both are one column; rename it")
+                    raise class_error(
+                        made, f"the key {key!r} {clash}, and both are one column; rename it"
+                    )
         return {key: kind for key, (kind, _) in found.items()}
 
     def keys_of(self, tag: str, kinds: Iterable[str]) -> list[str]:
@@ -168,14 +199,17 @@ SECTIONS: Mapping[str, Section] = {
         omitted={"verification"},
     ),
     "sampling": Section(
-        {"dynamic_temperature": DYNAMIC_TEMPERATURES}, Sampling.fields(), omitted={"dynamic_temperature"}
+        {"dynamic_temperature": DYNAMIC_TEMPERATURES},
+        Sampling.fields(),
+        omitted={"dynamic_temperature"},
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's numbers.
+    """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's
+    numbers.
 
     work: the parts of the acceptance rule that set its cost (see `AcceptanceRule.work`).
     """
@@ -187,13 +221,18 @@ class StepShape:
 
     @property
     def key(self) -> str:
-        """16 hex digits that identify this shape in every process and version (see `Params.nondefault_values`)."""
+        """16 hex digits that identify this shape in every process and version (see
+        `Params.nondefault_values`).
+        """
         return _hash(
             {
                 "drafter": self.drafter.nondefault_values(),
                 "tree": self.policy.nondefault_values(),
                 "sampling": None if self.sampling is None else self.sampling.nondefault_values(),
-                "work": [part if isinstance(part, str) else part.nondefault_values() for part in self.work],
+                "work": [
+                    part if isinstance(part, str) else part.nondefault_values()
+                    for part in self.work
+                ],
             }
         )
 
@@ -215,12 +254,18 @@ class DecodingConfig:
         if self.drafter.has_drafts == isinstance(self.policy, NoTree):
             if self.drafter.has_drafts:
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
-                raise ConfigError(("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}")
+                raise ConfigError(
+                    ("tree", "policy"), f"drafter {drafter!r} needs a tree; choose one of {trees}"
+                )
             names = ", ".join(kind for kind, choice in DRAFTERS.items() if choice.has_drafts)
-            raise ConfigError(("drafter",), f"the {tree!r} tree needs a drafter; choose one of {names}")
+            raise ConfigError(
+                ("drafter",), f"the {tree!r} tree needs a drafter; choose one of {names}"
+            )
         if not self.drafter.has_drafts:
             if self.acceptance != EXACT:
-                raise ConfigError(("acceptance",), "has no effect without drafts; remove it, or choose a drafter")
+                raise ConfigError(
+                    ("acceptance",), "has no effect without drafts; remove it, or choose a drafter"
+                )
             return
         self.drafter.check_tree(self.policy)
         with at("acceptance"):
@@ -228,19 +273,24 @@ class DecodingConfig:
             self._check_verification()
 
     def _check_verification(self) -> None:
-        """Raise ConfigError if drafts are verified together that are no chain, or depend on earlier passes' drafts."""
+        """Raise ConfigError if drafts are verified together that are no chain, or depend on earlier
+        passes' drafts.
+        """
         verification = self.acceptance.verification
         if verification.implementation:
             self._check_skipping(verification.kind)
         if not verification.reads_later_drafts:
             return
         if self.policy.fixed is None or self.policy.bounds.width > 1:
-            problem = f"{verification.kind!r} verifies chains alone; set tree.policy to chain, not {self.policy.kind!r}"
+            problem = (
+                f"{verification.kind!r} verifies chains alone; set tree.policy to chain, not "
+                f"{self.policy.kind!r}"
+            )
             raise ConfigError(("verification",), problem)
         if verification.exact and not self.drafter.draws_afresh:
             problem = (
-                f"{verification.kind!r} is exact only if no pass reuses the numbers of drafts; set drafter.redraw to "
-                "fresh"
+                f"{verification.kind!r} is exact only if no pass reuses the numbers of drafts; set "
+                "drafter.redraw to fresh"
             )
             raise ConfigError(("verification",), problem)
 
@@ -248,10 +298,16 @@ class DecodingConfig:
         """Raise ConfigError if the drafter or the tree cannot go on behind unverified tokens."""
         if not self.drafter.goes_on_unverified:
             able = ", ".join(name for name, choice in DRAFTERS.items() if choice.goes_on_unverified)
-            problem = f"{kind!r} needs a drafter that goes on behind unverified tokens; choose one of {able}"
+            problem = (
+                f"{kind!r} needs a drafter that goes on behind unverified tokens; choose one of "
+                f"{able}"
+            )
             raise ConfigError(("verification",), problem)
         if self.policy.adapts_to_rule:
-            problem = f"{kind!r} cannot be combined with {self.policy.kind!r} trees, which follow accepted lengths"
+            problem = (
+                f"{kind!r} cannot be combined with {self.policy.kind!r} trees, which follow "
+                "accepted lengths"
+            )
             raise ConfigError(("verification",), f"{problem}; use another tree")
 
     @classmethod
@@ -260,8 +316,9 @@ class DecodingConfig:
 
         A drafter or tree may be the name of a kind, the acceptance the name of a published rule.
 
-        sampling: gives the keys that the mapping does not set. Without it a section `sampling` must have all of its
-        keys: a partial one would silently replace the target's own values by neutral ones.
+        sampling: gives the keys that the mapping does not set. Without it a section `sampling` must
+        have all of its keys: a partial one would silently replace the target's own values by
+        neutral ones.
 
         Raises:
             ConfigError: an unknown key or kind, an invalid value, or parts that cannot be combined.
@@ -274,22 +331,30 @@ class DecodingConfig:
         with at("sampling"):
             if given.get("sampling") is not None:
                 set_keys = SECTIONS["sampling"].expand(given["sampling"])
-                sampling = _sampling({k: v for k, v in parts["sampling"].items() if k in set_keys}, sampling)
+                sampling = _sampling(
+                    {k: v for k, v in parts["sampling"].items() if k in set_keys}, sampling
+                )
         with at("acceptance"):
             rule = AcceptanceRule(**parts["acceptance"])
         return cls(parts["drafter"]["kind"], parts["tree"]["policy"], rule, sampling)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data with every parameter written out; `from_mapping` gives the same config back."""
+        """Plain data with every parameter written out; `from_mapping` gives the same config
+        back.
+        """
         mapping: dict[str, Any] = json.loads(_to_json(self))
         return mapping
 
     def flat(self) -> dict[str, int | float | str]:
-        """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`, `tree.policy`. Lists are
-        JSON. Types: see `flat_types`.
+        """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`,
+        `tree.policy`. Lists are JSON. Types: see `flat_types`.
         """
         return {
-            f"{section}.{key}": json.dumps(value, separators=(",", ":")) if isinstance(value, list | dict) else value
+            f"{section}.{key}": (
+                json.dumps(value, separators=(",", ":"))
+                if isinstance(value, list | dict)
+                else value
+            )
             for section, entries in self.to_mapping().items()
             for key, value in entries.items()
         }
@@ -303,24 +368,36 @@ class DecodingConfig:
     def plugins(self) -> list[str]:
         """The modules that define its parts, where those are not of this project."""
         rule = self.acceptance
-        parts: list[Params] = [self.drafter, self.policy, rule.neighbourhood, rule.schedule, rule.verification]
+        parts: list[Params] = [
+            self.drafter,
+            self.policy,
+            rule.neighbourhood,
+            rule.schedule,
+            rule.verification,
+        ]
         if self.sampling is not None:
             parts.append(self.sampling.dynamic_temperature)
         return sorted({module for part in parts if is_external(module := type(part).__module__)})
 
     def digest(self) -> str:
-        """16 hex digits that identify this config; equal for equal configs, in every process and Python version."""
+        """16 hex digits that identify this config; equal for equal configs, in every process and
+        Python version.
+        """
         return _hash(self.to_mapping())
 
     def is_lossless(self, sampling: Sampling | None, cols: int | None = None) -> bool:
-        """Whether its images have the distribution of vanilla decoding with this sampling, whatever is drafted: it has
-        the same sampling, its rule is lossless (at temperature 0: in the rule's greedy form), its drafter states the
-        probs of its drafts, and it decodes in raster order. tests/workers/decoding/test_lossless.py checks each
-        drafter, tests/search_spaces/test_lossless_rules.py the rules.
+        """Whether its images have the distribution of vanilla decoding with this sampling, whatever
+        is drafted: it has the same sampling, its rule is lossless (at temperature 0: in the rule's
+        greedy form), its drafter states the probs of its drafts, and it decodes in raster order.
+        tests/workers/decoding/test_lossless.py checks each drafter,
+        tests/search_spaces/test_lossless_rules.py the rules.
 
         cols: tokens of an image row; None: not known.
         """
-        temperature, levels = 1.0 if sampling is None else sampling.temperature, self.policy.bounds.depth
+        temperature, levels = (
+            1.0 if sampling is None else sampling.temperature,
+            self.policy.bounds.depth,
+        )
         lag = self.drafter.row_lag
         if self.sampling != sampling or not (lag is None or (cols is not None and lag >= cols)):
             return False
@@ -347,25 +424,37 @@ class DecodingConfig:
     ) -> None:
         """Raise ConfigError if a target does not support this config.
 
-        drafters: for each kind that the target has weights for, how many levels it can draft (None: any number).
-        Limits that are None are not checked.
+        drafters: for each kind that the target has weights for, how many levels it can draft (None:
+        any number). Limits that are None are not checked.
         """
         kind, depth = self.drafter.kind, self.policy.bounds.depth
         if drafters is not None and self.drafter.has_weights and kind not in drafters:
             without = (name for name, choice in DRAFTERS.items() if not choice.has_weights)
             available = ", ".join(sorted({*drafters, *without}))
-            raise ConfigError(("drafter",), f"the target has no {kind!r} drafter; it has {available}")
+            raise ConfigError(
+                ("drafter",), f"the target has no {kind!r} drafter; it has {available}"
+            )
         if image_rows == 1 and self.drafter.row_lag is not None:
-            problem = f"{kind!r} decodes several rows at once, but the target's images have one; use another drafter"
+            problem = (
+                f"{kind!r} decodes several rows at once, but the target's images have one; use "
+                "another drafter"
+            )
             raise ConfigError(("drafter",), problem)
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(
-                ("tree",), f"{depth} levels are more than the {image_tokens} tokens of an image; lower its depth"
+                ("tree",),
+                f"{depth} levels are more than the {image_tokens} tokens of an image; lower its "
+                "depth",
             )
         if (limit := (drafters or {}).get(kind)) is not None and depth > limit:
-            problem = f"{depth} levels are more than the {limit} that the {kind} drafter can draft; lower its depth"
+            problem = (
+                f"{depth} levels are more than the {limit} that the {kind} drafter can draft; "
+                "lower its depth"
+            )
             raise ConfigError(("tree",), problem)
-        sizes: list[tuple[tuple[str, ...], str, int]] = [(("tree",), "children of one node", self.policy.bounds.width)]
+        sizes: list[tuple[tuple[str, ...], str, int]] = [
+            (("tree",), "children of one node", self.policy.bounds.width)
+        ]
         if (codes := self.acceptance.neighbourhood.needed_codes) is not None:
             sizes.append((("acceptance", codes.key), codes.noun, codes.number))
         if self.sampling is not None:
@@ -373,7 +462,9 @@ class DecodingConfig:
         for path, what, size in sizes:
             if size > codebook_size:
                 raise ConfigError(
-                    path, f"{size} {what} are more than the {codebook_size} codes of the codebook; lower it"
+                    path,
+                    f"{size} {what} are more than the {codebook_size} codes of the codebook; "
+                    "lower it",
                 )
 
 
@@ -396,7 +487,8 @@ def _hash(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=256)  # for the trials in flight: each file name and task of a trial needs its config's mapping
+# for the trials in flight: each file name and task of a trial needs its config's mapping
+@lru_cache(maxsize=256)
 def _to_json(config: DecodingConfig) -> str:
     """The config's mapping as text, which no caller can change."""
     mapping: dict[str, Any] = {
@@ -412,7 +504,10 @@ def _to_json(config: DecodingConfig) -> str:
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
     missing = ", ".join(key for key in Sampling.fields() if key not in given)
     if defaults is None and missing:
-        problem = f"give {missing} as well, or leave the section out to sample by the target's own defaults"
+        problem = (
+            f"give {missing} as well, or leave the section out to sample by the target's own "
+            "defaults"
+        )
         raise ConfigError((), problem)
     return dataclasses.replace(defaults or Sampling(), **given)
 
@@ -427,16 +522,22 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigError((f"--set {text}",), "write KEY=VALUE, such as --set acceptance.delta=0.2")
-        assignments[key.strip()] = read_document(value, f"--set {key}").data if value.strip() else None
+            raise ConfigError(
+                (f"--set {text}",), "write KEY=VALUE, such as --set acceptance.delta=0.2"
+            )
+        assignments[key.strip()] = (
+            read_document(value, f"--set {key}").data if value.strip() else None
+        )
     return assignments
 
 
 def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict[str, Any]:
-    """`mapping` (as `DecodingConfig.to_mapping` writes it) with `section` and `section.key` assignments applied.
+    """`mapping` (as `DecodingConfig.to_mapping` writes it) with `section` and `section.key`
+    assignments applied.
 
-    Whole sections are assigned first, as in YAML (`drafter=eagle`, `acceptance=lantern`), then kinds. A section whose
-    kind changes keeps the values of keys that the new kind has. The result is not validated.
+    Whole sections are assigned first, as in YAML (`drafter=eagle`, `acceptance=lantern`), then
+    kinds. A section whose kind changes keeps the values of keys that the new kind has. The result
+    is not validated.
 
     Raises:
         ConfigError: an unknown section, or a word that is not a kind or rule of its section.
@@ -454,7 +555,9 @@ def override(mapping: Mapping[str, Any], assignments: Mapping[str, Any]) -> dict
         if _names_kind(path):
             with suppress(ConfigError):  # an unknown kind is found when the result is validated
                 known = SECTIONS[section].known_keys(SECTIONS[section].kinds(sections[section]))
-                sections[section] = {key: value for key, value in sections[section].items() if key in known}
+                sections[section] = {
+                    key: value for key, value in sections[section].items() if key in known
+                }
     return {name: section for name, section in sections.items() if section}
 
 

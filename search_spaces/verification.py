@@ -1,7 +1,9 @@
-"""Verification: how drafts are accepted, one at a time or together, and which are emitted without a test.
+"""Verification: how drafts are accepted, one at a time or together, and which are emitted without a
+test.
 
-Shapes: B rows, N drafts, V tokens. A rule's ratios are omega S_q(x) / p(x) (see `acceptance`); q_i and p_i are the
-target's and the drafter's probs at draft i, and x_i is its token. Everything here uses tensors' methods only.
+Shapes: B rows, N drafts, V tokens. A rule's ratios are omega S_q(x) / p(x) (see `acceptance`); q_i
+and p_i are the target's and the drafter's probs at draft i, and x_i is its token. Everything here
+uses tensors' methods only.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 class ChainTests(NamedTuple):
     """What a chain's drafts are accepted by.
 
-    eligible [B, N]: whether a draft may be accepted; a prefix of the chain. tokens [B, N]. ratios [B, N]: the rule's;
-    0 where p(x) is 0 or the draft is not eligible. target [B, N, V]: q. proposal [B, N, V]: p; None: the drafts were
-    chosen, so p is 1 at them.
+    eligible [B, N]: whether a draft may be accepted; a prefix of the chain. tokens [B, N]. ratios
+    [B, N]: the rule's; 0 where p(x) is 0 or the draft is not eligible. target [B, N, V]: q.
+    proposal [B, N, V]: p; None: the drafts were chosen, so p is 1 at them.
     """
 
     eligible: Tensor
@@ -35,9 +37,10 @@ class ChainTests(NamedTuple):
 class Lengths(NamedTuple):
     """How many drafts of a chain are accepted, and what follows them.
 
-    at_least [B, N]: the probability that the first i drafts, and maybe more, are accepted; it falls with i. The last
-    is NaN in a row whose probs are not finite. weight [B, N + 1]: if i drafts are accepted and the next is not, a token
-    is sampled from norm([weight_i q - p]_+) in its place; None: 1 everywhere.
+    at_least [B, N]: the probability that the first i drafts, and maybe more, are accepted; it falls
+    with i. The last is NaN in a row whose probs are not finite. weight [B, N + 1]: if i drafts are
+    accepted and the next is not, a token is sampled from norm([weight_i q - p]_+) in its place;
+    None: 1 everywhere.
     """
 
     at_least: Tensor
@@ -48,11 +51,11 @@ class Verification(Params, ABC):
     """How many drafts of a chain are accepted.
 
     exact: with the exact rule and fresh drafts, tokens follow the target's distribution.
-    reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
-    tree a chain, and the drafts of a pass need random numbers that no earlier pass has used. Otherwise each draft is
-    tested alone, by its ratio and a number of its own, and `lengths` is not called.
-    implementation: "module:Class" of a drafting around the tree policy's own, which decides what is not verified; ""
-    if all drafts are.
+    reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule
+    must be exact, the tree a chain, and the drafts of a pass need random numbers that no earlier
+    pass has used. Otherwise each draft is tested alone, by its ratio and a number of its own, and
+    `lengths` is not called. implementation: "module:Class" of a drafting around the tree policy's
+    own, which decides what is not verified; "" if all drafts are.
     """
 
     __slots__ = ()
@@ -62,7 +65,9 @@ class Verification(Params, ABC):
 
     @property
     def work(self) -> str | Verification:
-        """What the cost of a pass depends on: the kind alone, if its numbers do not change the cost."""
+        """What the cost of a pass depends on: the kind alone, if its numbers do not change the
+        cost.
+        """
         return self.kind
 
     @abstractmethod
@@ -89,12 +94,12 @@ class TokenVerification(Verification):
 @VERIFICATIONS.register
 @dataclass(frozen=True, slots=True)
 class BlockVerification(Verification):
-    """All drafts together (block verification, Sun et al.): as exact as testing each alone, and never shorter in the
-    mean.
+    """All drafts together (block verification, Sun et al.): as exact as testing each alone, and
+    never shorter in the mean.
 
-    P_0 = 1, P_i = min(1, P_{i-1} q_i(x_i) / p_i(x_i)). The accepted length is the largest i whose own test passes, with
-    probability h_i = S_i / (S_i + 1 - P_i) and S_i = sum_x [P_i q_{i+1}(x) - p_{i+1}(x)]_+; h_N = P_N. The next token
-    is sampled from norm([P_i q_{i+1} - p_{i+1}]_+).
+    P_0 = 1, P_i = min(1, P_{i-1} q_i(x_i) / p_i(x_i)). The accepted length is the largest i whose
+    own test passes, with probability h_i = S_i / (S_i + 1 - P_i) and S_i = sum_x [P_i q_{i+1}(x) -
+    p_{i+1}(x)]_+; h_N = P_N. The next token is sampled from norm([P_i q_{i+1} - p_{i+1}]_+).
     """
 
     kind: ClassVar[str] = "block"
@@ -106,9 +111,12 @@ class BlockVerification(Verification):
         logs[:, 1:] = tests.ratios.log().cumsum(1, dtype=logs.dtype)
         reach = (logs - logs.cummax(1).values).exp()  # P_0 .. P_N
         rank = tests.eligible.cumsum(1)
-        is_last = (rank == rank[:, -1:])[:, :-1]  # its h is its P; those behind it are not eligible, and P is 0
+        # its h is its P; those behind it are not eligible, and P is 0
+        is_last = (rank == rank[:, -1:])[:, :-1]
         passes = reach[:, 1:].clone()
-        passes[:, :-1] = reach[:, 1:-1].where(is_last, self._tests_before_last(tests, reach[:, 1:-1]))
+        passes[:, :-1] = reach[:, 1:-1].where(
+            is_last, self._tests_before_last(tests, reach[:, 1:-1])
+        )
         return Lengths((1 - (1 - passes).flip(1).cumprod(1).flip(1)).to(tests.target.dtype), reach)
 
     def _tests_before_last(self, tests: ChainTests, reach: Tensor) -> Tensor:
@@ -128,18 +136,21 @@ class BlockVerification(Verification):
 class JointVerification(Verification):
     """Runs of drafts that the target is ever surer of are accepted together (SJD-SV). Biased.
 
-    The chain is cut where q_i(x_i) falls. A run's last drafts, as few as hold the share `alpha` of the run's sum of
-    q_i(x_i), are accepted with probability min(1, product of q_i / p_i), the drafts before them untested; if they are
-    not, the same is tried without the last of them, and so on, with one random number for a run. After a rejection the
-    token is sampled from norm([q - p]_+). A draft with q_i(x_i) = 0 is a run of its own here, so it is never accepted.
+    The chain is cut where q_i(x_i) falls. A run's last drafts, as few as hold the share `alpha` of
+    the run's sum of q_i(x_i), are accepted with probability min(1, product of q_i / p_i), the
+    drafts before them untested; if they are not, the same is tried without the last of them, and so
+    on, with one random number for a run. After a rejection the token is sampled from norm([q -
+    p]_+). A draft with q_i(x_i) = 0 is a run of its own here, so it is never accepted.
     """
 
     kind: ClassVar[str] = "joint"
     exact: ClassVar[bool] = False
     alpha: Annotated[
-        float, "share of a run's probability that its tested drafts hold; 1 tests all", Range(0, 1, open_low=True),
+        float,
+        "share of a run's probability that its tested drafts hold; 1 tests all",
+        Range(0, 1, open_low=True),
         Symbol("a"),
-    ] = 0.8  # fmt: skip
+    ] = 0.8
 
     def lengths(self, tests: ChainTests) -> Lengths:
         drafted = tests.target.gather(2, tests.tokens[..., None])[..., 0] * tests.eligible
@@ -161,8 +172,8 @@ class JointVerification(Verification):
 
 
 class Skipping(TokenVerification, ABC):
-    """Some drafts are emitted unverified (VVS): the token at the end of a random path of the tree is the root of a
-    second tree, which is verified. Lossy.
+    """Some drafts are emitted unverified (VVS): the token at the end of a random path of the tree
+    is the root of a second tree, which is verified. Lossy.
     """
 
     __slots__ = ()
@@ -181,7 +192,9 @@ class UniformSkipping(Skipping):
 
     kind: ClassVar[str] = "uniform_skipping"
     short: ClassVar[str] = "uskip"
-    interval: Annotated[int, "rounds of drafting, of which one is not verified", Range(2), Symbol("i")] = 5
+    interval: Annotated[
+        int, "rounds of drafting, of which one is not verified", Range(2), Symbol("i")
+    ] = 5
 
 
 @VERIFICATIONS.register
@@ -189,15 +202,19 @@ class UniformSkipping(Skipping):
 class DynamicSkipping(Skipping):
     """A verified round is followed by one that is not, if the paths of its tree are similar.
 
-    The similarity of two paths at a level is the cosine of their tokens' codebook rows there, 0 if one of them is
-    shorter. It is averaged over all pairs of every second path, depth first, and over the longest one's levels l with
-    weights 0.9^l.
+    The similarity of two paths at a level is the cosine of their tokens' codebook rows there, 0 if
+    one of them is shorter. It is averaged over all pairs of every second path, depth first, and
+    over the longest one's levels l with weights 0.9^l.
     """
 
     kind: ClassVar[str] = "dynamic_skipping"
     short: ClassVar[str] = "dskip"
-    threshold: Annotated[float, "mean similarity of the paths from which a round is not verified", Range(-1, 1),
-                         Symbol("t")] = 0.7  # fmt: skip
+    threshold: Annotated[
+        float,
+        "mean similarity of the paths from which a round is not verified",
+        Range(-1, 1),
+        Symbol("t"),
+    ] = 0.7
 
 
 TOKEN = TokenVerification()

@@ -30,7 +30,9 @@ _BATCH = 16  # by default, as of `generate`
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnImage:
-    """An image, its tokens [rows * cols], and how it was decoded (accepted lengths, target passes, seconds)."""
+    """An image, its tokens [rows * cols], and how it was decoded (accepted lengths, target passes,
+    seconds).
+    """
 
     caption: str
     sample: int
@@ -40,7 +42,10 @@ class DrawnImage:
 
     def __repr__(self) -> str:
         length = self.statistics.mean_accepted_length
-        return f"DrawnImage({self.caption!r}, {self.statistics.passes} target passes, {length:.2f} tokens each)"
+        return (
+            f"DrawnImage({self.caption!r}, {self.statistics.passes} target passes, {length:.2f} "
+            "tokens each)"
+        )
 
     def _repr_png_(self) -> bytes | None:
         data: bytes | None = self.image._repr_png_()
@@ -62,21 +67,30 @@ class ImageEngine:
         return self.decoder.config
 
     def draw(self, captions: str | Sequence[str], samples: int = 1) -> list[DrawnImage]:
-        """One image for each caption and sample, in that order. Seed, place in the list and sample determine an image.
-        The images have the target's own size.
+        """One image for each caption and sample, in that order. Seed, place in the list and sample
+        determine an image. The images have the target's own size.
 
         Raises:
             ValueError: the model cannot read a caption.
             DecodingError: a model computed numbers that are not finite.
         """
-        target, captions = self.decoder.target, [captions] if isinstance(captions, str) else captions
+        target, captions = (
+            self.decoder.target,
+            [captions] if isinstance(captions, str) else captions,
+        )
         target.check(captions)
-        requests = [Request(index, text, sample) for index, text in enumerate(captions) for sample in range(samples)]
+        requests = [
+            Request(index, text, sample)
+            for index, text in enumerate(captions)
+            for sample in range(samples)
+        ]
         images = {}
         for result in self.decoder.run(requests):
             request, tokens = result.request, result.tokens
             (picture,) = to_pictures(target.decode(tokens[None].to(self.decoder.device)))
-            drawn = DrawnImage(request.caption, request.sample, picture, tokens.tolist(), result.statistics)
+            drawn = DrawnImage(
+                request.caption, request.sample, picture, tokens.tolist(), result.statistics
+            )
             images[request.caption_id, request.sample] = drawn
         return [images[key] for key in sorted(images)]
 
@@ -94,14 +108,15 @@ def load_engine(
 ) -> ImageEngine:
     """Load models and prepare them to generate with a setting.
 
-    setting: a trial, a config, a mapping with its keys, the name of a preset, or a YAML file. models: builtin, a folder
-    of weights, or FILE#ENTRY of a models.yaml; None for those of the trial's sweep, else the built-in ones. device:
-    None for the first GPU, else the CPU. batch: images generated together; None for the batch at which the trial was
-    timed, else 16.
+    setting: a trial, a config, a mapping with its keys, the name of a preset, or a YAML file.
+    models: builtin, a folder of weights, or FILE#ENTRY of a models.yaml; None for those of the
+    trial's sweep, else the built-in ones. device: None for the first GPU, else the CPU. batch:
+    images generated together; None for the batch at which the trial was timed, else 16.
 
     Raises:
         ConfigError: the setting is invalid, or the models do not support it.
-        ValueError, OSError: weights or files cannot be read; the message names the file and the fix.
+        ValueError, OSError: weights or files cannot be read; the message names the file and the
+            fix.
     """
     trial = setting if isinstance(setting, Trial) else None
     models = models or (BUILTIN if trial is None else trial.models)
@@ -111,7 +126,9 @@ def load_engine(
     return ImageEngine(engine, "" if trial is None else trial.title)
 
 
-def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling) -> DecodingConfig:
+def _config(
+    setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sampling: Sampling
+) -> DecodingConfig:
     """The setting with the target's sampling where it has none."""
     if isinstance(setting, Trial):
         return setting.config
@@ -122,7 +139,9 @@ def _config(setting: Trial | DecodingConfig | Mapping[str, Any] | str | Path, sa
     if isinstance(setting, Mapping):
         return DecodingConfig.from_mapping(setting, sampling)
     if not (path := local_path(setting)).is_file():
-        raise FileNotFoundError(f"{path}: no such file; `Trial.save` and `specfrontier pareto --config` write one")
+        raise FileNotFoundError(
+            f"{path}: no such file; `Trial.save` and `specfrontier pareto --config` write one"
+        )
     document = read_document(path.read_bytes(), str(path))
     with document.locate_errors():
         return DecodingConfig.from_mapping(document.data, sampling)

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 
 class Sweep(results.Sweep):
-    """A finished or running sweep. The methods use the sweep's first two objectives unless `x` and `y` are given.
+    """A finished or running sweep. The methods use the sweep's first two objectives unless `x` and
+    `y` are given.
 
-    sweep = Sweep.open("sweeps/quickstart")
-    sweep.front("speedup", "fid", where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
+    sweep = Sweep.open("sweeps/quickstart") sweep.front("speedup", "fid",
+    where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
     """
 
     @classmethod
@@ -44,9 +45,10 @@ class Sweep(results.Sweep):
     ) -> Self:
         """Run a sweep, or the rest of one, to its end; prints its progress.
 
-        space: a YAML file or the name of a ready space. out: parent of the sweep's folder, or a URI. settings: keys of
-        the YAML file with other values, such as {"captions.count": 48}. resume: continue a sweep that exists. options:
-        other options of `specfrontier launch`, by their names: trials=200, gpus_per_worker=1, mlflow=False.
+        space: a YAML file or the name of a ready space. out: parent of the sweep's folder, or a
+        URI. settings: keys of the YAML file with other values, such as {"captions.count": 48}.
+        resume: continue a sweep that exists. options: other options of `specfrontier launch`, by
+        their names: trials=200, gpus_per_worker=1, mlflow=False.
 
         Raises:
             TypeError: there is no such option.
@@ -56,7 +58,9 @@ class Sweep(results.Sweep):
 
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # as the command does
         assignments = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
-        return cls.open(launch(str(space), out=str(out), resume=resume, assignments=assignments, **options))
+        return cls.open(
+            launch(str(space), out=str(out), resume=resume, assignments=assignments, **options)
+        )
 
     def reload(self) -> Self:
         """Read the sweep again, with the trials that have finished since."""
@@ -75,17 +79,22 @@ class Sweep(results.Sweep):
         feasible: bool = True,
         everything: bool = False,
     ) -> pyarrow.Table:
-        """The front of two or three metrics (see `front_of`) as a table (columns: see `Front.table`).
+        """The front of two or three metrics (see `front_of`) as a table (columns: see
+        `Front.table`).
 
-        feasible: leave out trials that violate the sweep's constraints. everything: all measured trials that could be
-        on the front, not only those that are.
+        feasible: leave out trials that violate the sweep's constraints. everything: all measured
+        trials that could be on the front, not only those that are.
         """
         front = front_of([self], x, y, z, where, subject_to, feasible=feasible)
-        return front.table(front.candidates if everything else front.members).drop_columns(["sweep"])
+        return front.table(front.candidates if everything else front.members).drop_columns(
+            ["sweep"]
+        )
 
-    def best(self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False) -> Trial:
-        """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 * vanilla": by the value
-        that 90 % of draws from its error exceed (see `Front.best`).
+    def best(
+        self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False
+    ) -> Trial:
+        """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 *
+        vanilla": by the value that 90 % of draws from its error exceed (see `Front.best`).
 
         lossless: only among settings that leave the distribution of images as it is.
 
@@ -117,7 +126,8 @@ class Sweep(results.Sweep):
 
     @property
     def vanilla(self) -> Trial:
-        """The trial that all speed-ups and changes compare with. Its config has the sweep's sampling.
+        """The trial that all speed-ups and changes compare with. Its config has the sweep's
+        sampling.
 
         Raises:
             QueryError: it has not finished.
@@ -126,8 +136,11 @@ class Sweep(results.Sweep):
             raise QueryError(f"sweep {self.name}: vanilla has not finished")
         return self.trial(self.baseline.number)
 
-    def trials(self, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row per finished trial, by number (columns: see `trial_rows`), of those that pass all filters.
+    def trials(
+        self, where: Iterable[str] = (), columns: Sequence[str] | None = None
+    ) -> pyarrow.Table:
+        """One row per finished trial, by number (columns: see `trial_rows`), of those that pass all
+        filters.
 
         Raises:
             QueryError: an invalid filter, or an unknown column.
@@ -139,12 +152,19 @@ class Sweep(results.Sweep):
         return self.trials().to_pandas()
 
     def plot(
-        self, x: str | None = None, y: str | None = None, *, where: Iterable[str] = (), ax: Axes | None = None
+        self,
+        x: str | None = None,
+        y: str | None = None,
+        *,
+        where: Iterable[str] = (),
+        ax: Axes | None = None,
     ) -> Axes:
-        """Plot the front with error bars on matplotlib axes (by default on a new figure); returns them.
+        """Plot the front with error bars on matplotlib axes (by default on a new figure); returns
+        them.
 
-        Fonts, colours and sizes are those of matplotlib's style, where it sets any. Narrow axes have trial numbers in
-        the place of names. A figure of your own needs layout="constrained" for the legend and the labels.
+        Fonts, colours and sizes are those of matplotlib's style, where it sets any. Narrow axes
+        have trial numbers in the place of names. A figure of your own needs layout="constrained"
+        for the legend and the labels.
         """
         from matplotlib import pyplot
 
@@ -161,14 +181,28 @@ class Sweep(results.Sweep):
 
     def _repr_html_(self) -> str:
         metrics = self._own_front.metrics
-        heads = [f"{metric.name} {'↑' if metric.direction == 'maximize' else '↓'}" for metric in metrics]
+        heads = [
+            f"{metric.name} {'↑' if metric.direction == 'maximize' else '↓'}" for metric in metrics
+        ]
         changes = [f"{metric.name} against vanilla" for metric in metrics[1:]]
         chosen = [
-            [t.choice, t.name, t.title, *_values(t), *(t.change(metric.name) for metric in metrics[1:])]
+            [
+                t.choice,
+                t.name,
+                t.title,
+                *_values(t),
+                *(t.change(metric.name) for metric in metrics[1:]),
+            ]
             for t in self._recommended
         ]
-        choices = html_table(["recommended", "trial", "setting", *heads, *changes], chosen) if chosen else ""
-        members = [[t.name, t.title, *_values(t), percent(t.confidence)] for t in self._own_front.members]
+        choices = (
+            html_table(["recommended", "trial", "setting", *heads, *changes], chosen)
+            if chosen
+            else ""
+        )
+        members = [
+            [t.name, t.title, *_values(t), percent(t.confidence)] for t in self._own_front.members
+        ]
         table = html_table(["trial", "setting", *heads, "on front"], members)
         return f"<p>{escape(self._headline)}</p>{choices}{table}"
 
@@ -190,7 +224,10 @@ class Sweep(results.Sweep):
         on_front = f"{len(self._own_front.members)} on the front of {names}"
         place = near_path(self.storage)
         speeds = "" if self.machine is None else f"; speeds on {self.machine}"
-        return clean(f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front}{speeds} ({place})")
+        return clean(
+            f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front}{speeds} "
+            f"({place})"
+        )
 
 
 def _values(trial: Trial) -> list[str]:

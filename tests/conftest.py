@@ -1,4 +1,6 @@
-"""Shared by all tests: fast ones run first, nothing reaches for the network, an empty database is made once."""
+"""Shared by all tests: fast ones run first, nothing reaches for the network, an empty database is
+made once.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from workers.loading.dry_run import Footprint
     from workers.loading.models import Models
 
-use_threads(1)  # processes share the cores, and results of sweeps that are compared must not depend on their number
+# processes share the cores, and results of sweeps that are compared must not depend on their number
+use_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:  # Triton reads it when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -38,20 +41,26 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("deterministic")
 _LONG_S = 30.0
 _DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
-# For all tests alike: Ray reads it once in a process, and workers of another mode could not reach their driver.
+# For all tests alike: Ray reads it once in a process, and workers of another mode could not reach
+# their driver.
 os.environ["RAY_AUTH_MODE"] = "disabled"
-os.environ |= {"RAY_prestart_worker_first_driver": "0"}  # an idle process per core, which no test uses
-os.environ |= {"RAY_memory_monitor_refresh_ms": "0"}  # else other programs' memory could end the workers of a test
-# A shell starts background jobs with Ctrl-C ignored, and the commands under test would inherit that.
+# an idle process per core, which no test uses
+os.environ |= {"RAY_prestart_worker_first_driver": "0"}
+# else other programs' memory could end the workers of a test
+os.environ |= {"RAY_memory_monitor_refresh_ms": "0"}
+# A shell starts background jobs with Ctrl-C ignored, and the commands under test would inherit
+# that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast before slow: a broken change says so in seconds. Then the slowest first. Otherwise the order stays.
+    """Fast before slow: a broken change says so in seconds. Then the slowest first. Otherwise the
+    order stays.
 
-    Where several processes share the tests, files that mostly wait (for Ray, servers, browsers) are spread among the
-    others: they overlap with tests that compute, and no process is left with minutes of work when the others are done.
+    Where several processes share the tests, files that mostly wait (for Ray, servers, browsers) are
+    spread among the others: they overlap with tests that compute, and no process is left with
+    minutes of work when the others are done.
     """
     items.sort(key=_place)
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -59,7 +68,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the garbage collector need not look at those million objects again and again."""
+    """What is imported by now stays: the garbage collector need not look at those million objects
+    again and again.
+    """
     gc.collect()
     gc.freeze()
 
@@ -93,8 +104,8 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup() -> None:
-    """Commands set the threads of this process, by `--threads` or a sweep's own. Every fixture begins with one thread,
-    whatever ran before it.
+    """Commands set the threads of this process, by `--threads` or a sweep's own. Every fixture
+    begins with one thread, whatever ran before it.
     """
     use_threads(1)
 
@@ -114,7 +125,9 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dry runs of equal models and configs are made once for all tests of a process: one takes a second."""
+    """Dry runs of equal models and configs are made once for all tests of a process: one takes a
+    second.
+    """
     from orchestrator.doctor import checkup, plan
     from workers.loading.dry_run import footprint
 
@@ -131,7 +144,9 @@ def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def empty_database(shared_folder: Path) -> Path:
-    """An empty MLflow database to copy: creating its tables takes seconds. The `sync` that does it prints nothing."""
+    """An empty MLflow database to copy: creating its tables takes seconds. The `sync` that does it
+    prints nothing.
+    """
     from tests.fakes.mlflow_processes import sync_in_child
     from tests.fakes.synthetic_sweeps import write_sweep
     from workers.data.storage import Storage
@@ -147,7 +162,8 @@ def empty_database(shared_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
-    """The address of an MLflow server, one for all test processes: a start costs 12 seconds of CPU time.
+    """The address of an MLflow server, one for all test processes: a start costs 12 seconds of CPU
+    time.
 
     The first process that asks for it starts it, and stops it when no other needs it.
     """

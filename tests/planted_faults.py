@@ -1,10 +1,12 @@
-"""Does the suite catch planted faults? Applies the faults of planted_faults.json to a copy of the tree, one at a time.
+"""Does the suite catch planted faults? Applies the faults of planted_faults.json to a copy of the
+tree, one at a time.
 
-    python -m tests.planted_faults [--only ID ...] [--out FILE]    # FILE: a JSON line per fault; skips those it has
-    python -m tests.planted_faults --check                         # only checks that every fault still applies
+    python -m tests.planted_faults [--only ID ...] [--out FILE]
+    python -m tests.planted_faults --check    # only checks that every fault still applies
 
-For each fault it runs the test files that should fail. Exit code 1 if all of them pass, or if a fault no longer
-applies. All faults take about an hour on two cores.
+FILE gets a JSON line per fault; those that it has are skipped.
+For each fault it runs the test files that should fail. Exit code 1 if all of them pass, or if a
+fault no longer applies. All faults take about an hour on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache",
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Replaces the only occurrence of `old` in a file by `new`. tests: files of which at least one must fail."""
+    """Replaces the only occurrence of `old` in a file by `new`. tests: files of which at least one
+    must fail.
+    """
 
     id: str
     file: str
@@ -63,17 +67,33 @@ def read_faults(only: Sequence[str] = ()) -> list[Fault]:
 
 def _fails(test: str, tree: Path) -> bool:
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, timeout=TEST_TIMEOUT_S, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tree),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    run = subprocess.run(
+        command,
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        timeout=TEST_TIMEOUT_S,
+        check=False,
+    )
     if run.returncode not in (0, 1, 2):  # 2: the fault breaks the import
-        raise RuntimeError(f"{test}: pytest ended with {run.returncode}: {run.stdout[-500:].decode()}")
+        raise RuntimeError(
+            f"{test}: pytest ended with {run.returncode}: {run.stdout[-500:].decode()}"
+        )
     return run.returncode != 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run the tests against planted faults.")
     parser.add_argument("--only", nargs="+", default=[], metavar="ID")
-    parser.add_argument("--out", type=Path, help="append results as JSON lines; skip the faults that it has")
+    parser.add_argument(
+        "--out", type=Path, help="append results as JSON lines; skip the faults that it has"
+    )
     parser.add_argument("--check", action="store_true", help="only check that every fault applies")
     options = parser.parse_args(arguments)
     faults = read_faults(options.only)
@@ -82,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{name}: {problem}")
     if options.check or problems:
         return int(bool(problems))
-    lines = options.out.read_text("utf-8").splitlines() if options.out and options.out.exists() else []
+    lines = (
+        options.out.read_text("utf-8").splitlines() if options.out and options.out.exists() else []
+    )
     results = {entry["id"]: entry["caught_by"] for entry in map(json.loads, lines)}
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         tree = Path(shutil.copytree(ROOT, Path(folder) / "tree", ignore=_NOT_COPIED))
@@ -95,7 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"id": fault.id, "caught_by": results[fault.id]}) + "\n")
     missed = [name for name, test in results.items() if test is None]
-    print(f"{len(results) - len(missed)} of {len(results)} faults caught; missed: {', '.join(missed) or 'none'}")
+    print(
+        f"{len(results) - len(missed)} of {len(results)} faults caught; missed: "
+        f"{', '.join(missed) or 'none'}"
+    )
     return int(bool(missed))
 
 

@@ -1,6 +1,8 @@
-"""A part is one file: no other module of the product names it, and one that is added, also as a plugin, is first class.
+"""A part is one file: no other module of the product names it, and one that is added, also as a
+plugin, is first class.
 
-The tests add each kind of part by really writing its file, in the tree and outside of it, and count the files.
+The tests add each kind of part by really writing its file, in the tree and outside of it, and count
+the files.
 """
 
 from __future__ import annotations
@@ -45,12 +47,26 @@ from workers.replay.prediction_table import why_unpredictable
 from workers.replay.replayer import Replayer
 from workers.replay.subtrees import union_policy
 
-PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (DRAFTERS, NEIGHBOURHOODS, POLICIES, SCHEDULES, VERIFICATIONS)
+PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (
+    DRAFTERS,
+    NEIGHBOURHOODS,
+    POLICIES,
+    SCHEDULES,
+    VERIFICATIONS,
+)
 REGISTRIES: tuple[Registry[Any], ...] = (*PARTS_OF_CONFIGS, FAMILIES, METRICS, SAMPLERS)
-#: The modules, beside those that define or implement a part, that may name one: the published rules; vanilla; the
-#: window that a drafter keeps; what replay records for all fixed trees, and for windows; the built-in model.
+#: The modules, beside those that define or implement a part, that may name one: the published
+#: rules; vanilla; the window that a drafter keeps; what replay records for all fixed trees, and for
+#: windows; the built-in model.
 MAY_NAME = {
-    "search_spaces.acceptance": {"Additive", "Multiplicative", "Grouped", "Constant", "Exponential", "NoNeighbourhood"},
+    "search_spaces.acceptance": {
+        "Additive",
+        "Multiplicative",
+        "Grouped",
+        "Constant",
+        "Exponential",
+        "NoNeighbourhood",
+    },
     "search_spaces.drafters": {"Chain"},
     "search_spaces.trial": {"NoDrafter", "NoTree"},
     "workers.decoding.redraws": {"Jacobi"},
@@ -237,7 +253,9 @@ def named_parts() -> Iterator[tuple[str, str]]:
         parts |= {(part.__module__, part.__name__): part for part in registry.values()}
     for module, (_, tree) in sources().items():
         imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        for name in {(node.module or "", alias.name) for node in imports for alias in node.names} & parts.keys():
+        for name in {
+            (node.module or "", alias.name) for node in imports for alias in node.names
+        } & parts.keys():
             if module != getattr(parts[name], "implementation", "").partition(":")[0]:
                 yield module, name[1]
 
@@ -250,8 +268,12 @@ def test_no_other_module_names_a_part() -> None:
 
 
 @pytest.fixture(params=["in the tree", "as a plugin"])
-def add(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
-    """Writes a part as one file of a package, or of another folder. Nothing else changes; all goes at the end."""
+def add(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Add]:
+    """Writes a part as one file of a package, or of another folder. Nothing else changes; all goes
+    at the end.
+    """
     monkeypatch.setattr(plugins, "_loaded", {*plugins._loaded})
     monkeypatch.setenv(plugins.PLUGINS_VARIABLE, "")
     for registry in REGISTRIES:
@@ -281,18 +303,26 @@ def add(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def setting(drafter: str = "eagle", tree: Any = None, acceptance: Any = "exact") -> DecodingConfig:
     tree = {"policy": "chain", "length": 2} if tree is None else tree
-    return DecodingConfig.from_mapping({"drafter": drafter, "tree": tree, "acceptance": acceptance}, Sampling())
+    return DecodingConfig.from_mapping(
+        {"drafter": drafter, "tree": tree, "acceptance": acceptance}, Sampling()
+    )
 
 
 def sweep_of(config: DecodingConfig, **sections: Any) -> SweepConfig:
     """A sweep whose space is one setting."""
     space = {key: value for key, value in config.to_mapping().items() if key != "sampling"}
-    shared = {"name": "added", "captions": {"source": "scenes", "count": 96}, "objectives": ["speedup", "fid"]}
+    shared = {
+        "name": "added",
+        "captions": {"source": "scenes", "count": 96},
+        "objectives": ["speedup", "fid"],
+    }
     return SweepConfig.from_mapping({**shared, "space": space, **sections})
 
 
 def assert_first_class(config: DecodingConfig, name: str) -> None:
-    """The setting has a short name, is in a search space, is predicted by replay, and is planned by the doctor."""
+    """The setting has a short name, is in a search space, is predicted by replay, and is planned by
+    the doctor.
+    """
     assert SettingNames(Sampling()).name(config) == name
     sweep = sweep_of(config)
     (branch,) = sweep.space.branches()
@@ -327,7 +357,9 @@ def test_schedules(add: Add) -> None:
     add(SCHEDULE, "search_spaces.rules")
     config = setting(acceptance={"schedule": "steady_as_before", "budget": 1.25})
     assert_first_class(config, "eagle-chain2 steady_as_before(b1.25)")
-    longer = setting(tree={"policy": "static", "name": "small_7"}, acceptance=config.acceptance.to_mapping())
+    longer = setting(
+        tree={"policy": "static", "name": "small_7"}, acceptance=config.acceptance.to_mapping()
+    )
     assert SettingNames(Sampling()).name(longer) == "eagle-stat(small_7) stdy(b1.25)"
 
 
@@ -341,7 +373,8 @@ def test_verifications(add: Add) -> None:
     models = load_folder()
     engine = Engine(models.target, config, models.drafters["eagle"], batch_size=2)
     for result in engine.run([Request(0, "a red circle"), Request(1, "a blue square")]):
-        assert set(result.statistics.emitted.tolist()) <= {1, 2, 3}  # 2 at the end of an image alone
+        # 2 at the end of an image alone
+        assert set(result.statistics.emitted.tolist()) <= {1, 2, 3}
 
 
 def test_fixed_trees(add: Add) -> None:
@@ -360,8 +393,16 @@ def test_grown_trees(add: Add) -> None:
 
 def test_trees_that_adapt(add: Add) -> None:
     add(ADAPTING_TREE, "workers.decoding")
-    ranges = {"depth_range": [2, 3], "width_range": [2, 3], "start_depth": 2, "start_width": 2, "nodes": 6}
-    nearby, adjacency = (setting(tree={"policy": kind, **ranges}) for kind in ("nearby", "adjacency"))
+    ranges = {
+        "depth_range": [2, 3],
+        "width_range": [2, 3],
+        "start_depth": 2,
+        "start_width": 2,
+        "nodes": 6,
+    }
+    nearby, adjacency = (
+        setting(tree={"policy": kind, **ranges}) for kind in ("nearby", "adjacency")
+    )
     assert_first_class(nearby, "eagle-near(n6,d2..3,w2..3,sd2,sw2) exact")
     assert union_policy([nearby.policy]) == union_policy([adjacency.policy])
 
@@ -370,12 +411,23 @@ def test_trees_that_adapt(add: Add) -> None:
 def test_predictions_are_those_of_equal_trees_of_this_project(add: Add) -> None:
     add(GROWN_TREE, "")
     add(ADAPTING_TREE, "")
-    ranges = {"depth_range": [2, 2], "width_range": [2, 2], "start_depth": 2, "start_width": 2, "nodes": 4}
-    trees = [{"policy": "square", "side": 2}, {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4}]
+    ranges = {
+        "depth_range": [2, 2],
+        "width_range": [2, 2],
+        "start_depth": 2,
+        "start_width": 2,
+        "nodes": 4,
+    }
+    trees = [
+        {"policy": "square", "side": 2},
+        {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4},
+    ]
     trees += [{"policy": kind, **ranges} for kind in ("nearby", "adjacency")]
     models = load_folder()
     configs = [setting(tree=tree).with_sampling(models.target.sampling) for tree in trees]
-    replayer = Replayer(models, [Request(0, "a red ring"), Request(1, "a blue ring")], batch=2, max_steps=32)
+    replayer = Replayer(
+        models, [Request(0, "a red ring"), Request(1, "a blue ring")], batch=2, max_steps=32
+    )
     replayer.record(configs)
     square, dynamic, nearby, adjacency = (replayer.predict(config) for config in configs)
     assert square == dynamic
@@ -387,10 +439,14 @@ def test_drafters(add: Add) -> None:
     add(DRAFTER, "workers.drafters")
     config = setting("copied")
     assert_first_class(config, "copied-chain2 exact")
-    (assumed, *_) = plan(sweep_of(config), models_for_plan(sweep_of(config)), 1, GPUS[0], 2.0)["assumed"]
+    (assumed, *_) = plan(sweep_of(config), models_for_plan(sweep_of(config)), 1, GPUS[0], 2.0)[
+        "assumed"
+    ]
     assert assumed == "the EAGLE drafter is one layer of the target's width"
     config.check_model(64, drafters={"copied": 1 + config.policy.bounds.depth})
-    with pytest.raises(ConfigError, match="2 levels are more than the 1 that the copied drafter can draft"):
+    with pytest.raises(
+        ConfigError, match="2 levels are more than the 1 that the copied drafter can draft"
+    ):
         config.check_model(64, drafters={"copied": 1})
     with pytest.raises(ConfigError, match="no 'copied' drafter"):
         config.check_model(64, drafters={"eagle": None})
@@ -407,11 +463,28 @@ def test_families(add: Add, tmp_path: Path) -> None:
 
 def test_metrics(add: Add) -> None:
     add(METRIC, "workers.metrics")
-    sweep = sweep_of(setting(), objectives=["speedup", "slowest"], constraints=["slowest <= vanilla"])
-    options: Any = {"image_size": 48, "captions": ["a red ring"], "weights": None, "reference": False}
-    assert unavailable_metrics(sorted(sweep.requested_metrics | {"slowest"}), BUILTIN, **options) == {}
-    rows = Rows.merge([{"caption_id": torch.arange(4), "sample": torch.zeros(4), "position": torch.arange(4),
-                        "rounds": torch.tensor([1.0, 2.0, 3.0, 6.0])}])  # fmt: skip
+    sweep = sweep_of(
+        setting(), objectives=["speedup", "slowest"], constraints=["slowest <= vanilla"]
+    )
+    options: Any = {
+        "image_size": 48,
+        "captions": ["a red ring"],
+        "weights": None,
+        "reference": False,
+    }
+    assert (
+        unavailable_metrics(sorted(sweep.requested_metrics | {"slowest"}), BUILTIN, **options) == {}
+    )
+    rows = Rows.merge(
+        [
+            {
+                "caption_id": torch.arange(4),
+                "sample": torch.zeros(4),
+                "position": torch.arange(4),
+                "rounds": torch.tensor([1.0, 2.0, 3.0, 6.0]),
+            }
+        ]
+    )
     estimates, skipped = compute_metrics(MetricInputs(images=rows), ["slowest"])
     assert (estimates["slowest"].value, skipped) == (3.0, {})
 

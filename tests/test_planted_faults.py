@@ -1,4 +1,6 @@
-"""The list of planted faults still applies to the tree, so `python -m tests.planted_faults` can run it."""
+"""The list of planted faults still applies to the tree, so `python -m tests.planted_faults` can run
+it.
+"""
 
 from __future__ import annotations
 

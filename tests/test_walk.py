@@ -1,4 +1,6 @@
-"""A setting is followed call by call from a sweep's YAML to the front: the walk that CONTRIBUTING.md states."""
+"""A setting is followed call by call from a sweep's YAML to the front: the walk that
+CONTRIBUTING.md states.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,20 @@ space:
   tree: {{policy: chain, length: 2}}
   acceptance: {{schedule: constant, budget: {{values: [{BUDGETS[0]}, {BUDGETS[1]}]}}}}
 """
-YAML, PLAIN, SPACE_TREE, CONFIG, RECORD = "YAML", "plain data", "Space", "DecodingConfig", "TrialRecord"
+YAML, PLAIN, SPACE_TREE, CONFIG, RECORD = (
+    "YAML",
+    "plain data",
+    "Space",
+    "DecodingConfig",
+    "TrialRecord",
+)
 PRODUCT = ("search_spaces.", "workers.", "orchestrator.", "specfrontier.")
 OF_A_SPACE = ("search_spaces.space", "search_spaces.space_entries")
-OF_A_CONFIG = ("search_spaces.acceptance", "search_spaces.schedules", "search_spaces.neighbourhoods")
+OF_A_CONFIG = (
+    "search_spaces.acceptance",
+    "search_spaces.schedules",
+    "search_spaces.neighbourhoods",
+)
 DEPTH = 5
 ENDS = ("search_spaces.space_entries", "workers.decoding.engine", "orchestrator.front.front")
 POOL = "orchestrator.cluster.pool"
@@ -76,7 +88,9 @@ def form_of(data: Any, depth: int = 0) -> str | None:
         return None
     form = next((form for part in parts if (form := form_of(part, depth + 1))), None)
     owner = type(data).__module__
-    return form and (SPACE_TREE if owner in OF_A_SPACE else CONFIG if owner in OF_A_CONFIG else form)
+    return form and (
+        SPACE_TREE if owner in OF_A_SPACE else CONFIG if owner in OF_A_CONFIG else form
+    )
 
 
 class Walk:
@@ -96,7 +110,9 @@ class Walk:
             return
         if event == "call":
             code = frame.f_code
-            count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            count = (
+                code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+            )
             names = code.co_varnames[:count]
             for form in (form for name in names if (form := form_of(frame.f_locals.get(name)))):
                 self.givers.setdefault(caller, ("", form))
@@ -106,7 +122,9 @@ class Walk:
             self.givers.setdefault(caller, (module, form))
 
     def to(self, end: str) -> list[tuple[str, str]]:
-        """The modules through which the setting came to the last one, each with the form in which it came."""
+        """The modules through which the setting came to the last one, each with the form in which
+        it came.
+        """
         stations: list[tuple[str, str]] = []
         while end:
             giver, form = self.givers[end]
@@ -128,10 +146,14 @@ def followed(walk: Walk) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def stations(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The modules that a setting crosses on its way to a front, and the form in which it first comes to each."""
+    """The modules that a setting crosses on its way to a front, and the form in which it first
+    comes to each.
+    """
     walk = Walk()
     with chdir(tmp_path_factory.mktemp("walk")), local_pool.local_launches(), followed(walk):
-        Path("walk.yaml").write_text(SPACE.replace("WEIGHTS", str(tiny_scenes(Path("weights").absolute()))))
+        Path("walk.yaml").write_text(
+            SPACE.replace("WEIGHTS", str(tiny_scenes(Path("weights").absolute())))
+        )
         launched = specfrontier("launch", "walk.yaml", "--trials", "2", "--no-mlflow")
     assert launched.code == 0, launched.err
     return {module: form for end in ENDS for module, form in walk.to(end)}
@@ -144,5 +166,7 @@ def test_a_setting_crosses_few_modules_in_few_forms(stations: dict[str, str]) ->
 
 def test_contributing_states_the_walk(stations: dict[str, str]) -> None:
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text("utf-8")
-    rows = re.findall(r"^\| `([\w/]+)\.py` \| (?:a |a list of )?`?([\w ]+?)`? \|", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([\w/]+)\.py` \| (?:a |a list of )?`?([\w ]+?)`? \|", text, re.MULTILINE
+    )
     assert {path.replace("/", "."): form for path, form in rows} == stations

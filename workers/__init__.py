@@ -1,1 +1,3 @@
-"""The PyTorch library: models, drafters, decoding, metrics, data and training (no ray, optuna or mlflow)."""
+"""The PyTorch library: models, drafters, decoding, metrics, data and training (no ray, optuna or
+mlflow).
+"""

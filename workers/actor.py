@@ -1,4 +1,6 @@
-"""The Ray shell around the evaluator: an actor that loads a sweep's models once and runs its tasks."""
+"""The Ray shell around the evaluator: an actor that loads a sweep's models once and runs its
+tasks.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ MAX_CONCURRENCY = 2  # calls at a time: a task, and a ping, a query or a cancell
 
 
 class Worker:
-    """Loads the models that the fields of a `WorkerSpec` name at the first call that needs them, and runs one task at a
-    time. So it answers a heartbeat while it loads.
+    """Loads the models that the fields of a `WorkerSpec` name at the first call that needs them,
+    and runs one task at a time. So it answers a heartbeat while it loads.
 
-    Errors of a task are logged with their traceback (see `workers.runtime.logs`) and raised to the caller; the worker
-    is then ready for the next task.
+    Errors of a task are logged with their traceback (see `workers.runtime.logs`) and raised to the
+    caller; the worker is then ready for the next task.
     """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -47,7 +49,9 @@ class Worker:
         return evaluator
 
     def facts(self) -> dict[str, Any]:
-        """See `Evaluator.facts`; also the name of the machine, and the labels that Ray gives the node."""
+        """See `Evaluator.facts`; also the name of the machine, and the labels that Ray gives the
+        node.
+        """
         import ray
 
         labels = ray.get_runtime_context().get_node_labels() if ray.is_initialized() else {}

@@ -1,13 +1,13 @@
 """The evaluator: turns a sweep's tasks into files. It does not know Ray or the search.
 
-The name of a result's file follows from its task: a file that exists is not computed again. Each kind of task has one
-function, and a function registered here is a new kind:
+The name of a result's file follows from its task: a file that exists is not computed again. Each
+kind of task has one function, and a function registered here is a new kind:
 
     @makes(QualityShard)
     def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]: ...
 
-A function returns what the driver needs to know of its file, as plain data: its name, `ran` (False: the file existed
-and was not made again), the seconds that it took, and the worker that made it.
+A function returns what the driver needs to know of its file, as plain data: its name, `ran` (False:
+the file existed and was not made again), the seconds that it took, and the worker that made it.
 """
 
 from __future__ import annotations
@@ -92,14 +92,18 @@ class Evaluator(LoadedSweep):
         self._running: dict[str, Any] | None = None
 
     def cancel(self, task: Mapping[str, Any] | None = None) -> None:
-        """Stops the running task before its next pass; with `task`, only if that is the running one."""
+        """Stops the running task before its next pass; with `task`, only if that is the running
+        one.
+        """
         if task is None or task == self._running:
             self._cancelled.set()
 
     def run(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the file of a task in plain data, unless it exists; see the module for what is returned.
+        """Make the file of a task in plain data, unless it exists; see the module for what is
+        returned.
 
-        If shards are damaged or missing, the result is {"unusable": the reason by the shard's name} instead.
+        If shards are damaged or missing, the result is {"unusable": the reason by the shard's name}
+        instead.
 
         Raises:
             ConfigError: no such kind of task.
@@ -124,11 +128,18 @@ def make_reference(worker: LoadedSweep, _: ReferenceTask) -> dict[str, Any]:
     """Compute the features of the real images; returns the reference's facts too.
 
     Raises:
-        ValueError: an image cannot be read, there are too few, or the store's are those of another reference.
+        ValueError: an image cannot be read, there are too few, or the store's are those of another
+            reference.
     """
     start, facts = time.perf_counter(), worker.reference
     if facts is None:
-        return {"name": FILE, "count": 0, "seconds": 0.0, "ran": False, "worker": worker.spec.worker}
+        return {
+            "name": FILE,
+            "count": 0,
+            "seconds": 0.0,
+            "ran": False,
+            "worker": worker.spec.worker,
+        }
     ran = worker.sweep_reference.prepare()
     return {"name": FILE, **facts, **_timed(worker, start), "ran": ran}
 
@@ -145,17 +156,24 @@ def make_predictions(worker: LoadedSweep, task: PredictTask) -> dict[str, Any]:
 
     start, ran = time.perf_counter(), not worker.storage.exists(PREDICTIONS)
     if ran:
-        make = partial(predict_settings, worker.models, worker.captions, task, seed=worker.spec.seed)
+        make = partial(
+            predict_settings, worker.models, worker.captions, task, seed=worker.spec.seed
+        )
         table = guard_memory(make, f"batch {task.batch}")
         captions = min(task.captions, len(worker.captions))
-        metadata = {"kind": task.kind, "experiment": worker.experiment.digest(), "captions": captions}
+        metadata = {
+            "kind": task.kind,
+            "experiment": worker.experiment.digest(),
+            "captions": captions,
+        }
         write_shard(worker.storage, PREDICTIONS, table, metadata | {"versions": versions()})
     return {"name": PREDICTIONS, **_timed(worker, start), "ran": ran}
 
 
 @makes(QualityShard)
 def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
-    """Generate a shard's images and score them, a row for each; those of an earlier sweep are taken over.
+    """Generate a shard's images and score them, a row for each; those of an earlier sweep are taken
+    over.
 
     Raises:
         ConfigError: the model does not support the config.
@@ -175,7 +193,11 @@ def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]:
         results, batch = worker.engines.generate(shard.config, requests, worker.batch_of(shard))
         scores = worker.score(results)
         table = quality_table(
-            results, seed=worker.spec.seed, batch=batch, features=scores.features, scores=scores.scores
+            results,
+            seed=worker.spec.seed,
+            batch=batch,
+            features=scores.features,
+            scores=scores.scores,
         )
         return table, about
 
@@ -192,19 +214,23 @@ def make_timings(worker: LoadedSweep, session: TimingSession) -> dict[str, Any]:
         Cancelled, DecodingError: see `Engines.generate`.
     """
 
-    return _make_shard(worker, session, partial(run_session, worker.engines, worker.captions, session))
+    return _make_shard(
+        worker, session, partial(run_session, worker.engines, worker.captions, session)
+    )
 
 
 @makes(MeasureTask)
 def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
-    """Compute a config's metrics from its stored shards, and plot its pictures; returns the file's content too.
+    """Compute a config's metrics from its stored shards, and plot its pictures; returns the file's
+    content too.
 
     Raises:
         ShardError: shards are missing or damaged.
         ValueError: a metric is unknown.
     """
     name, start = task.name(), time.perf_counter()
-    with suppress(FileNotFoundError, ValueError):  # a damaged one, or one of damaged shards, is computed again
+    # a damaged one, or one of damaged shards, is computed again
+    with suppress(FileNotFoundError, ValueError):
         stored = load_checked(worker.storage.read(name))
         for shard in (*task.quality, *task.timing):
             read_shard(worker.storage, shard, [])
@@ -214,7 +240,9 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     positions = {caption.id: position for position, caption in enumerate(worker.captions)}
     extractors = worker.extractors
     with_tokens = any(IMAGES in metric.needs for metric in metrics)
-    shards = ShardReader(worker.storage, extractors.columns, tuple(extractors.scorers), positions, with_tokens)
+    shards = ShardReader(
+        worker.storage, extractors.columns, tuple(extractors.scorers), positions, with_tokens
+    )
     needs_reference = any(REFERENCE in metric.needs for metric in metrics)
     references = worker.sweep_reference.load() if needs_reference else {}
     target = worker.models.target
@@ -238,8 +266,8 @@ def _trial_metrics(
     metrics: Mapping[str, ComputedMetric],
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The metrics of a task, their history (see `MeasureTask`), why others are skipped, and the device of the
-    speeds among them ("": none).
+    """The metrics of a task, their history (see `MeasureTask`), why others are skipped, and the
+    device of the speeds among them ("": none).
 
     others: the inputs of metrics that are not of shards.
 
@@ -262,10 +290,20 @@ def _trial_metrics(
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
         half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
-        history.append((half.images.count, _plain(compute_metrics(half, list(estimates), metrics)[0])))
+        history.append(
+            (half.images.count, _plain(compute_metrics(half, list(estimates), metrics)[0]))
+        )
     found = _plain(estimates)
-    rounds, blocks, batches = full.column("rounds").numpy(), full.blocks.numpy(), (1, *timings.batches)
-    passes = {str(batch): batch_passes(rounds, blocks, batch).tolist() for batch in batches} if parts else {}
+    rounds, blocks, batches = (
+        full.column("rounds").numpy(),
+        full.blocks.numpy(),
+        (1, *timings.batches),
+    )
+    passes = (
+        {str(batch): batch_passes(rounds, blocks, batch).tolist() for batch in batches}
+        if parts
+        else {}
+    )
     return {
         "metrics": found,
         "history": [*history, (full.images.count, found)],
@@ -277,17 +315,27 @@ def _trial_metrics(
 
 
 def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
-    """The estimates with finite values as plain data; of one whose error is unknown, value and number of images."""
+    """The estimates with finite values as plain data; of one whose error is unknown, value and
+    number of images.
+    """
     plain = {}
     for name, estimate in estimates.items():
         if math.isfinite(estimate.value):
-            known = estimate if math.isfinite(estimate.error) else Estimate(estimate.value, math.inf, estimate.n)
+            known = (
+                estimate
+                if math.isfinite(estimate.error)
+                else Estimate(estimate.value, math.inf, estimate.n)
+            )
             plain[name] = known.to_mapping()
     return plain
 
 
-def _plot_pictures(shards: ShardReader, task: MeasureTask, target: Target, digest: str) -> list[str]:
-    """Write the grid of the first images and the heat map of accepted lengths; returns their names."""
+def _plot_pictures(
+    shards: ShardReader, task: MeasureTask, target: Target, digest: str
+) -> list[str]:
+    """Write the grid of the first images and the heat map of accepted lengths; returns their
+    names.
+    """
     if not task.quality:
         return []
     table = shards.tokens_and_rounds(task.quality)
@@ -299,7 +347,10 @@ def _plot_pictures(shards: ShardReader, task: MeasureTask, target: Target, diges
     pictures = [picture for part in parts for picture in part]
     lengths = table.column("emitted").to_pylist()
     passes, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
-    title = f"accepted length of each cell's pass, {len(lengths)} images (mean over passes {emitted / passes:.2f})"
+    title = (
+        f"accepted length of each cell's pass, {len(lengths)} images (mean over passes "
+        f"{emitted / passes:.2f})"
+    )
     cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
     files = {
         f"pictures/{digest}.png": image_grid(pictures, _GRID_COLUMNS),
@@ -319,8 +370,8 @@ def _make_shard(
     shard: QualityShard | TimingSession,
     compute: Callable[[], tuple[pa.Table, Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Write a shard's table with its metadata, unless the file exists. compute: the table, and metadata of this kind of
-    shard.
+    """Write a shard's table with its metadata, unless the file exists. compute: the table, and
+    metadata of this kind of shard.
     """
     name, start = shard.name(worker.experiment), time.perf_counter()
     ran, metadata = False, dict[str, Any]()

@@ -13,9 +13,11 @@ from workers.runtime.timing import synchronize
 _REPETITIONS, _WARM = 20, 3
 
 
-def seconds_of(work: Callable[[], object], setup: Setup, *, is_first: bool = False) -> dict[str, float]:
-    """Mean seconds of a call: eager_s, and on CUDA graph_s, those of its kernels alone. is_first: of a single call,
-    eagerly, without a warm-up.
+def seconds_of(
+    work: Callable[[], object], setup: Setup, *, is_first: bool = False
+) -> dict[str, float]:
+    """Mean seconds of a call: eager_s, and on CUDA graph_s, those of its kernels alone. is_first:
+    of a single call, eagerly, without a warm-up.
     """
     if is_first:
         return {"eager_s": _mean_seconds(work, setup.device, 1)}

@@ -1,7 +1,8 @@
 """CUDA graphs against eager passes: the tokens and the time of every preset.
 
-Three modes: graphs; the same batches without graphs, whose shapes are the same, so no token may differ; and batches
-that shrink as images end, as without graphs, where rounding may decide another token once in a while.
+Three modes: graphs; the same batches without graphs, whose shapes are the same, so no token may
+differ; and batches that shrink as images end, as without graphs, where rounding may decide another
+token once in a while.
 """
 
 from __future__ import annotations
@@ -23,17 +24,26 @@ IMAGES, BATCH = 6, 4
 
 
 def compare(load: Callable[[], Models], name: str, images: int, batch: int) -> Row:
-    """The modes on the same captions, each after a run that warms up. Tokens are compared with those of graphs."""
+    """The modes on the same captions, each after a run that warms up. Tokens are compared with
+    those of graphs.
+    """
     models, config = load(), CATALOGUE[name].config
     requests = held_out_requests(models, images)
-    engine, shrinking = engine_for(models, config, batch=batch), engine_for(models, config, batch=batch)
+    engine, shrinking = (
+        engine_for(models, config, batch=batch),
+        engine_for(models, config, batch=batch),
+    )
     if engine.new_capture is None:
         return {"skipped": "no CUDA: passes are not captured here"}
     shrinking.new_capture = None
     modes = {"graphs": (engine, False), "eager": (engine, True), "shrinking": (shrinking, True)}
     tokens, row = {}, dict[str, object]({"images": images})
     for mode, (used, is_eager) in modes.items():
-        with patch.object(RoundGraphs, "failure", "not to be used now") if is_eager else nullcontext():
+        with (
+            patch.object(RoundGraphs, "failure", "not to be used now")
+            if is_eager
+            else nullcontext()
+        ):
             draw(used, requests)
             drawn = draw(used, requests)
         tokens[mode] = drawn.tokens

@@ -1,6 +1,7 @@
 """Triton's kernels against the code that defines them: outcomes, time, block sizes, compilation.
 
-Trees and distributions are random. A row's outcome may differ where rounding decides, about once in a million tests.
+Trees and distributions are random. A row's outcome may differ where rounding decides, about once in
+a million tests.
 """
 
 from __future__ import annotations
@@ -43,16 +44,20 @@ SEEDS, TIMED = 4, ("exact, sampled", "lantern, chosen")
 
 
 def rules() -> dict[str, AcceptanceRule]:
-    """One rule for each program of the kernel: those of the presets that verify all drafts (VVS has LANTERN's), and
-    those with a budget below 1.
+    """One rule for each program of the kernel: those of the presets that verify all drafts (VVS has
+    LANTERN's), and those with a budget below 1.
     """
     found = {"exact": AcceptanceRule(), "lantern": CATALOGUE["lantern"].config.acceptance}
     presets = {name: preset.config.acceptance for name, preset in CATALOGUE.items()}
     found |= {name: rule for name, rule in presets.items() if not rule.verification.implementation}
     found |= {
-        f"{name}, budget 0.6": replace(found[name], schedule=Constant(0.6)) for name in ("exact", "lantern_optimal")
+        f"{name}, budget 0.6": replace(found[name], schedule=Constant(0.6))
+        for name in ("exact", "lantern_optimal")
     }
-    distinct = {(FusedRule.of(rule, sampled=False), rule.schedule): name for name, rule in reversed(found.items())}
+    distinct = {
+        (FusedRule.of(rule, sampled=False), rule.schedule): name
+        for name, rule in reversed(found.items())
+    }
     return {name: found[name] for name in sorted(distinct.values())}
 
 
@@ -70,18 +75,39 @@ class Inputs:
         rule = FusedRule.of(self.acceptor.rule, sampled=self.tree.probs is not None)
         assert rule is not None
         tests, tree = self.acceptor._tests(self.tree, self.batch), self.tree
-        proposals = [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
-        nodes, neighbours = [tree.shape.children, tests.tokens, tests.eligible], self.acceptor.tables.neighbours
+        proposals = (
+            [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
+        )
+        nodes, neighbours = (
+            [tree.shape.children, tests.tokens, tests.eligible],
+            self.acceptor.tables.neighbours,
+        )
         chances = [tests.uniforms, tests.omegas]
-        return partial(accept_tree, self.logits.softmax(-1), nodes, chances, proposals, neighbours, *astuple(rule))
+        return partial(
+            accept_tree,
+            self.logits.softmax(-1),
+            nodes,
+            chances,
+            proposals,
+            neighbours,
+            *astuple(rule),
+        )
 
     def plain(self) -> tuple[Tensor, ...]:
         """What defines it."""
-        return self.acceptor._accept(self.tree, self.acceptor._tests(self.tree, self.batch), self.logits)
+        return self.acceptor._accept(
+            self.tree, self.acceptor._tests(self.tree, self.batch), self.logits
+        )
 
 
 def inputs(
-    rule: AcceptanceRule, vocabulary: int, rows: int, device: torch.device, *, sampled: bool, seed: int
+    rule: AcceptanceRule,
+    vocabulary: int,
+    rows: int,
+    device: torch.device,
+    *,
+    sampled: bool,
+    seed: int,
 ) -> Inputs:
     """Random inputs whose paths end at all depths."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -95,15 +121,21 @@ def inputs(
     levels = tree.shape.max_depth
     emitted = torch.arange(rows, device=device) % 5 + 1
     batch = SimpleNamespace(
-        emitted=emitted, remaining=levels + 5 - emitted, rng=CounterRNG(torch.arange(rows, device=device), levels + 5),
+        emitted=emitted,
+        remaining=levels + 5 - emitted,
+        rng=CounterRNG(torch.arange(rows, device=device), levels + 5),
         token_positions=emitted[:, None] + torch.arange(slots, device=device),
-    )  # fmt: skip
-    acceptor = Acceptor(rule, NeighbourTables(neighbours(vocabulary, device)), Sampling(), levels, device)
+    )
+    acceptor = Acceptor(
+        rule, NeighbourTables(neighbours(vocabulary, device)), Sampling(), levels, device
+    )
     return Inputs(acceptor, tree, logits, cast(Batch, batch))
 
 
 def sampled_tree(vocabulary: int, rows: int, generator: torch.Generator) -> DraftTree:
-    """One shape for all rows; siblings sampled without replacement, some from fewer tokens than there are siblings."""
+    """One shape for all rows; siblings sampled without replacement, some from fewer tokens than
+    there are siblings.
+    """
     device, nodes = generator.device, len(TREE.parents)
     shape = fixed_shape(TREE.parents, TREE.depth, device)
     logits = 2 * torch.randn(rows, nodes + 1, vocabulary, generator=generator, device=device)
@@ -116,24 +148,33 @@ def sampled_tree(vocabulary: int, rows: int, generator: torch.Generator) -> Draf
     tokens = order[:, parents, rank]
     exists = probs[:, parents].gather(2, tokens[..., None])[..., 0] > 0
     index = torch.arange(nodes + 1, device=device)[None]
-    return DraftTree(tokens, exists, shape, torch.full((rows,), shape.max_depth, device=device), probs, index)
+    return DraftTree(
+        tokens, exists, shape, torch.full((rows,), shape.max_depth, device=device), probs, index
+    )
 
 
 def chosen_tree(vocabulary: int, rows: int, generator: torch.Generator) -> DraftTree:
     """A shape for each row, with nodes that do not exist."""
     device, nodes = generator.device, len(TREE.parents)
-    drawn = [random_shape(numbers) for numbers in torch.rand(rows, nodes, generator=generator, device=device).tolist()]
+    drawn = [
+        random_shape(numbers)
+        for numbers in torch.rand(rows, nodes, generator=generator, device=device).tolist()
+    ]
     parent, level = (torch.tensor(part, device=device) for part in zip(*drawn, strict=True))
     exists = torch.rand(rows, nodes, generator=generator, device=device) < 0.9
     for node in range(nodes):
-        exists[:, node] &= (parent[:, node] < 0) | exists.gather(1, parent[:, node, None].clamp(min=0))[:, 0]
+        exists[:, node] &= (parent[:, node] < 0) | exists.gather(
+            1, parent[:, node, None].clamp(min=0)
+        )[:, 0]
     shape = shape_from_parents(parent, level, exists, max_depth=LEVELS, width=WIDTH)
     tokens = torch.rand(rows, vocabulary, generator=generator, device=device).topk(nodes).indices
     return DraftTree(tokens, exists, shape, level.amax(1))
 
 
 def random_shape(numbers: Sequence[float]) -> tuple[list[int], list[int]]:
-    """Parents and levels of a tree within the limits of EAGLE-2's, from uniform numbers of its nodes."""
+    """Parents and levels of a tree within the limits of EAGLE-2's, from uniform numbers of its
+    nodes.
+    """
     parents, levels, children = list[int](), list[int](), Counter[int]()
     for number in numbers:
         free = [
@@ -150,7 +191,9 @@ def random_shape(numbers: Sequence[float]) -> tuple[list[int], list[int]]:
 @cache
 def neighbours(vocabulary: int, device: torch.device) -> Tensor:
     """A table [V, K] as of a codebook: the token itself, then others."""
-    offsets = torch.randperm(vocabulary - 1, generator=torch.Generator().manual_seed(0))[: K - 1] + 1
+    offsets = (
+        torch.randperm(vocabulary - 1, generator=torch.Generator().manual_seed(0))[: K - 1] + 1
+    )
     table = (torch.arange(vocabulary)[:, None] + pad(offsets, (1, 0))) % vocabulary
     return table.int().to(device)
 
@@ -169,7 +212,12 @@ def agreement(setup: Setup, rule: AcceptanceRule, vocabulary: int, sampled: bool
         error = max(error, float((found - residual)[same].abs().max()) if bool(same.any()) else 0.0)
         accepted += int(count.sum())
     total = rows * (1 if setup.is_tiny else SEEDS)
-    return {"rows": total, "differing": differing, "residual_error": error, "mean_accepted": accepted / total}
+    return {
+        "rows": total,
+        "differing": differing,
+        "residual_error": error,
+        "mean_accepted": accepted / total,
+    }
 
 
 def bits_agree(setup: Setup) -> Row:
@@ -197,7 +245,11 @@ def times(setup: Setup, rule: AcceptanceRule, sampled: bool, vocabulary: int, ba
     """Seconds of the kernel alone and of the code that defines it."""
     case = inputs(rule, vocabulary, batch, setup.device, sampled=sampled, seed=0)
     work = {"kernel": case.launch(), "plain": case.plain}
-    return {f"{name}_{key}": value for name in work for key, value in seconds_of(work[name], setup).items()}
+    return {
+        f"{name}_{key}": value
+        for name in work
+        for key, value in seconds_of(work[name], setup).items()
+    }
 
 
 def block_times(setup: Setup, rule: AcceptanceRule, sampled: bool, block: int, warps: int) -> Row:
@@ -209,15 +261,22 @@ def block_times(setup: Setup, rule: AcceptanceRule, sampled: bool, block: int, w
     ):
         for batch in (1, 32):
             case = inputs(rule, 16384, batch, setup.device, sampled=sampled, seed=0)
-            found |= {f"batch_{batch}_{key}": value for key, value in seconds_of(case.launch(), setup).items()}
+            found |= {
+                f"batch_{batch}_{key}": value
+                for key, value in seconds_of(case.launch(), setup).items()
+            }
     return found
 
 
 def compilation(setup: Setup, cache_folder: Path) -> Row:
-    """Seconds of the first call, and of one with another k; the programs that have been compiled by then."""
+    """Seconds of the first call, and of one with another k; the programs that have been compiled by
+    then.
+    """
     found = {}
     for name, k in (("first", K), ("other_k", K // 2 + 1), ("again", K // 2 + 1)):
-        launch = inputs(AcceptanceRule(Additive(k, 0.1)), 16384, 1, setup.device, sampled=False, seed=0).launch()
+        launch = inputs(
+            AcceptanceRule(Additive(k, 0.1)), 16384, 1, setup.device, sampled=False, seed=0
+        ).launch()
         found[f"{name}_s"] = seconds_of(launch, setup, is_first=True)["eager_s"]
         found[f"{name}_programs"] = len(list(cache_folder.rglob("accept_path.cubin")))
     return found
@@ -230,15 +289,23 @@ def cases(setup: Setup) -> Iterator[Case]:
         if setup.is_cuda:
             yield "compilation", partial(compilation, setup, Path(folder))
         else:
-            yield "compilation", lambda: {"skipped": "no CUDA: Triton's interpreter compiles nothing"}
+            yield (
+                "compilation",
+                lambda: {"skipped": "no CUDA: Triton's interpreter compiles nothing"},
+            )
         yield "random bits", partial(bits_agree, setup)
         fused = {
             f"{name}, {'sampled' if sampled else 'chosen'}": (rule, sampled)
-            for name, rule in rules().items() for sampled in (False, True) if FusedRule.of(rule, sampled=sampled)
-        }  # fmt: skip
+            for name, rule in rules().items()
+            for sampled in (False, True)
+            if FusedRule.of(rule, sampled=sampled)
+        }
         for name, (rule, sampled) in fused.items():
             for vocabulary in vocabularies:
-                yield f"agreement: {name}, V {vocabulary}", partial(agreement, setup, rule, vocabulary, sampled)
+                yield (
+                    f"agreement: {name}, V {vocabulary}",
+                    partial(agreement, setup, rule, vocabulary, sampled),
+                )
         for name in TIMED:
             for vocabulary in vocabularies:
                 for batch in (1,) if setup.is_tiny else (1, 8, 32):

@@ -1,7 +1,8 @@
 """What graphs and engines keep over a trial of 200 images, and over 40 trials of a sweep.
 
-A trial generates its images as a worker does, with the engines of `workers.runtime.engines`. Recaptures: graphs that
-were captured although their pass had been captured before. Pools: the memory that only graphs use.
+A trial generates its images as a worker does, with the engines of `workers.runtime.engines`.
+Recaptures: graphs that were captured although their pass had been captured before. Pools: the
+memory that only graphs use.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ class Captures:
             def call(function: Callable[[], Any]) -> tuple[graphs.Graph, Any]:
                 begin = time.perf_counter()
                 out = capture(function)
-                self.count, self.seconds = self.count + 1, self.seconds + time.perf_counter() - begin
+                self.count, self.seconds = (
+                    self.count + 1,
+                    self.seconds + time.perf_counter() - begin,
+                )
                 return out
 
             return call
@@ -67,7 +71,9 @@ def live_graphs() -> list[graphs.RoundGraphs]:
 
 
 def device_memory(setup: Setup) -> Row:
-    """Bytes of tensors, of what torch keeps of the device, and of the pools that only graphs use."""
+    """Bytes of tensors, of what torch keeps of the device, and of the pools that only graphs
+    use.
+    """
     if not setup.is_cuda:
         return {}
     pools: dict[tuple[int, ...], int] = {}
@@ -97,22 +103,31 @@ def trial(setup: Setup, load: Callable[[], Models], config: DecodingConfig) -> R
         seconds = time.perf_counter() - begin
     keys = sum(len(found.keys) for found in live_graphs())
     return {
-        "images": len(results), "batch": used, "seconds": seconds,
-        "passes": max(result.statistics.passes for result in results), "captures": captures.count,
-        "captured_passes": keys, "recaptures": captures.count - PHASES * keys, "capture_s": captures.seconds,
+        "images": len(results),
+        "batch": used,
+        "seconds": seconds,
+        "passes": max(result.statistics.passes for result in results),
+        "captures": captures.count,
+        "captured_passes": keys,
+        "recaptures": captures.count - PHASES * keys,
+        "capture_s": captures.seconds,
         **device_memory(setup),
-    }  # fmt: skip
+    }
 
 
 def trials(setup: Setup, load: Callable[[], Models]) -> Row:
-    """Trees of other sizes one after another, as a search tries them, and after every fourth a timing session of
-    vanilla and the last four; what is kept after every tenth.
+    """Trees of other sizes one after another, as a search tries them, and after every fourth a
+    timing session of vanilla and the last four; what is kept after every tenth.
     """
     count, images, batch = (4, 2, 2) if setup.is_tiny else (TRIALS, 8, 8)
     models, captures, vanilla, kept = load(), Captures(), preset("vanilla"), list[Row]()
     requests = held_out_requests(models, images)
     with captures.counting():
-        engines, begin, found = Engines(models, 0, lambda: False), time.perf_counter(), configs()[:count]
+        engines, begin, found = (
+            Engines(models, 0, lambda: False),
+            time.perf_counter(),
+            configs()[:count],
+        )
         for number, config in enumerate(found, 1):
             engines.generate(config, requests, batch)
             if number % 4 == 0:
@@ -122,14 +137,23 @@ def trials(setup: Setup, load: Callable[[], Models]) -> Row:
             if number % 10 == 0 or is_last:
                 live = live_graphs()
                 keys = sum(len(each.keys) for each in live)
-                kept.append({"live_graphs": len(live), "captured_passes": keys, **device_memory(setup)})
+                kept.append(
+                    {"live_graphs": len(live), "captured_passes": keys, **device_memory(setup)}
+                )
             if is_last:
                 break
-    row = {"trials": number, "seconds": seconds, "captures": captures.count, "capture_s": captures.seconds}
+    row = {
+        "trials": number,
+        "seconds": seconds,
+        "captures": captures.count,
+        "capture_s": captures.seconds,
+    }
     return row | {key: [each[key] for each in kept] for key in kept[0]}
 
 
-def time_together(engines: Engines, configs: Sequence[DecodingConfig], requests: Sequence[Request]) -> None:
+def time_together(
+    engines: Engines, configs: Sequence[DecodingConfig], requests: Sequence[Request]
+) -> None:
     """Two images of each config in turn, one at a time."""
     for request in requests:
         for config in configs:
@@ -142,10 +166,16 @@ def configs() -> list[DecodingConfig]:
     rules: tuple[Any, ...] = ("exact", "lantern")
     return [
         DecodingConfig.from_mapping(
-            base | {"tree": {"policy": "dynamic", "depth": depth, "width": width, "nodes": nodes}, "acceptance": rule}
+            base
+            | {
+                "tree": {"policy": "dynamic", "depth": depth, "width": width, "nodes": nodes},
+                "acceptance": rule,
+            }
         )
-        for nodes in (16, 26, 42, 58) for depth in range(2, 7) for width, rule in zip((6, 10), rules, strict=True)
-    ]  # fmt: skip
+        for nodes in (16, 26, 42, 58)
+        for depth in range(2, 7)
+        for width, rule in zip((6, 10), rules, strict=True)
+    ]
 
 
 def cases(setup: Setup) -> Iterator[Case]:

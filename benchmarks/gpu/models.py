@@ -34,7 +34,9 @@ def random_models(setup: Setup, name: str) -> Models:
 def shapes_of(setup: Setup, name: str) -> Models:
     """A published target and an EAGLE layer on the meta device."""
     changes = _SMALL if setup.is_tiny else {}
-    return with_usual_drafter(published_shape(name, setup.dtype, tiny=setup.is_tiny, **changes), preset("eagle2"))
+    return with_usual_drafter(
+        published_shape(name, setup.dtype, tiny=setup.is_tiny, **changes), preset("eagle2")
+    )
 
 
 def needed(models: Models, config: DecodingConfig) -> Models:

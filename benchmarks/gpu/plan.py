@@ -1,5 +1,5 @@
-"""What `doctor --plan` predicts, against what is measured: the constants of its model of a GPU, then memory and seconds
-of whole images of a target with random weights.
+"""What `doctor --plan` predicts, against what is measured: the constants of its model of a GPU,
+then memory and seconds of whole images of a target with random weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from benchmarks.floor import copy_bandwidth
 from benchmarks.gpu.clock import seconds_of
 from benchmarks.gpu.models import XL, random_models, shapes_of
 from benchmarks.gpu.record import Case, Row, Setup
-from orchestrator.doctor.gpus import BANDWIDTH_SHARE, COMPUTE_SHARE, GIB, KERNEL_LAUNCH_S, Gpu, gpu_of
+from orchestrator.doctor.gpus import (
+    BANDWIDTH_SHARE,
+    COMPUTE_SHARE,
+    GIB,
+    KERNEL_LAUNCH_S,
+    Gpu,
+    gpu_of,
+)
 from search_spaces.presets import preset
 from workers.decoding.graphs import RoundGraphs
 from workers.loading.dry_run import footprint
@@ -46,7 +53,10 @@ def constants(setup: Setup) -> Row:
         for _ in range(_LAUNCHES):
             small.add_(1.0)
 
-    bandwidth, compute = copy_bandwidth(setup.device), 2 * side**3 / seconds_of(lambda: a @ b, setup)["eager_s"]
+    bandwidth, compute = (
+        copy_bandwidth(setup.device),
+        2 * side**3 / seconds_of(lambda: a @ b, setup)["eager_s"],
+    )
     return {
         "gpu": gpu.name,
         "bandwidth": bandwidth,
@@ -61,16 +71,26 @@ def constants(setup: Setup) -> Row:
 
 
 def images(setup: Setup, load: Callable[[], Models], name: str, batch: int) -> Row:
-    """Seconds of an image with CUDA graphs and without, of its decoding to pixels, and the peak memory of all."""
+    """Seconds of an image with CUDA graphs and without, of its decoding to pixels, and the peak
+    memory of all.
+    """
     models, config, gpu = load(), preset(name), planned_gpu(setup)
     engine, requests = engine_for(models, config, batch=batch), held_out_requests(models, batch)
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
     row: Row = {}
-    for mode in ("graphs", *(["eager"] if batch == 1 else [])) if engine.uses_graphs else ("eager",):
-        with nullcontext() if mode == "graphs" else patch.object(RoundGraphs, "failure", "not to be used now"):
+    for mode in (
+        ("graphs", *(["eager"] if batch == 1 else [])) if engine.uses_graphs else ("eager",)
+    ):
+        with (
+            nullcontext()
+            if mode == "graphs"
+            else patch.object(RoundGraphs, "failure", "not to be used now")
+        ):
             list(engine.run(requests))
-            _, wall, results = time_images(lambda requests: list(engine.run(requests)), requests, setup.device)
+            _, wall, results = time_images(
+                lambda requests: list(engine.run(requests)), requests, setup.device
+            )
         row[f"{mode}_image_s"] = wall / batch
     passes = max(result.statistics.passes for result in results)
     tokens = torch.stack([result.tokens for result in results]).to(setup.device)

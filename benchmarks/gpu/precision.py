@@ -1,5 +1,6 @@
-"""Images that differ between vanilla and speculative decoding at temperature 0, where none should but for rounding: the
-same token gets other logits in a pass over many tokens than in a pass over one.
+"""Images that differ between vanilla and speculative decoding at temperature 0, where none should
+but for rounding: the same token gets other logits in a pass over many tokens than in a pass over
+one.
 
     python -m benchmarks.gpu.precision --images 8 --only eagle2 sjd      # on a CPU, one thread
 """
@@ -26,13 +27,19 @@ DTYPES = ("float32", "bfloat16", "float16")
 IMAGES, BATCH = 32, 8
 
 
-def differing(load: Callable[[], Models], vanilla: Callable[[], Tensor], config: DecodingConfig, images: int) -> Row:
+def differing(
+    load: Callable[[], Models], vanilla: Callable[[], Tensor], config: DecodingConfig, images: int
+) -> Row:
     """Images with another token than vanilla's, and the mean index of the first such token."""
     ours, theirs = greedy(load, config, images), vanilla()
     other = ours != theirs
     wrong = other.any(1)
     first = other.int().argmax(1)[wrong].float()
-    return {"images": images, "differing": int(wrong.sum()), "first_index": float(first.mean()) if len(first) else None}
+    return {
+        "images": images,
+        "differing": int(wrong.sum()),
+        "first_index": float(first.mean()) if len(first) else None,
+    }
 
 
 def greedy(load: Callable[[], Models], config: DecodingConfig, images: int) -> Tensor:
@@ -44,7 +51,11 @@ def greedy(load: Callable[[], Models], config: DecodingConfig, images: int) -> T
 
 
 def cases(setup: Setup) -> Iterator[Case]:
-    exact = [name for name, found in CATALOGUE.items() if found.config.acceptance.is_exact(temperature=0.0)]
+    exact = [
+        name
+        for name, found in CATALOGUE.items()
+        if found.config.acceptance.is_exact(temperature=0.0)
+    ]
     names = ["eagle2"] if setup.is_tiny else [name for name in exact if name != "vanilla"]
     for dtype in ("bfloat16",) if setup.is_tiny else DTYPES:
         yield from cases_of(dtype, names, setup.device, 1 if setup.is_tiny else IMAGES)
@@ -59,15 +70,21 @@ def cases_of(dtype: str, names: Sequence[str], device: torch.device, images: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=["eagle2", "sjd"], metavar="PRESET")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=CATALOGUE, default=["eagle2", "sjd"], metavar="PRESET"
+    )
     parser.add_argument("--images", type=int, default=IMAGES)
     args = parser.parse_args()
     use_threads(1)
     for dtype in DTYPES:
         for name, measure in cases_of(dtype, args.only, torch.device("cpu"), args.images):
             found = measure()
-            first = f", at token {found['first_index']:.0f} on average" if found["differing"] else ""
+            first = (
+                f", at token {found['first_index']:.0f} on average" if found["differing"] else ""
+            )
             print(f"{name}: {found['differing']} of {args.images} images differ{first}", flush=True)
 
 

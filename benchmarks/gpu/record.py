@@ -1,4 +1,6 @@
-"""The file of results: one JSON with the rows of each part, by machine and code. Each row is written as it comes."""
+"""The file of results: one JSON with the rows of each part, by machine and code. Each row is
+written as it comes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ import torch
 from workers.runtime.device import this_device
 
 ROOT = Path(__file__).parents[2]
-IDENTITY = ("device", "torch", "code", "scale")  # of a run: results of another one are kept, and not used
+# of a run: results of another one are kept, and not used
+IDENTITY = ("device", "torch", "code", "scale")
 NO_CASE = "(start)"  # in place of a case where a part fails outside of its cases
 
 Row = dict[str, Any]
@@ -44,7 +47,9 @@ class Setup:
 
     def machine(self) -> dict[str, Any]:
         """What the rows were measured on, and with what code."""
-        memory = torch.cuda.get_device_properties(self.device).total_memory if self.is_cuda else None
+        memory = (
+            torch.cuda.get_device_properties(self.device).total_memory if self.is_cuda else None
+        )
         return {
             "device": this_device(self.device).name,
             "memory_bytes": memory,
@@ -79,7 +84,9 @@ def _version(package: str) -> str | None:
 def _output(*command: str) -> str | None:
     """The first line that a command prints; None if it fails."""
     with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        )
         return done.stdout.strip().partition("\n")[0]
     return None
 
@@ -104,7 +111,9 @@ class Record:
         return found, found["runs"][-1]
 
     def part(self, name: str) -> dict[str, Any]:
-        """`rows`, whether the part is `complete`, and the case that is `running`, if there is one."""
+        """`rows`, whether the part is `complete`, and the case that is `running`, if there is
+        one.
+        """
         part: dict[str, Any] = self._load()[1]["parts"].get(name, {"complete": False, "rows": []})
         return part
 
@@ -120,11 +129,16 @@ class Record:
         os.replace(partial, self.path)
 
     def fail(self, name: str, reason: str) -> None:
-        """Record why the process of a part has ended: for the case that was running, or, if there was none, for the
-        part, which cannot run.
+        """Record why the process of a part has ended: for the case that was running, or, if there
+        was none, for the part, which cannot run.
         """
         running = self.part(name).get("running")
-        self.update(name, [{"case": running or NO_CASE, "error": reason}], running=None, complete=running is None)
+        self.update(
+            name,
+            [{"case": running or NO_CASE, "error": reason}],
+            running=None,
+            complete=running is None,
+        )
 
 
 def runs_of(path: Path) -> list[dict[str, Any]]:
@@ -137,4 +151,6 @@ def runs_of(path: Path) -> list[dict[str, Any]]:
     try:
         return list(json.loads(path.read_text("utf-8"))["runs"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a file of results of benchmarks.gpu; give another --out") from error
+        raise ValueError(
+            f"{path}: not a file of results of benchmarks.gpu; give another --out"
+        ) from error

@@ -1,4 +1,6 @@
-"""The parts of `benchmarks.gpu`, each in a process of its own: a hang, a crash or a broken device costs one case."""
+"""The parts of `benchmarks.gpu`, each in a process of its own: a hang, a crash or a broken device
+costs one case.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,20 @@ def _one_line(error: Exception) -> str:
 
 def _describe(row: Row) -> str:
     """A row in a line: numbers to four digits."""
-    values = {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items() if key != "case"}
-    return f"{row['case']}: " + ", ".join(f"{key} {value}" for key, value in values.items() if value is not None)
+    values = {
+        key: f"{value:.4g}" if isinstance(value, float) else value
+        for key, value in row.items()
+        if key != "case"
+    }
+    return f"{row['case']}: " + ", ".join(
+        f"{key} {value}" for key, value in values.items() if value is not None
+    )
 
 
 def _check_device() -> None:
-    """Raises SystemExit after an error that ends all work on the device in this process, such as an illegal address."""
+    """Raises SystemExit after an error that ends all work on the device in this process, such as an
+    illegal address.
+    """
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -80,13 +90,17 @@ def part_name(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def supervise(record: Record, module: str, setup: Setup, limit: float, grace: float = GRACE_S) -> None:
-    """Run a part in processes of its own, one after another until it is complete or `limit` seconds are spent. One that
-    hangs or dies costs the case that it was measuring.
+def supervise(
+    record: Record, module: str, setup: Setup, limit: float, grace: float = GRACE_S
+) -> None:
+    """Run a part in processes of its own, one after another until it is complete or `limit` seconds
+    are spent. One that hangs or dies costs the case that it was measuring.
     """
     name, begin = part_name(module), time.monotonic()
     while not record.part(name)["complete"] and (left := limit - (time.monotonic() - begin)) > 0:
-        process = multiprocessing.get_context("spawn").Process(target=run_part, args=(record, module, setup, left))
+        process = multiprocessing.get_context("spawn").Process(
+            target=run_part, args=(record, module, setup, left)
+        )
         process.start()
         process.join(left + grace)
         if process.is_alive():

@@ -1,10 +1,12 @@
-"""Decoding steps of full-size models without their files: published shapes, random weights, EAGLE layers of usual size.
+"""Decoding steps of full-size models without their files: published shapes, random weights, EAGLE
+layers of usual size.
 
-Distributions are flat and similar, so what a step accepts, and with it tokens/s, is meaningful for vanilla only; a
-step's time depends on shapes alone (an adjacency tree's shape on what was accepted: see its nodes). The minimum of a
-step: each pass of the target, and one of the EAGLE layer per level, reads its weights and its cache once, at the
-bandwidth of a large copy. Prefill is not counted. A profile is of eager passes: device time inside and outside of the
-models' forwards, and the kernels of attention.
+Distributions are flat and similar, so what a step accepts, and with it tokens/s, is meaningful for
+vanilla only; a step's time depends on shapes alone (an adjacency tree's shape on what was accepted:
+see its nodes). The minimum of a step: each pass of the target, and one of the EAGLE layer per
+level, reads its weights and its cache once, at the bandwidth of a large copy. Prefill is not
+counted. A profile is of eager passes: device time inside and outside of the models' forwards, and
+the kernels of attention.
 """
 
 from __future__ import annotations
@@ -51,12 +53,15 @@ SETTINGS = {
 MODELS = (XL, "llamagen-3b-c2i", "anole-7b")
 BATCHES, PROFILED = (1, 8, 32), (1, 32)
 TOKENS, SECONDS = 64, 3.0  # of each image, and of a measurement: it ends with the first of them
-_INSIDE, _ATTENTION, _NAME = "forward of a model", "aten::scaled_dot_product_attention", 100  # characters of a name
+# characters of a name
+_INSIDE, _ATTENTION, _NAME = "forward of a model", "aten::scaled_dot_product_attention", 100
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """seconds: until the host knows what was accepted. bytes: the minimum that it reads. nodes: drafted per image."""
+    """seconds: until the host knows what was accepted. bytes: the minimum that it reads. nodes:
+    drafted per image.
+    """
 
     seconds: float
     bytes: int
@@ -64,28 +69,47 @@ class Step:
 
 
 @torch.inference_mode()
-def decode(engine: Engine, models: Models, batch: int, tokens: int, seconds: float) -> tuple[list[Step], int]:
-    """Steps until each of `batch` images has `tokens` tokens after the prefill's, or `seconds` have passed, and the
-    fewest tokens of an image, at most `tokens`.
+def decode(
+    engine: Engine, models: Models, batch: int, tokens: int, seconds: float
+) -> tuple[list[Step], int]:
+    """Steps until each of `batch` images has `tokens` tokens after the prefill's, or `seconds` have
+    passed, and the fewest tokens of an image, at most `tokens`.
     """
     state, _ = engine.open(deque(Request(number, "0") for number in range(batch)))
     steps, emitted, start = list[Step](), [1] * batch, time.perf_counter()
-    while min(emitted) <= tokens and max(emitted) < engine.image_len and time.perf_counter() - start < seconds:
+    while (
+        min(emitted) <= tokens
+        and max(emitted) < engine.image_len
+        and time.perf_counter() - start < seconds
+    ):
         columns = state.streams * sum(state.prompt_len + count - 1 for count in emitted)
         synchronize(engine.device)
         begin = time.perf_counter()
         counts = engine.read(state, engine.step(state))
         took, emitted = time.perf_counter() - begin, counts.so_far
         state.sync_host_counts(emitted)
-        steps.append(Step(took, round_bytes(models, columns, max(counts.depth)), statistics.fmean(counts.nodes)))
+        steps.append(
+            Step(
+                took,
+                round_bytes(models, columns, max(counts.depth)),
+                statistics.fmean(counts.nodes),
+            )
+        )
     engine.keep(state)
     return steps, min(tokens, min(emitted) - 1)
 
 
 def measure(
-    setup: Setup, model: str, load: Callable[[], Models], config: DecodingConfig, batch: int, bandwidth: float
+    setup: Setup,
+    model: str,
+    load: Callable[[], Models],
+    config: DecodingConfig,
+    batch: int,
+    bandwidth: float,
 ) -> Row:
-    """The numbers of a setting. The same steps run before: they compile kernels and capture graphs."""
+    """The numbers of a setting. The same steps run before: they compile kernels and capture
+    graphs.
+    """
     models = needed(load(), config)
     if setup.is_cuda:
         torch.cuda.reset_peak_memory_stats(setup.device)
@@ -158,7 +182,12 @@ def profile(setup: Setup, load: Callable[[], Models], config: DecodingConfig, ba
 
 def summary(events: Any, steps: int, *, is_cuda: bool) -> Row:
     """A profile in numbers for each step. On a CPU, operations stand for kernels."""
-    seconds, launches, calls, kernels = Counter[bool](), Counter[bool](), Counter[str](), Counter[str]()
+    seconds, launches, calls, kernels = (
+        Counter[bool](),
+        Counter[bool](),
+        Counter[str](),
+        Counter[str](),
+    )
     for event in events:
         path = [event.name, *_names_above(event)]
         is_inside, is_attention = _INSIDE in path, _ATTENTION in path
@@ -178,7 +207,9 @@ def summary(events: Any, steps: int, *, is_cuda: bool) -> Row:
         "launches_inside": launches[True] / steps,
         "launches_outside": launches[False] / steps,
         "attention_calls": {name: count / steps for name, count in calls.most_common()},
-        "attention_kernels_s": {name: took / steps for name, took in kernels.most_common(5) if took},
+        "attention_kernels_s": {
+            name: took / steps for name, took in kernels.most_common(5) if took
+        },
     }
 
 
@@ -193,7 +224,13 @@ def cases(setup: Setup) -> Iterator[Case]:
         load = cache(partial(random_models, setup, model))
         for batch in (2,) if setup.is_tiny else BATCHES:
             for name, config in SETTINGS.items():
-                yield f"{model}, {name}, batch {batch}", partial(measure, setup, model, load, config, batch, bandwidth)
+                yield (
+                    f"{model}, {name}, batch {batch}",
+                    partial(measure, setup, model, load, config, batch, bandwidth),
+                )
         for batch in (2,) if setup.is_tiny else PROFILED:
             for name, config in SETTINGS.items():
-                yield f"profile: {model}, {name}, batch {batch}", partial(profile, setup, load, config, batch)
+                yield (
+                    f"profile: {model}, {name}, batch {batch}",
+                    partial(profile, setup, load, config, batch),
+                )

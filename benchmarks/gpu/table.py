@@ -1,4 +1,6 @@
-"""The rows of a file of results as Markdown tables: those of a part that have the same numbers are one table."""
+"""The rows of a file of results as Markdown tables: those of a part that have the same numbers are
+one table.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,12 @@ from typing import Any
 
 _NOT_SHOWN = {"case", "case_s", "error", "skipped"}
 _UNITS = {  # and their factors, by the end of a name
-    "_s": ("ms", 1e3), "_bytes": ("GiB", 2.0**-30), "_share": ("%", 1e2), "bandwidth": ("GB/s", 1e-9),
+    "_s": ("ms", 1e3),
+    "_bytes": ("GiB", 2.0**-30),
+    "_share": ("%", 1e2),
+    "bandwidth": ("GB/s", 1e-9),
     "compute": ("TFLOP/s", 1e-12),
-}  # fmt: skip
+}
 
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -19,7 +24,11 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _run(run: Mapping[str, Any]) -> Iterator[str]:
     machine = run["machine"]
-    facts = [f"{name} {machine[name]}" for name in ("driver", "torch", "triton", "commit", "code") if machine[name]]
+    facts = [
+        f"{name} {machine[name]}"
+        for name in ("driver", "torch", "triton", "commit", "code")
+        if machine[name]
+    ]
     scale = ", at reduced size" if machine["scale"] == "tiny" else ""
     yield f"{machine['device']}, {', '.join(facts)}{scale}\n"
     for part, found in run["parts"].items():
@@ -31,7 +40,9 @@ def _run(run: Mapping[str, Any]) -> Iterator[str]:
         for keys, rows in groups.items():
             yield _line(["case", *map(_head, keys)])
             yield _line(["---"] * (1 + len(keys)))
-            yield from (_line([row["case"], *(_cell(key, row[key]) for key in keys)]) for row in rows)
+            yield from (
+                _line([row["case"], *(_cell(key, row[key]) for key in keys)]) for row in rows
+            )
             yield ""
         yield from _reasons(found["rows"])
 
@@ -59,7 +70,9 @@ def _unit(key: str) -> tuple[str, float]:
 def _head(key: str) -> str:
     """The name without the end that its unit says."""
     unit, _ = _unit(key)
-    name = key.rpartition("_")[0] if any(key.endswith(end) for end in _UNITS if end[0] == "_") else key
+    name = (
+        key.rpartition("_")[0] if any(key.endswith(end) for end in _UNITS if end[0] == "_") else key
+    )
     return name.replace("_", " ") + (f", {unit}" if unit else "")
 
 
@@ -68,7 +81,10 @@ def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, Mapping):
-        return ", ".join(f"{_cell(key, name)} {_cell(key, part)}" for name, part in value.items()) or "-"
+        return (
+            ", ".join(f"{_cell(key, name)} {_cell(key, part)}" for name, part in value.items())
+            or "-"
+        )
     if isinstance(value, list | tuple):
         return ", ".join(_cell(key, part) for part in value) or "-"
     if isinstance(value, bool):

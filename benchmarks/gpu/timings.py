@@ -1,4 +1,6 @@
-"""A timing session as a sweep takes it, twice: whether the costs of the two agree within their errors."""
+"""A timing session as a sweep takes it, twice: whether the costs of the two agree within their
+errors.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,20 @@ Z = 1.96
 
 
 def twice(load: Callable[[], Models], batch: int, images: int, repetitions: int) -> Row:
-    """Costs of a step against vanilla's by two sessions of the same captions, the standard errors of these, and the
-    settings whose costs differ by more than the errors explain.
+    """Costs of a step against vanilla's by two sessions of the same captions, the standard errors
+    of these, and the settings whose costs differ by more than the errors explain.
     """
     models = load()
     configs, requests = {name: preset(name) for name in SETTINGS}, held_out_requests(models, images)
-    engines, shapes = Engines(models, 0, lambda: False), {each.digest(): each.shape for each in configs.values()}
+    engines, shapes = (
+        Engines(models, 0, lambda: False),
+        {each.digest(): each.shape for each in configs.values()},
+    )
     sessions = []
     for number in range(2):
-        task = TimingSession(tuple(configs.values()), 0, images, (batch,), repetitions, number=number)
+        task = TimingSession(
+            tuple(configs.values()), 0, images, (batch,), repetitions, number=number
+        )
         rows, device, _ = time_session(engines, requests, task)
         readings = readings_of(rows, shapes)
         prices = Prices([readings], configs["vanilla"].shape)
@@ -56,5 +63,8 @@ def cases(setup: Setup) -> Iterator[Case]:
     if setup.is_tiny:
         yield f"{XL}, batch 1", partial(twice, published, 1, 2, 1)
         return
-    yield "built-in, V 16384, batch 1", partial(twice, cache(partial(builtin_models, setup, CODES)), 1, 8, 2)
+    yield (
+        "built-in, V 16384, batch 1",
+        partial(twice, cache(partial(builtin_models, setup, CODES)), 1, 8, 2),
+    )
     yield f"{XL}, batch 8", partial(twice, published, 8, 16, 2)

@@ -1,7 +1,9 @@
-"""MkDocs hooks: pages that are made when the site is built, and links of the repository's files as the site needs them.
+"""MkDocs hooks: pages that are made when the site is built, and links of the repository's files as
+the site needs them.
 
-README, CONTRIBUTING and CHANGELOG become pages, the notebook one with its committed outputs; `reference_pages` writes
-the references from the code. Links to other files of the repository lead to copies of them.
+README, CONTRIBUTING and CHANGELOG become pages, the notebook one with its committed outputs;
+`reference_pages` writes the references from the code. Links to other files of the repository lead
+to copies of them.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import reference_pages  # noqa: E402  # beside this file, which MkDocs loads by its path
 
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 COPIED = ("LICENSE", "CITATION.cff", "ray_cluster.yaml")
 NOTEBOOK, NOTEBOOK_PAGE = "docs/fronts.ipynb", "fronts.md"
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
@@ -53,10 +59,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     start = posixpath.dirname(page.file.src_uri)
 
     def replaced(match: re.Match[str]) -> str:
-        return posixpath.relpath(site_path(posixpath.normpath(posixpath.join(folder, match[1]))), start or ".")
+        return posixpath.relpath(
+            site_path(posixpath.normpath(posixpath.join(folder, match[1]))), start or "."
+        )
 
     parts = re.split(f"({_FENCE.pattern})", markdown, flags=_FENCE.flags)
-    return "".join(part if index % 2 else _LINK.sub(replaced, part) for index, part in enumerate(parts))
+    return "".join(
+        part if index % 2 else _LINK.sub(replaced, part) for index, part in enumerate(parts)
+    )
 
 
 def site_path(path: str) -> str:

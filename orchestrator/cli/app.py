@@ -1,4 +1,6 @@
-"""The `specfrontier` command. Commands import heavy packages only when they run, so that `--help` is quick."""
+"""The `specfrontier` command. Commands import heavy packages only when they run, so that `--help`
+is quick.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class _Commands(TyperGroup):
             found: Any = error
             message = found.format_message()
             if message.startswith("No such option: --plugin"):
-                found.message += "; write it before the command: specfrontier --plugin MODULE COMMAND"
+                found.message += (
+                    "; write it before the command: specfrontier --plugin MODULE COMMAND"
+                )
             elif message.startswith("Missing argument 'SPACE'"):
                 found.message = "`specfrontier launch --list` shows the ready spaces"
             raise
@@ -59,30 +63,56 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     name="specfrontier",
-    help="Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on Ray, compares "
-    "fronts, logs to MLflow.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 129 hung up (SIGHUP), 143 terminated "
-    "(SIGTERM).",
+    help=(
+        "Maps the speed-quality front of speculative decoding for visual AR models: runs sweeps on "
+        "Ray, compares fronts, logs to MLflow."
+    ),
+    epilog=(
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 129 hung up (SIGHUP), 143 "
+        "terminated (SIGTERM)."
+    ),
     no_args_is_help=True,
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=launch.EPILOG, short_help="Run a sweep on this machine or a Ray cluster.")(launch.launch)
+app.command(epilog=launch.EPILOG, short_help="Run a sweep on this machine or a Ray cluster.")(
+    launch.launch
+)
 app.command(epilog=predict.EPILOG, short_help="Predict the front of a space.")(predict.predict)
-app.command(cls=status.WatchCommand, epilog=status.EPILOG, short_help="Show the progress of a sweep.")(status.status)
+app.command(
+    cls=status.WatchCommand, epilog=status.EPILOG, short_help="Show the progress of a sweep."
+)(status.status)
 app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
-app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(compare.compare)
-app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(report.report)
-app.command("time", epilog=timing.EPILOG, short_help="Time a sweep's settings on this machine.")(timing.time_sweep)
-app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(reference.reference)
+app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(
+    compare.compare
+)
+app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML page.")(
+    report.report
+)
+app.command("time", epilog=timing.EPILOG, short_help="Time a sweep's settings on this machine.")(
+    timing.time_sweep
+)
+app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(
+    reference.reference
+)
 app.command(epilog=mlflow.UI_EPILOG, short_help="Open a sweep in MLflow's UI.")(mlflow.ui)
 app.command(epilog=mlflow.SYNC_EPILOG, short_help="Log missing trials to MLflow.")(mlflow.sync)
-app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(generate.generate)
-app.command(epilog=export.EPILOG, short_help="Write a setting as a folder that draws images elsewhere.")(export.export)
+app.command(epilog=generate.EPILOG, short_help="Generate images from captions with one config.")(
+    generate.generate
+)
+app.command(
+    epilog=export.EPILOG, short_help="Write a setting as a folder that draws images elsewhere."
+)(export.export)
 app.command(epilog=train.EPILOG, short_help="Train drafters for a target.")(train.train)
-app.command(epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs.")(doctor.doctor)
-app.add_typer(models.models, name="models", help="Entries of models.yaml, and their files of the Hugging Face Hub.")
+app.command(
+    epilog=doctor.EPILOG, short_help="Check this machine, checkpoints, or a sweep's needs."
+)(doctor.doctor)
+app.add_typer(
+    models.models,
+    name="models",
+    help="Entries of models.yaml, and their files of the Hugging Face Hub.",
+)
 
 
 def _show_version(requested: bool) -> None:
@@ -96,14 +126,18 @@ def _show_version(requested: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
             "--plugin",
             metavar="MODULE",
-            help="Import a Python module that registers rules, drafters, metrics or samplers. Repeatable.",
+            help=(
+                "Import a Python module that registers rules, drafters, metrics or samplers. "
+                "Repeatable."
+            ),
         ),
     ] = None,
 ) -> None:
@@ -120,7 +154,8 @@ def main() -> None:
     use_threads()  # before a plugin or a command imports torch; --threads changes the number
     keep_freed_memory()
     os.environ.update(without_proxy())
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # Ray's takes SIGTERM for a crash
+    # Ray's takes SIGTERM for a crash
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
     called = command_line.set(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -134,7 +169,8 @@ def main() -> None:
                     check_utf8(argument)
             app()
         except CommandError as error:
-            message = "\n".join(map(clean, str(error).split("\n")))  # it may quote a caption or a file's name
+            # it may quote a caption or a file's name
+            message = "\n".join(map(clean, str(error).split("\n")))
             typer.echo(last_words(message, error.code), err=True)
             sys.exit(exit_code(error.code))
         except Exception as error:

@@ -1,4 +1,6 @@
-"""`specfrontier compare`: fronts of sweeps, or of methods within them; or a sweep and a paper's table."""
+"""`specfrontier compare`: fronts of sweeps, or of methods within them; or a sweep and a paper's
+table.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,16 @@ class Kind:
     """The options that say what is compared, if it is not the fronts of sweeps."""
 
     by: str | None = option(
-        "Compare trials grouped by the values of this column, or by the kinds of a whole part: acceptance "
-        "(neighbourhood, schedule and resampling), tree, drafter. Or `device`: a sweep's fronts at the prices of all "
-        "devices and batch sizes that it has, side by side.",
+        "Compare trials grouped by the values of this column, or by the kinds of a whole part: "
+        "acceptance (neighbourhood, schedule and resampling), tree, drafter. Or `device`: a "
+        "sweep's fronts at the prices of all devices and batch sizes that it has, side by side.",
         "COLUMN",
     )
     published: bool = flag(
-        "Compare the trials with a paper's table: the one with the sweep's name, or one given after the sweep "
-        "(papers/lantern-table2). Papers print no errors: theirs are estimated from ours and their number of images. A"
-        " figure differs if z, its distance beyond rounding over both errors, is above the 5 % level of Student's t."
+        "Compare the trials with a paper's table: the one with the sweep's name, or one given "
+        "after the sweep (papers/lantern-table2). Papers print no errors: theirs are estimated "
+        "from ours and their number of images. A figure differs if z, its distance beyond "
+        "rounding over both errors, is above the 5 % level of Student's t."
     )
 
 
@@ -63,24 +66,31 @@ class Output:
     reference_point: o.ReferencePoint = None
     html: bool = flag("Write a report of the sweeps as one HTML page, and print its path.")
     out: str | None = option(
-        "File of --html. Default: compare.html in this folder.", "FILE", callback=output_file(PAGES)
+        "File of --html. Default: compare.html in this folder.",
+        "FILE",
+        callback=output_file(PAGES),
     )
     table: str | None = option(
-        "Write the table of --published as .tex or .md, measured values beside the published ones.", "FILE",
+        "Write the table of --published as .tex or .md, measured values beside the published ones.",
+        "FILE",
         callback=output_file(PAPER_TABLES),
-    )  # fmt: skip
+    )
     as_json: AsJson = False
 
 
 @grouped
 @o.query_errors()
-def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions, output: Output) -> None:
-    """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and coverage.
+def compare(
+    sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions, output: Output
+) -> None:
+    """Compare the fronts of sweeps, or of methods inside them: hypervolume, additive epsilon and
+    coverage.
 
-    Without --x and --y, sweeps are compared by the objectives that all of them measured; a note names the others.
-    Refuses metrics that are not comparable: FIDs with other features, captions, reference images or numbers of images,
-    and seconds of another device. Ratios to vanilla, such as speedup, are always compared; notes say whether the
-    sampling, and with it vanilla, the captions or the devices differ.
+    Without --x and --y, sweeps are compared by the objectives that all of them measured; a note
+    names the others. Refuses metrics that are not comparable: FIDs with other features, captions,
+    reference images or numbers of images, and seconds of another device. Ratios to vanilla, such as
+    speedup, are always compared; notes say whether the sampling, and with it vanilla, the captions
+    or the devices differ.
     """
     by = kind.by
     if kind.published:
@@ -89,19 +99,31 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
             or (query, prices) != (o.Query(), o.PriceOptions())
             or output != Output(as_json=output.as_json, table=output.table)
         ):
-            raise CommandError("--published can be combined with --table and --json only: it compares all", WRONG_USAGE)
+            raise CommandError(
+                "--published can be combined with --table and --json only: it compares all",
+                WRONG_USAGE,
+            )
         compare_with_papers(sweeps, output.table, as_json=output.as_json)
         return
     if output.table is not None:
-        raise CommandError("--table is the table of --published; add it, or use `pareto --table`", WRONG_USAGE)
+        raise CommandError(
+            "--table is the table of --published; add it, or use `pareto --table`", WRONG_USAGE
+        )
     if by is None and len(sweeps) < 2:
-        raise CommandError("give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE)
+        raise CommandError(
+            "give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE
+        )
     if output.html and (by or output.as_json or query != o.Query(x=query.x, y=query.y)):
-        raise CommandError("--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE)
+        raise CommandError(
+            "--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE
+        )
     if output.out is not None and not output.html:
         raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
     if by == _DEVICE and prices != o.PriceOptions():
-        raise CommandError("--by device shows all devices and batch sizes; leave out --device, --batch", WRONG_USAGE)
+        raise CommandError(
+            "--by device shows all devices and batch sizes; leave out --device, --batch",
+            WRONG_USAGE,
+        )
     opened = prices.open(sweeps)
     if by == _DEVICE:
         opened, by = [priced for sweep in opened for priced in _on_all_machines(sweep)], None
@@ -120,8 +142,13 @@ def compare(sweeps: o.Sweeps, kind: Kind, query: o.Query, prices: o.PriceOptions
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
-    facts = {"objectives": [{"metric": m.name, "direction": m.direction} for m in front.metrics], **asdict(found)}
-    lines = _describe(found, [metric.name for metric in front.metrics], "sweep" if by is None else "group")
+    facts = {
+        "objectives": [{"metric": m.name, "direction": m.direction} for m in front.metrics],
+        **asdict(found),
+    }
+    lines = _describe(
+        found, [metric.name for metric in front.metrics], "sweep" if by is None else "group"
+    )
     if kind.by == _DEVICE:
         facts["by_device"], above = _by_device(opened, query)
         lines = [*above, *lines]
@@ -142,13 +169,15 @@ def _on_all_machines(sweep: Sweep) -> list[Sweep]:
     machines = Machine.all(sweep.prices)
     if len(machines) < 2:
         have = f"prices of {machines[0]} only" if machines else "no prices of a device"
-        raise QueryError(f"sweep {sweep.name} has {have}; `{command(sweep.storage, 'time')}` measures others")
+        raise QueryError(
+            f"sweep {sweep.name} has {have}; `{command(sweep.storage, 'time')}` measures others"
+        )
     return [sweep.priced_on(machine) for machine in machines]
 
 
 def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any], list[str]]:
-    """The trials on the front of any device, and vanilla: their prices on all of them, by the sweep's place. sweeps: on
-    each device.
+    """The trials on the front of any device, and vanilla: their prices on all of them, by the
+    sweep's place. sweeps: on each device.
     """
     from orchestrator.cli.devices import side_by_side
 
@@ -158,20 +187,33 @@ def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any],
     facts, lines = dict[str, Any](), list[str]()
     for place, fronts in by_place.items():
         numbers = {trial.number for front in fronts for trial in front.members}
-        numbers |= {s.baseline.number for front in fronts for s in front.sweeps.values() if s.baseline is not None}
+        numbers |= {
+            s.baseline.number
+            for front in fronts
+            for s in front.sweeps.values()
+            if s.baseline is not None
+        }
         facts[place], table = side_by_side(fronts, numbers)
         lines += [*([place] if len(by_place) > 1 else []), *table, ""]
     return facts, lines
 
 
 def _write_page(
-    sweeps: Sequence[Sweep], front: Front, found: Comparison, warnings: Sequence[str], out: str | None
+    sweeps: Sequence[Sweep],
+    front: Front,
+    found: Comparison,
+    warnings: Sequence[str],
+    out: str | None,
 ) -> str:
     """Write the report of several sweeps; returns its path."""
     from orchestrator.report.page import page_data, render
 
     metrics = [metric.name for metric in front.metrics]
-    page = render(page_data(sweeps, say, metrics, comparison=found, warnings=[f"{text}." for text in warnings]))
+    page = render(
+        page_data(
+            sweeps, say, metrics, comparison=found, warnings=[f"{text}." for text in warnings]
+        )
+    )
     return write_output(out or "compare.html", page.encode())
 
 
@@ -181,14 +223,21 @@ def _cautions(front: Front, *, is_by_device: bool) -> list[str]:
     from orchestrator.shown.status import timing_notes
 
     if is_by_device:
-        return list(dict.fromkeys(text for sweep in front.sweeps.values() for text in timing_notes(sweep)))
+        return list(
+            dict.fromkeys(text for sweep in front.sweeps.values() for text in timing_notes(sweep))
+        )
     notes = {name: timing_notes(sweep) for name, sweep in front.sweeps.items()}
-    own = [f"{name}, {text}" if len(notes) > 1 else text for name, texts in notes.items() for text in texts]
+    own = [
+        f"{name}, {text}" if len(notes) > 1 else text
+        for name, texts in notes.items()
+        for text in texts
+    ]
     return [*own, *cautions([sweep.identity for sweep in front.sweeps.values()], front.metrics)]
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:
-    """The candidates' indices by sweep, by the values of a column, or by both if there are several sweeps.
+    """The candidates' indices by sweep, by the values of a column, or by both if there are several
+    sweeps.
 
     Raises:
         QueryError: no such column, or fewer than two groups.
@@ -215,7 +264,9 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
 
 def _part_kinds(part: str, config: DecodingConfig) -> str:
-    """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla` for all of its."""
+    """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla`
+    for all of its.
+    """
     from orchestrator.store.names import VANILLA, family
     from search_spaces.acceptance import EXACT
 
@@ -228,8 +279,16 @@ def _part_kinds(part: str, config: DecodingConfig) -> str:
 
 
 def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
-    """The group of a sweep's trials with this value of the column; of a kind `none`, `no neighbourhood`."""
-    shown = "not set" if value is None else f"no {by.rpartition('.')[2]}" if value == "none" else str(value)
+    """The group of a sweep's trials with this value of the column; of a kind `none`, `no
+    neighbourhood`.
+    """
+    shown = (
+        "not set"
+        if value is None
+        else f"no {by.rpartition('.')[2]}"
+        if value == "none"
+        else str(value)
+    )
     if isinstance(value, float):
         shown = f"{value:g}"
     return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
@@ -237,8 +296,12 @@ def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
 
 def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
     """The comparison as lines of text. what: is compared, `sweep` or `group`."""
-    corner = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.reference, strict=True))
-    scale = ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, found.scale, strict=True))
+    corner = ", ".join(
+        f"{name} {value:.4g}" for name, value in zip(metrics, found.reference, strict=True)
+    )
+    scale = ", ".join(
+        f"{name} {value:.4g}" for name, value in zip(metrics, found.scale, strict=True)
+    )
     best = max(found.hypervolumes.values())
     volumes = [
         [
@@ -256,20 +319,29 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
             shares = f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"
             pairs.append([a, b, measured(sign * more, error), *shares])
     return [
-        shown_table([what, "trials", "on front", "hypervolume", "of the largest"], volumes, right=[1, 2, 3, 4]),
+        shown_table(
+            [what, "trials", "on front", "hypervolume", "of the largest"],
+            volumes,
+            right=[1, 2, 3, 4],
+        ),
         f"from the reference point {corner}",
         "",
         shown_table([what, "against", "difference", "epsilon", "covers"], pairs, right=[2, 3, 4]),
-        "difference: how much larger the first hypervolume is, with its error; trials on equal captions are paired",
-        "epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range "
-        f"({scale}); 0 or less: it already does",
+        (
+            "difference: how much larger the first hypervolume is, with its error; trials on equal "
+            "captions are paired"
+        ),
+        (
+            "epsilon: how much the first front must improve to match the second everywhere, in "
+            f"units of the fronts' range ({scale}); 0 or less: it already does"
+        ),
         "covers: the share of the second front that the first equals or dominates",
     ]
 
 
 def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -> None:
-    """Print each sweep next to each table. names: sweeps and tables; without a table, the one with the sweep's name.
-    file: where the tables are written as a paper prints them.
+    """Print each sweep next to each table. names: sweeps and tables; without a table, the one with
+    the sweep's name. file: where the tables are written as a paper prints them.
 
     Raises:
         CommandError: no sweep, or no such table.
@@ -277,10 +349,17 @@ def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) ->
     from orchestrator.shown.papers import FOLDER, replicate, tables
 
     given_tables = [name for name in names if name in tables()]
-    opened = o.PriceOptions().open([name for name in names if name not in given_tables])  # a replication has notes
+    # a replication has notes
+    opened = o.PriceOptions().open([name for name in names if name not in given_tables])
     if not opened:
-        raise CommandError(f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE)
-    replications = [replicate(sweep, table) for sweep in opened for table in given_tables or [FOLDER + sweep.name]]
+        raise CommandError(
+            f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE
+        )
+    replications = [
+        replicate(sweep, table)
+        for sweep in opened
+        for table in given_tables or [FOLDER + sweep.name]
+    ]
     lines = [line for entry in replications for line in ("", "", *_describe_replication(entry))][2:]
     if file is not None:
         from orchestrator.shown.paper_tables import replication_table
@@ -298,7 +377,10 @@ def _describe_replication(found: Replication) -> list[str]:
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]
     different, equal = found.with_verdict("differs"), found.with_verdict("agrees")
-    verb, total = "differs" if len(different) == 1 else "differ", counted(len(different) + len(equal), "figure")
+    verb, total = (
+        "differs" if len(different) == 1 else "differ",
+        counted(len(different) + len(equal), "figure"),
+    )
     which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
     lines = [
         f"{found.sweep} next to {found.table}",
@@ -306,23 +388,42 @@ def _describe_replication(found: Replication) -> list[str]:
         "",
         shown_table(head, cells, right=[1, 3, 4, 5]),
         "",
-        f"{len(different)} of {total} {verb} beyond the measured uncertainty{': ' if different else ''}{which}",
+        (
+            f"{len(different)} of {total} {verb} beyond the measured "
+            f"uncertainty{': ' if different else ''}{which}"
+        ),
     ]
-    undecided = {"not measured": found.with_verdict("not measured"), "no error": found.with_verdict("no error")}
-    lines += [f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f]
-    lines += [f"{row.row.label}: run with {', '.join(row.differences)}" for row in found.rows if row.differences]
+    undecided = {
+        "not measured": found.with_verdict("not measured"),
+        "no error": found.with_verdict("no error"),
+    }
+    lines += [
+        f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f
+    ]
+    lines += [
+        f"{row.row.label}: run with {', '.join(row.differences)}"
+        for row in found.rows
+        if row.differences
+    ]
     return [*lines, RULE]
 
 
 def _row_lines(row: TableRow) -> list[list[str]]:
-    """The table's lines for a row: its figures, then the paper's figures that have no metric here."""
+    """The table's lines for a row: its figures, then the paper's figures that have no metric
+    here.
+    """
     trial = "none" if row.trial is None else str(row.trial)
     lines = []
     for figure in row.figures:
         value = "-" if figure.measured is None else str(figure.measured)
-        printed = figure.in_our_unit + ("" if figure.in_our_unit == figure.printed else f" ({figure.printed})")
+        printed = figure.in_our_unit + (
+            "" if figure.in_our_unit == figure.printed else f" ({figure.printed})"
+        )
         z = "-" if figure.z is None else f"{figure.z:.1f}"
         lines.append([figure.metric, value, printed, z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
     lines = lines or [["-", "-", "-", "-", "no figures"]]
-    return [[*((row.row.label, trial) if index == 0 else ("", "")), *line] for index, line in enumerate(lines)]
+    return [
+        [*((row.row.label, trial) if index == 0 else ("", "")), *line]
+        for index, line in enumerate(lines)
+    ]

@@ -1,4 +1,6 @@
-"""The settings of one sweep on several devices: their prices side by side, and on whose front each of them is."""
+"""The settings of one sweep on several devices: their prices side by side, and on whose front each
+of them is.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.store.sweep import Sweep
 
 
-def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dict[str, Any], list[str]]:
+def side_by_side(
+    fronts: Sequence[Front], numbers: Collection[int]
+) -> tuple[dict[str, Any], list[str]]:
     """A row for each of these trials: as plain data, and as lines of text. Fastest last.
 
     fronts: of the same metrics, each of the same sweep on another device or at another batch size.
@@ -24,11 +28,20 @@ def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dic
     """
     sweeps = [sweep for front in fronts for sweep in front.sweeps.values()]
     names = [metric.name for metric in fronts[0].metrics]
-    speeds, others = [name for name in names if is_priced(name)], [name for name in names if not is_priced(name)]
+    speeds, others = (
+        [name for name in names if is_priced(name)],
+        [name for name in names if not is_priced(name)],
+    )
     members = [{trial.number for trial in front.members} for front in fronts]
-    rows, shown, table_names = list[dict[str, Any]](), dict[int, str](), for_output(fronts[0], long=False).names
+    rows, shown, table_names = (
+        list[dict[str, Any]](),
+        dict[int, str](),
+        for_output(fronts[0], long=False).names,
+    )
     for number in sorted(numbers):
-        records = [next(record for record in sweep.records if record.number == number) for sweep in sweeps]
+        records = [
+            next(record for record in sweep.records if record.number == number) for sweep in sweeps
+        ]
         shown[number] = table_names.name(records[0].config)
         rows.append(
             {
@@ -37,20 +50,28 @@ def side_by_side(fronts: Sequence[Front], numbers: Collection[int]) -> tuple[dic
                 "label": records[0].label,
                 "digest": records[0].digest,
                 **{name: _plain(records[0].metrics.get(name)) for name in others},
-                **{name: [_plain(record.metrics.get(name)) for record in records] for name in speeds},
+                **{
+                    name: [_plain(record.metrics.get(name)) for record in records]
+                    for name in speeds
+                },
                 "on_front": [number in found for found in members],
             }
         )
     if speeds:
         rows.sort(key=lambda row: row[speeds[0]][0]["value"] if row[speeds[0]][0] else float("inf"))
     settings = [shown[row["number"]] for row in rows]
-    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(rows, settings, sweeps, speeds, others)
+    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(
+        rows, settings, sweeps, speeds, others
+    )
 
 
 def machine_name(sweep: Sweep) -> str:
     """What the speeds of a sweep are of; of an earlier version, as far as it is known."""
     identity = sweep.identity
-    return str(sweep.machine or f"{identity.timing_device or 'an unknown device'} at batch {identity.timing_batch}")
+    return str(
+        sweep.machine
+        or f"{identity.timing_device or 'an unknown device'} at batch {identity.timing_batch}"
+    )
 
 
 def _plain(value: Estimate | None) -> dict[str, Any] | None:
@@ -64,7 +85,9 @@ def _lines(
     speeds: Sequence[str],
     others: Sequence[str],
 ) -> list[str]:
-    """A table with a column for each price, and what its columns are of. settings: their names, of each row."""
+    """A table with a column for each price, and what its columns are of. settings: their names, of
+    each row.
+    """
     several = len(sweeps) > 1
     marks = [f"[{place}]" for place in range(1, len(sweeps) + 1)]
     head = [f"{name} {mark}" if several else name for name in speeds for mark in marks]
@@ -74,7 +97,11 @@ def _lines(
             setting,
             *(_shown(row[name]) for name in others),
             *(_shown(value) for name in speeds for value in row[name]),
-            " ".join(mark if several else "yes" for mark, found in zip(marks, row["on_front"], strict=True) if found),
+            " ".join(
+                mark if several else "yes"
+                for mark, found in zip(marks, row["on_front"], strict=True)
+                if found
+            ),
         ]
         for row, setting in zip(rows, settings, strict=True)
     ]

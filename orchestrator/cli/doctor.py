@@ -1,4 +1,6 @@
-"""`specfrontier doctor`: check this machine, the checkpoints of a models.yaml, or the needs of a sweep."""
+"""`specfrontier doctor`: check this machine, the checkpoints of a models.yaml, or the needs of a
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,25 @@ Examples:
   specfrontier doctor --models models.yaml
   specfrontier doctor --plan my_sweep.yaml --models models.yaml --gpus 8 --gpu-memory 24
 """
-_TYPICAL = "Default: that of a data-centre or gaming GPU with about that memory, which the plan names."
+_TYPICAL = (
+    "Default: that of a data-centre or gaming GPU with about that memory, which the plan names."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
     """The options that say what is examined; without --models and --plan, this machine."""
 
-    models: str | None = o.option("Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights.", "MODELS")
-    plan: str | None = o.option("Estimate the memory, images and hours of a sweep, without running it.", "SPACE")
+    models: str | None = o.option(
+        "Check a models.yaml (FILE or FILE#ENTRY), or a folder of weights.", "MODELS"
+    )
+    plan: str | None = o.option(
+        "Estimate the memory, images and hours of a sweep, without running it.", "SPACE"
+    )
     batch: int = o.option("For --models: images generated together.", "N", default=1, min=1)
-    gpus: int | None = o.option("For --plan: number of GPUs. Default: this machine's, else 1.", "N", min=1)
+    gpus: int | None = o.option(
+        "For --plan: number of GPUs. Default: this machine's, else 1.", "N", min=1
+    )
     gpu_memory: float | None = o.option(
         "For --plan: memory of each GPU. Default: this machine's, else 80.",
         "GIB",
@@ -35,7 +45,9 @@ class Examined:
         max=1000000.0,
         callback=o.finite,
     )
-    gpu_bandwidth: float | None = o.option(f"Bandwidth of each GPU. {_TYPICAL}", "GB/S", min=0.001, callback=o.finite)
+    gpu_bandwidth: float | None = o.option(
+        f"Bandwidth of each GPU. {_TYPICAL}", "GB/S", min=0.001, callback=o.finite
+    )
     gpu_compute: float | None = o.option(
         f"Compute of each GPU in 16 bits. {_TYPICAL}", "TFLOP/S", min=0.001, callback=o.finite
     )
@@ -49,10 +61,14 @@ class Examined:
 
 
 @o.grouped
-def doctor(examined: Examined, as_json: bool = o.flag("Print the findings as JSON.", "--json")) -> None:
-    """Check this machine and the built-in weights; with --models, checkpoints; with --plan, the needs of a sweep.
+def doctor(
+    examined: Examined, as_json: bool = o.flag("Print the findings as JSON.", "--json")
+) -> None:
+    """Check this machine and the built-in weights; with --models, checkpoints; with --plan, the
+    needs of a sweep.
 
-    Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not fit.
+    Exits with 1 if something that `generate` or `launch` needs is missing or broken, or does not
+    fit.
     """
     with ends_with(WRONG_USAGE):
         if examined.plan is not None:
@@ -82,10 +98,14 @@ def _plan(space: str, options: Examined) -> tuple[dict[str, Any], list[str]]:
     here = machine.torch_facts()["devices"]
     memory = options.gpu_memory or (here[0]["memory_bytes"] / gpus.GIB if here else 80.0)
     device = str(here[0]["name"]) if here and not options.gpu_memory else ""
-    sweep = SweepConfig.read(space, {} if options.models is None else {"models.file": options.models})
+    sweep = SweepConfig.read(
+        space, {} if options.models is None else {"models.file": options.models}
+    )
     gpu = gpus.gpu_of(memory, options.gpu_bandwidth, options.gpu_compute, device)
     with sweep.locate_errors():
         with o.show_notes():
             shapes = plans.models_for_plan(sweep)
-        findings = plans.plan(sweep, shapes, options.gpus or len(here) or 1, gpu, options.accepted_length)
+        findings = plans.plan(
+            sweep, shapes, options.gpus or len(here) or 1, gpu, options.accepted_length
+        )
     return findings, plans.describe_plan(findings)

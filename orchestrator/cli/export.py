@@ -27,19 +27,26 @@ def export(
     query: q.Query,
     prices: q.PriceOptions,
     wanted: q.TrialOptions,
-    out: str = o.option("Folder to write; created if missing.", "DIR", default="export", callback=o.output_path),
+    out: str = o.option(
+        "Folder to write; created if missing.", "DIR", default="export", callback=o.output_path
+    ),
 ) -> None:
-    """Write a setting to a folder: setting.yaml, draw.py (which draws images with it), the versions that it ran with, a
-    README with what was measured and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express
-    it, and a model card of its drafter.
+    """Write a setting to a folder: setting.yaml, draw.py (which draws images with it), the versions
+    that it ran with, a README with what was measured and the flags of published code (LANTERN,
+    EAGLE, SJD, GSD) or why they cannot express it, and a model card of its drafter.
     """
     from orchestrator.shown.export import export_files
 
     if not wanted.is_given():
-        raise CommandError("add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE)
+        raise CommandError(
+            "add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE
+        )
     trial = wanted.select(query.front(prices.open([sweep])))
     if not trial.metrics:
-        raise CommandError(f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}", FAILED)
+        raise CommandError(
+            f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}",
+            FAILED,
+        )
     files = export_files(trial)
     write_folder(Path(out), files)
     typer.echo(clean(f"{out}: {trial.heading} ({', '.join(files)})"))

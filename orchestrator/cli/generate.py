@@ -34,24 +34,31 @@ class Source:
     """The options that say what is generated, and with which config."""
 
     captions: Annotated[
-        list[str] | None, typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False),
     ] = None
     captions_file: str | None = o.option(
-        "File with one caption per line, or any file of captions that a sweep reads; - for standard input.",
+        "File with one caption per line, or any file of captions that a sweep reads; - for "
+        "standard input.",
         "FILE",
         "--captions",
         callback=o.input_path,
     )
     preset: str | None = o.option(
-        "A published method with its paper's parameters; see --list-presets.", "NAME", autocompletion=complete_preset
+        "A published method with its paper's parameters; see --list-presets.",
+        "NAME",
+        autocompletion=complete_preset,
     )
     list_presets: bool = o.flag("List the presets and exit.")
     config: str | None = o.option(
-        "A config file, such as the config.yaml of an earlier run: a path or URI.", "YAML", callback=o.input_place
+        "A config file, such as the config.yaml of an earlier run: a path or URI.",
+        "YAML",
+        callback=o.input_place,
     )
     sweep: str | None = o.option(
-        "Take the config of a sweep's trial, with its sampling, and the sweep's models and timing batch: --trial, "
-        "--best, --lossless or --knee say which; by default the best one within the default quality bar.",
+        "Take the config of a sweep's trial, with its sampling, and the sweep's models and timing "
+        "batch: --trial, --best, --lossless or --knee say which; by default the best one within "
+        "the default quality bar.",
         "SWEEP",
         "--from",
         autocompletion=complete_sweep,
@@ -61,12 +68,13 @@ class Source:
 
 @o.grouped
 def generate(source: Source, wanted: q.TrialOptions, options: q.GenerationOptions) -> None:
-    """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's trial, with --set for
-    single keys.
+    """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's
+    trial, with --set for single keys.
 
-    Writes a PNG for each image, contact_sheet.png, heatmap.png (accepted length over the image grid), statistics.json,
-    and config.yaml, which --config accepts. Without --preset, --config and --from: vanilla autoregressive decoding.
-    Sampling keys that are not set have the target's defaults, which need not be a sweep's: --from takes the sweep's.
+    Writes a PNG for each image, contact_sheet.png, heatmap.png (accepted length over the image
+    grid), statistics.json, and config.yaml, which --config accepts. Without --preset, --config and
+    --from: vanilla autoregressive decoding. Sampling keys that are not set have the target's
+    defaults, which need not be a sweep's: --from takes the sweep's.
     """
     if source.list_presets:
         typer.echo(_describe_presets())
@@ -87,19 +95,26 @@ def _describe_presets() -> str:
 
     aliases = {name: f" (also: {alias})" for alias, name in ALIASES.items()}
     return "\n".join(
-        f"{name:<20} {entry.about}{aliases.get(name, '')} [{entry.source}]" for name, entry in CATALOGUE.items()
+        f"{name:<20} {entry.about}{aliases.get(name, '')} [{entry.source}]"
+        for name, entry in CATALOGUE.items()
     )
 
 
 def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
-    """The config of a preset, a file or a sweep's trial (vanilla without any), and what was measured of it.
+    """The config of a preset, a file or a sweep's trial (vanilla without any), and what was
+    measured of it.
 
     The section `sampling` has only the keys that were given.
 
     Raises:
         CommandError: wrong usage, or the sweep has no such trial.
     """
-    from orchestrator.store.config_file import MeasuredSpeed, Setting, head_comments, naming_plugins
+    from orchestrator.store.config_file import (
+        MeasuredSpeed,
+        Setting,
+        head_comments,
+        naming_plugins,
+    )
     from search_spaces.documents import read_document
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
@@ -109,7 +124,8 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise CommandError(
-            f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set", WRONG_USAGE
+            f"{names[0]} and {names[1]} cannot be combined; give one and adjust it with --set",
+            WRONG_USAGE,
         )
     if source.sweep is not None:
         return _read_trial(source.sweep, wanted, infeasible=source.infeasible)
@@ -126,7 +142,9 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
         text = data.decode("utf-8-sig")
         with document.locate_errors(), naming_plugins(text):
             whole = DecodingConfig.from_mapping(document.data, Sampling())
-        mapping = whole.with_sampling(None).to_mapping() | {"sampling": document.data.get("sampling")}
+        mapping = whole.with_sampling(None).to_mapping() | {
+            "sampling": document.data.get("sampling")
+        }
         return Setting(mapping, speed=MeasuredSpeed.read(text), comments=head_comments(text))
 
 
@@ -146,13 +164,16 @@ def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> Set
     if not wanted.is_given() and not front.infeasible_note:
         if (limit := default_limit(front)) is None:
             problem = f"--from {source}: this sweep has no default quality bar"
-            raise CommandError(f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE)
+            raise CommandError(
+                f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE
+            )
         wanted = q.TrialOptions(best=[limit])
     return replace(wanted.select(front).to_setting(), notes=tuple(session_problems(sweep)))
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """A config as a mapping, with assignments applied. Everything that does not depend on the model is validated.
+    """A config as a mapping, with assignments applied. Everything that does not depend on the model
+    is validated.
 
     Raises:
         CommandError: wrong usage.
@@ -166,21 +187,31 @@ def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[s
 
 
 def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str]:
-    """The captions of the command line, then those of the file in its order (`-`: standard input). A file is read as a
-    sweep's is; one of another ending, as text with one caption per line.
+    """The captions of the command line, then those of the file in its order (`-`: standard input).
+    A file is read as a sweep's is; one of another ending, as text with one caption per line.
 
     Raises:
         CommandError: no captions, an empty one, or a file that cannot be read.
     """
-    from workers.data.captions import ENDINGS, caption_in_one_line, captions_in_order, captions_of_text
+    from workers.data.captions import (
+        ENDINGS,
+        caption_in_one_line,
+        captions_in_order,
+        captions_of_text,
+    )
     from workers.data.text_files import decode, read_text
 
     if any(not caption.strip() for caption in captions):
         raise CommandError("a caption is empty; describe an image", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
-        found = [caption_in_one_line(caption, f"caption {number}") for number, caption in enumerate(captions, start=1)]
+        found = [
+            caption_in_one_line(caption, f"caption {number}")
+            for number, caption in enumerate(captions, start=1)
+        ]
         if file == "-":
-            listed = captions_of_text(decode(sys.stdin.buffer.read(), "standard input"), "standard input")
+            listed = captions_of_text(
+                decode(sys.stdin.buffer.read(), "standard input"), "standard input"
+            )
         elif file is not None and Path(file).suffix.lower() not in ENDINGS:
             listed = captions_of_text(read_text(Path(file)), file)
         else:
@@ -188,6 +219,10 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
         found += [caption.text for caption in listed]
     if not found:
         name = "standard input" if file == "-" else file
-        fix = f"{name} is empty" if file is not None else "give them as arguments, or with --captions FILE"
+        fix = (
+            f"{name} is empty"
+            if file is not None
+            else "give them as arguments, or with --captions FILE"
+        )
         raise CommandError(f"no captions: {fix}", WRONG_USAGE)
     return found

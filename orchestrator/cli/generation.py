@@ -1,4 +1,6 @@
-"""Generates images from captions with one decoding config; writes contact sheet, heat map, statistics and config."""
+"""Generates images from captions with one decoding config; writes contact sheet, heat map,
+statistics and config.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from orchestrator.cli.query_options import GenerationOptions
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.errors import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    CommandError,
+    ends_with,
+    in_memory,
+)
 from orchestrator.options import find_models, pick_device
 from orchestrator.shown.status import drafter_warning, is_hardly_accepted
 from orchestrator.store.config_file import Setting
@@ -49,7 +58,9 @@ _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 @dataclass
 class Gallery:
-    """The images of one engine: each is written to the folder as soon as it is added. results, pictures: by request."""
+    """The images of one engine: each is written to the folder as soon as it is added. results,
+    pictures: by request.
+    """
 
     engine: Engine
     folder: Path
@@ -63,14 +74,17 @@ class Gallery:
         note = PngImagePlugin.PngInfo()
         note.add_itxt("caption", request.caption)
         image = f"caption {request.caption_id}, sample {request.sample}"
-        note.add_text("specfrontier", f"config {engine.config.digest()}, seed {engine.seed}, {image}")
+        note.add_text(
+            "specfrontier", f"config {engine.config.digest()}, seed {engine.seed}, {image}"
+        )
         enlarge(picture, _PICTURE_SIDE).save(self.folder / file_name(request), pnginfo=note)
         self.results[request], self.pictures[request] = result, picture
 
     def generate(self, requests: Sequence[Request]) -> float:
         """Generate the images of all requests.
 
-        Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing files.
+        Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing
+        files.
 
         Raises:
             CommandError: decoding failed (1) or was interrupted (130).
@@ -84,11 +98,14 @@ class Gallery:
                 mark = time.perf_counter()
         return seconds
 
-    def generate_beside(self, vanilla: Gallery, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see `time_in_turn`): vanilla is
-        setting 0, this one setting 1.
+    def generate_beside(
+        self, vanilla: Gallery, requests: Sequence[Request]
+    ) -> list[dict[str, Any]]:
+        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see
+        `time_in_turn`): vanilla is setting 0, this one setting 1.
 
-        Both first generate a batch that is not timed. A batch ends with its longest image, as in a sweep's timings.
+        Both first generate a batch that is not timed. A batch ends with its longest image, as in a
+        sweep's timings.
 
         Raises:
             CommandError: decoding failed (1) or was interrupted (130).
@@ -101,7 +118,8 @@ class Gallery:
         def run(side: int, batch: Sequence[Request]) -> list[Result]:
             results = list(galleries[side].engine.run(batch))
             for result in results:
-                if side and result.request not in found[side]:  # the batch that is not timed is generated again
+                # the batch that is not timed is generated again
+                if side and result.request not in found[side]:
                     advance()
                 found[side][result.request] = result
             return results
@@ -112,7 +130,9 @@ class Gallery:
                     {str(side): partial(run, side) for side in (0, 1)},
                     batches,
                     self.engine.device,
-                    encode=lambda batch: target.encode([request.caption for request in batch], guided=False),
+                    encode=lambda batch: target.encode(
+                        [request.caption for request in batch], guided=False
+                    ),
                 )
             finally:
                 for gallery, results in zip(galleries, found, strict=True):
@@ -121,7 +141,9 @@ class Gallery:
 
     @contextmanager
     def progress(self, images: int) -> Iterator[Callable[[], None]]:
-        """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130 interrupted."""
+        """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130
+        interrupted.
+        """
         try:
             with ends_with(FAILED, DecodingError, OSError), _progress(images) as advance:
                 yield advance
@@ -130,23 +152,41 @@ class Gallery:
             again = "The same command generates the same images again"
             raise CommandError(f"interrupted; {done}. {again}", INTERRUPTED) from None
 
-    def write(self, header: Mapping[str, Any], wall_seconds: float, comments: str = "") -> dict[str, Any]:
-        """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the statistics.
+    def write(
+        self, header: Mapping[str, Any], wall_seconds: float, comments: str = ""
+    ) -> dict[str, Any]:
+        """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the
+        statistics.
 
-        header: facts of the run, to which those of the config are added. comments: at the head of config.yaml.
+        header: facts of the run, to which those of the config are added. comments: at the head of
+        config.yaml.
         """
         config, grid = self.engine.config, self.engine.target.grid
-        results = sorted(self.results.values(), key=lambda result: (result.request.caption_id, result.request.sample))
+        results = sorted(
+            self.results.values(),
+            key=lambda result: (result.request.caption_id, result.request.sample),
+        )
         rows = [_image_row(result) for result in results]
-        cells = accepted_by_cell((result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols)
+        cells = accepted_by_cell(
+            (result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols
+        )
         overall = _overall(rows, wall_seconds)
         own = {"setting": SettingNames(Sampling()).name(config), "config": config.to_mapping()}
         own["digest"] = config.digest()
-        statistics = {**header, **own, "overall": overall, "accepted_length_by_cell": cells, "images": rows}
+        statistics = {
+            **header,
+            **own,
+            "overall": overall,
+            "accepted_length_by_cell": cells,
+            "images": rows,
+        }
         pictures = [self.pictures[result.request] for result in results]
-        contact_sheet(pictures, [row["caption"] for row in rows]).save(self.folder / "contact_sheet.png")
+        contact_sheet(pictures, [row["caption"] for row in rows]).save(
+            self.folder / "contact_sheet.png"
+        )
         mean, images = overall["mean_accepted_length"], counted(len(rows), "image")
-        # passes that accept more cover more cells, so the mean over cells exceeds the mean over passes
+        # passes that accept more cover more cells, so the mean over cells exceeds the mean over
+        # passes
         title = f"accepted length of each cell's pass, {images} (mean over passes {mean:.2f})"
         heat_map(cells, title).save(self.folder / "heatmap.png")
         text = json.dumps(statistics, indent=2, ensure_ascii=False)
@@ -165,14 +205,21 @@ def generate_images(
 ) -> str:
     """Generate all images and write the output folder; returns the text to print.
 
-    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults. setting: where the
-    config is from. preset: the name that the user gave, for the statistics.
+    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
+    setting: where the config is from. preset: the name that the user gave, for the statistics.
 
     Raises:
-        CommandError: config, models, captions or folder are invalid (2); weights or decoding fail (1); interrupt (130).
+        CommandError: config, models, captions or folder are invalid (2); weights or decoding fail
+            (1); interrupt (130).
     """
-    folder, batch, device = Path(options.out), options.batch or setting.batch or _BATCH, pick_device(options.device)
-    with in_memory("while loading the models; free some memory, use a larger device, or set dtype: bfloat16"):
+    folder, batch, device = (
+        Path(options.out),
+        options.batch or setting.batch or _BATCH,
+        pick_device(options.device),
+    )
+    with in_memory(
+        "while loading the models; free some memory, use a larger device, or set dtype: bfloat16"
+    ):
         entry = find_models(options.models, setting.models)
         with ends_with(FAILED), collect_notes() as notes:
             models = load_entry(entry, device)
@@ -181,7 +228,9 @@ def generate_images(
             gallery = Gallery(models.engine(config, seed=options.seed, batch_size=batch), folder)
             models.target.check(captions)  # all of them, before the first image is generated
     requests = [
-        Request(index, text, sample) for index, text in enumerate(captions) for sample in range(options.samples)
+        Request(index, text, sample)
+        for index, text in enumerate(captions)
+        for sample in range(options.samples)
     ]
     with ends_with(WRONG_USAGE):
         replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA, *_SUMMARIES)
@@ -193,7 +242,9 @@ def generate_images(
         if options.against is None:
             seconds = gallery.generate(requests)
         else:
-            vanilla = Gallery(models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA)
+            vanilla = Gallery(
+                models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA
+            )
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
             vanilla_seconds, seconds = map(sum, _by_setting(timings, "wall"))
@@ -201,50 +252,79 @@ def generate_images(
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling, models.target.grid.cols),
         "samples": options.samples,
-        "warnings": [*setting.notes, *notes, *_warnings(gallery, config.drafter.kind, entry.files)],
-        "against": None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)},
+        "warnings": [
+            *setting.notes,
+            *notes,
+            *_warnings(gallery, config.drafter.kind, entry.files),
+        ],
+        "against": (
+            None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
+        ),
     }
     with ends_with(FAILED):
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
-            others: dict[str, Any] = {"preset": None, "origin": "", "measured": None, "against": None, "warnings": []}
+            others: dict[str, Any] = {
+                "preset": None,
+                "origin": "",
+                "measured": None,
+                "against": None,
+                "warnings": [],
+            }
             vanilla.write(header | others | {"lossless": True}, vanilla_seconds)
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     return as_json if options.as_json else _summary(statistics, folder, replaced)
 
 
 def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The measured speed-up with its standard error (None: of a single batch), and vanilla's seconds per image."""
+    """The measured speed-up with its standard error (None: of a single batch), and vanilla's
+    seconds per image.
+    """
     vanilla, own = (torch.tensor(seconds) for seconds in _by_setting(timings, "seconds"))
     error = ratio_estimate(vanilla, own, torch.arange(len(own))).error if len(own) > 1 else None
     latency = 2 * float(vanilla.sum()) / sum(row["batch"] for row in timings)
-    return {"speedup": float(vanilla.sum() / own.sum()), "error": error, "latency_vanilla": latency}
+    return {
+        "speedup": float(vanilla.sum() / own.sum()),
+        "error": error,
+        "latency_vanilla": latency,
+    }
 
 
 def _by_setting(timings: Sequence[Mapping[str, Any]], column: str) -> list[list[float]]:
     """A column of the timings of vanilla and of the setting, by batch."""
-    return [[float(row[column]) for row in timings if row["setting"] == side] for side in ("0", "1")]
+    return [
+        [float(row[column]) for row in timings if row["setting"] == side] for side in ("0", "1")
+    ]
 
 
 def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> DecodingConfig:
-    """What `config` is compared with: the sweep's vanilla, unless its sampling was changed since; else vanilla with the
-    config's sampling. sampling: the target's defaults."""
+    """What `config` is compared with: the sweep's vanilla, unless its sampling was changed since;
+    else vanilla with the config's sampling. sampling: the target's defaults.
+    """
     stated = DecodingConfig.from_mapping(setting.mapping, sampling)
     is_unchanged = setting.baseline is not None and config.sampling == stated.sampling
-    return setting.baseline if is_unchanged and setting.baseline else DecodingConfig(sampling=config.sampling)
+    return (
+        setting.baseline
+        if is_unchanged and setting.baseline
+        else DecodingConfig(sampling=config.sampling)
+    )
 
 
 def _header(
     mapping: Mapping[str, Any], engine: Engine, models: Models, setting: Setting, images: int
 ) -> dict[str, Any]:
-    """What the statistics say of the run besides its images. measured: the speed-up that a sweep measured of this
-    config, and why it is not that of this run."""
+    """What the statistics say of the run besides its images. measured: the speed-up that a sweep
+    measured of this config, and why it is not that of this run.
+    """
     batch, promised = min(engine.batch_size, images), None
     if setting.speed is not None:
         files = setting.differing_files(models.hashes)
         devices = [str(this_device(engine.device)), device_name(engine.device)]
         reasons = setting.speed.differences(engine.config.digest(), batch, devices, files)
-        promised = asdict(setting.speed) | {"differences": reasons, "text": setting.speed.describe(reasons)}
+        promised = asdict(setting.speed) | {
+            "differences": reasons,
+            "text": setting.speed.describe(reasons),
+        }
     return {
         "versions": versions(),
         "target": engine.target.name,
@@ -254,7 +334,9 @@ def _header(
         "cuda_graphs": engine.uses_graphs,
         "kernels": implementation(engine.device.type),
         "origin": setting.origin,
-        "default_sampling": [key for key in Sampling.fields() if key not in (mapping.get("sampling") or {})],
+        "default_sampling": [
+            key for key in Sampling.fields() if key not in (mapping.get("sampling") or {})
+        ],
         "seed": engine.seed,
         "batch": batch,
         "measured": promised,
@@ -262,24 +344,34 @@ def _header(
 
 
 def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
-    """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by key."""
+    """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by
+    key.
+    """
     images = [result.statistics for result in gallery.results.values()]
-    tokens, passes = sum(int(image.emitted.sum()) for image in images), sum(image.passes for image in images)
+    tokens, passes = (
+        sum(int(image.emitted.sum()) for image in images),
+        sum(image.passes for image in images),
+    )
     file = files.get(f"drafters.{drafter}")
     is_bad = file is not None and is_hardly_accepted(tokens, passes)
     return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []
 
 
 def _remove_previous(folder: Path, *others: str) -> int:
-    """Remove the pictures that the statistics.json of the previous run names, and its other files that the next run
-    does not write, so that a folder holds one run; returns how many pictures there were.
+    """Remove the pictures that the statistics.json of the previous run names, and its other files
+    that the next run does not write, so that a folder holds one run; returns how many pictures
+    there were.
     """
     statistics = folder / _STATISTICS
     try:
         names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
     except (OSError, ValueError, KeyError, TypeError):
         return 0  # no previous run, or another program's file
-    pictures = [folder / name for name in names if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()]
+    pictures = [
+        folder / name
+        for name in names
+        if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()
+    ]
     for path in [*pictures, statistics, *(folder / name for name in others)]:
         path.unlink(missing_ok=True)
     return len(pictures)
@@ -287,15 +379,30 @@ def _remove_previous(folder: Path, *others: str) -> int:
 
 @contextmanager
 def _progress(images: int) -> Iterator[Callable[[], None]]:
-    """A bar with the time that is left, on a terminal; yields a function to call after each image."""
+    """A bar with the time that is left, on a terminal; yields a function to call after each
+    image.
+    """
     if not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
     from rich.progress import TimeRemainingColumn as TimeLeft
 
-    columns = (SpinnerColumn(), BarColumn(24), MofNCompleteColumn(), TextColumn("images"), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn("images"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, TimeLeft(), TextColumn("left"), console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=images)
         yield lambda: bar.advance(task)
@@ -303,7 +410,11 @@ def _progress(images: int) -> Iterator[Callable[[], None]]:
 
 def file_name(request: Request) -> str:
     """Caption id, sample, and the caption's letters and digits: `0000-0-a-large-red-circle.png`."""
-    slug = re.sub(r"[^a-z0-9]+", "-", request.caption.lower()).strip("-")[:_MAX_CAPTION_CHARS].rstrip("-")
+    slug = (
+        re.sub(r"[^a-z0-9]+", "-", request.caption.lower())
+        .strip("-")[:_MAX_CAPTION_CHARS]
+        .rstrip("-")
+    )
     return f"{request.caption_id:04d}-{request.sample}{'-' if slug else ''}{slug}.png"
 
 
@@ -325,13 +436,16 @@ def _image_row(result: Result) -> dict[str, Any]:
 def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, Any]:
     """Statistics over all images.
 
-    Accepted length: all tokens except those of the prefills, divided by all target passes. Step compression and tree
-    depth: means over the images. `latency`: wall time per image at this batch size, a process's warm-up included unless
-    the run was timed against vanilla's. `seconds`: sums over the images.
+    Accepted length: all tokens except those of the prefills, divided by all target passes. Step
+    compression and tree depth: means over the images. `latency`: wall time per image at this batch
+    size, a process's warm-up included unless the run was timed against vanilla's. `seconds`: sums
+    over the images.
     """
     passes = sum(row["target_passes"] for row in rows)
     means = {name: sum(row[name] for row in rows) / len(rows) for name in _MEANS}
-    means["mean_accepted_length"] = sum(row["mean_accepted_length"] * row["target_passes"] for row in rows) / passes
+    means["mean_accepted_length"] = (
+        sum(row["mean_accepted_length"] * row["target_passes"] for row in rows) / passes
+    )
     return {
         "images": len(rows),
         "target_passes": passes,
@@ -343,22 +457,39 @@ def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, A
 
 
 def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
-    """The setting, its speed and its passes of the target, in words, and the files. replaced: images of the
-    last run."""
+    """The setting, its speed and its passes of the target, in words, and the files. replaced:
+    images of the last run.
+    """
     means, config = statistics["overall"], statistics["config"]
-    images, speed = means["images"], f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}"
+    images, speed = (
+        means["images"],
+        f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}",
+    )
     warm_up = ", warm-up included" if statistics["against"] is None else ""
     is_vanilla = DecodingConfig.from_mapping(config).is_vanilla
     exactness = "" if is_vanilla else ", lossless" if statistics["lossless"] else ", not lossless"
     tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
-    passes = f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} tokens"
-    drafts = f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into drafting"
+    passes = (
+        f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} "
+        "tokens"
+    )
+    drafts = (
+        f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into "
+        "drafting"
+    )
     promised, against = statistics["measured"], statistics["against"]
     ratio = "" if against is None else measured(against["speedup"], against["error"])
-    ratio += ", of one batch, so without an error" if against is not None and against["error"] is None else ""
+    ratio += (
+        ", of one batch, so without an error"
+        if against is not None and against["error"] is None
+        else ""
+    )
     return "\n".join(
         [
-            f"{statistics['setting']}{exactness}, target {statistics['target']} on {statistics['device']}",
+            (
+                f"{statistics['setting']}{exactness}, target {statistics['target']} on "
+                f"{statistics['device']}"
+            ),
             *([statistics["origin"]] if statistics["origin"] else []),
             _describe_sampling(config["sampling"], statistics["default_sampling"]),
             f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s{warm_up}: {speed}",
@@ -371,21 +502,32 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
             ),
             *(f"note: {text}" for text in statistics["warnings"]),
             f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
-            *([f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"] if replaced else []),
+            *(
+                [f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"]
+                if replaced
+                else []
+            ),
         ]
     )
 
 
 def _describe_sampling(sampling: Mapping[str, Any], defaults: Sequence[str]) -> str:
-    """`sampling: guidance (cfg) 1.5, temperature 1, top_k 0, top_p 1`, and which of them are the target's defaults."""
+    """`sampling: guidance (cfg) 1.5, temperature 1, top_k 0, top_p 1`, and which of them are the
+    target's defaults.
+    """
     names = {"cfg": "guidance (cfg)"}
     values = {name: sampling[name] for name in ("cfg", "temperature", "top_k", "top_p")}
-    values |= {name: value for name, value in sampling.items() if name not in values}  # of a dynamic temperature
+    # of a dynamic temperature
+    values |= {name: value for name, value in sampling.items() if name not in values}
     text = ", ".join(
         f"{names.get(name, name)} {value if isinstance(value, str) else format_number(value, 6)}"
         for name, value in values.items()
     )
     if not defaults:
         return f"sampling: {text}"
-    which = "all" if len(defaults) == len(values) else ", ".join(name for name in values if name in defaults)
+    which = (
+        "all"
+        if len(defaults) == len(values)
+        else ", ".join(name for name in values if name in defaults)
+    )
     return f"sampling: {text} ({which} by the target's default; a sweep's may differ, see --from)"

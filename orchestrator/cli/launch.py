@@ -63,10 +63,13 @@ def _list_spaces(requested: bool) -> None:
 def launch(
     space: Space,
     options: LaunchOptions,
-    list_spaces: bool = flag("List the ready spaces and exit.", "--list", callback=_list_spaces, is_eager=True),
+    list_spaces: bool = flag(
+        "List the ready spaces and exit.", "--list", callback=_list_spaces, is_eager=True
+    ),
     as_json: bool = flag("Print one JSON event per line on standard output.", "--json"),
 ) -> str:
-    """Map the front of a search space: workers generate images with every proposed config, time it and measure it.
+    """Map the front of a search space: workers generate images with every proposed config, time it
+    and measure it.
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
@@ -127,11 +130,15 @@ def _read_space(space: str, changes: Mapping[str, Any], out: str) -> tuple[Sweep
         return SweepConfig.read(space, changes), storage
 
 
-def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions) -> tuple[SweepConfig, LaunchOptions]:
-    """The sweep with what it takes over from earlier ones, or took over when it started (has an identity).
+def _with_earlier(
+    config: SweepConfig, storage: Storage, options: LaunchOptions
+) -> tuple[SweepConfig, LaunchOptions]:
+    """The sweep with what it takes over from earlier ones, or took over when it started (has an
+    identity).
 
     Raises:
-        NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from others.
+        NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from
+            others.
     """
     from orchestrator.store.files import EARLIER, IDENTITY, NoSweepError, find_sweep
 
@@ -147,10 +154,14 @@ def _with_earlier(config: SweepConfig, storage: Storage, options: LaunchOptions)
         raise NoSweepError(f"--from {error}") from error
     if taken is None:
         problem = f"--from: {config.name} exists in {storage.display_name}, and took over nothing"
-        raise ValueError(f"{problem}; start another with --name NAME, or another `name` in its file")
+        raise ValueError(
+            f"{problem}; start another with --name NAME, or another `name` in its file"
+        )
     if has_started and places.keys() - {source.store for source in taken.sources}:
         started = ", ".join(source.store for source in taken.sources)
-        raise ValueError(f"--from: this sweep took over {started} when it started; leave the option out")
+        raise ValueError(
+            f"--from: this sweep took over {started} when it started; leave the option out"
+        )
     return taken.extend(config), replace(options, taken=taken.at(places))
 
 
@@ -170,19 +181,25 @@ def _check_stored(config: SweepConfig, storage: Storage, *, resume: bool) -> Non
         if not is_described and (resume or not storage.exists(IDENTITY)):
             return
         if not resume:
-            problem = "a sweep exists here; resume it with --resume, or start another with --name NAME"
+            problem = (
+                "a sweep exists here; resume it with --resume, or start another with --name NAME"
+            )
             raise CommandError(f"{storage.display_name}: {problem}", WRONG_USAGE)
         with plugins_of(storage):
             load_plugins()  # all of them: workers may need those of metrics and samplers too
             stored = SweepConfig.parse(read_sweep_text(storage), storage.locate(SWEEP))
         if changes := config.changes(stored):
             problem = f"this sweep started with other values: {describe_differences(changes)}"
-            fix = "restore them, or start another with --name NAME (a resumed sweep may change its budget alone)"
+            fix = (
+                "restore them, or start another with --name NAME (a resumed sweep may change its "
+                "budget alone)"
+            )
             raise CommandError(f"{storage.display_name}: {problem}; {fix}", WRONG_USAGE)
 
 
 def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
-    """The trials that --revive names (`3,12`). Revived ones are allowed, so a command can be repeated.
+    """The trials that --revive names (`3,12`). Revived ones are allowed, so a command can be
+    repeated.
 
     Raises:
         CommandError: not numbers, or trials that racing did not stop.
@@ -193,16 +210,24 @@ def stopped_trials(storage: Storage, numbers: str | None) -> tuple[int, ...]:
 
     with ends_with(WRONG_USAGE):
         records = read_trials(storage)
-    stopped = {str(record.number) for record in records if record.stop and record.duplicate_of is None}
+    stopped = {
+        str(record.number) for record in records if record.stop and record.duplicate_of is None
+    }
     chosen = {number.strip() for number in numbers.split(",")}
     if unknown := sorted(chosen - stopped):
         found = ", ".join(sorted(stopped, key=int))
-        problem = f"choose among the trials that racing stopped: {found}" if found else "racing stopped no trial here"
+        problem = (
+            f"choose among the trials that racing stopped: {found}"
+            if found
+            else "racing stopped no trial here"
+        )
         raise CommandError(f"--revive {', '.join(unknown)}: {problem}", WRONG_USAGE)
     return tuple(sorted(map(int, chosen)))
 
 
-def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions, *, has_models: bool) -> Sampling | None:
+def _preflight(
+    config: SweepConfig, storage: Storage, options: LaunchOptions, *, has_models: bool
+) -> Sampling | None:
     """Check the sweep before any worker starts; returns its sampling.
 
     has_models: see `preflight`.
@@ -227,7 +252,9 @@ def _preflight(config: SweepConfig, storage: Storage, options: LaunchOptions, *,
         )
 
 
-def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, *, as_json: bool) -> None:
+def run_sweep(
+    config: SweepConfig, storage: Storage, options: LaunchOptions, *, as_json: bool
+) -> None:
     """Run the sweep, with progress, result files and MLflow; print a summary at the end.
 
     Raises:
@@ -249,8 +276,12 @@ def run_sweep(config: SweepConfig, storage: Storage, options: LaunchOptions, *, 
         _run(config, storage, options, lock, as_json=as_json)
 
 
-def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lock, *, as_json: bool) -> None:
-    """See `run_sweep`; raises KeyboardInterrupt. If another launch takes the lock over, nothing more is written."""
+def _run(
+    config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lock, *, as_json: bool
+) -> None:
+    """See `run_sweep`; raises KeyboardInterrupt. If another launch takes the lock over, nothing
+    more is written.
+    """
     from orchestrator.launch.launch import launch as launch_sweep
     from orchestrator.run import progress
     from orchestrator.store.files import EVENTS, IDENTITY
@@ -261,9 +292,13 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lo
     from workers.runtime.process import cores
 
     budget, events = config.budget, storage.path(EVENTS)
-    state = progress.Progress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
+    state = progress.Progress(
+        budget.trials, budget.images, is_upper_bound=budget.plateau is not None
+    )
     mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
-    notices = Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
+    notices = (
+        Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
+    )
     kept = [*_sweep_views(config, storage, options.study), *filter(None, (mlflow, notices))]
     views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))
     if events is not None:
@@ -276,7 +311,9 @@ def _run(config: SweepConfig, storage: Storage, options: LaunchOptions, lock: Lo
 
             def emit(event: Any) -> None:
                 nonlocal is_sweep
-                event = event | {"resume": _resume_command()} if event["event"] == "launch" else event
+                event = (
+                    event | {"resume": _resume_command()} if event["event"] == "launch" else event
+                )
                 check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or event["event"] == "identity"
@@ -314,7 +351,10 @@ def _problem(outcome: Outcome) -> str | None:
         return f"all trials except vanilla failed; the first cause: {cause}"
     if outcome.lost:
         lost = counted(len(outcome.lost), "trial")
-        return f"{lost} lost because of a machine, network or file; run again with: {_resume_command()}"
+        return (
+            f"{lost} lost because of a machine, network or file; run again with: "
+            f"{_resume_command()}"
+        )
     return None
 
 
@@ -325,7 +365,9 @@ def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
 
 
 def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> list[View[Sweep]]:
-    """Result files, study and report of a sweep. study: Optuna's, a file or URL; None for a journal in its folder."""
+    """Result files, study and report of a sweep. study: Optuna's, a file or URL; None for a journal
+    in its folder.
+    """
     from orchestrator.report.page import ReportView
     from orchestrator.run.racing import as_told
     from orchestrator.views.study import StudyView, default_journal
@@ -337,7 +379,9 @@ def _sweep_views(config: SweepConfig, storage: Storage, study: str | None) -> li
 
 
 def _finish(views: Views, how: Ending) -> None:
-    """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what fails here."""
+    """Complete the views. The results are stored: `specfrontier report` and `sync` make up for what
+    fails here.
+    """
     if how == "finished":
         say("writing tables, plot and report")  # from a slow bucket this takes minutes
     texts = views.end(how)
@@ -347,7 +391,9 @@ def _finish(views: Views, how: Ending) -> None:
 
 
 def _resume_command() -> str:
-    """This command line with --resume, with credentials redacted; of a call from Python, what to change in it."""
+    """This command line with --resume, with credentials redacted; of a call from Python, what to
+    change in it.
+    """
     from orchestrator.store.launches import NOTIFY_VARIABLE, RESUME_CALL
     from orchestrator.text import without_credentials
 
@@ -363,8 +409,12 @@ def _resume_command() -> str:
     return " ".join(words if "--resume" in words else [*words, "--resume"])
 
 
-def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plateau: str = "") -> str:
-    """The front and its choices, and where to find report, plot and MLflow runs. plateau: how close the front is."""
+def _summary(
+    storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plateau: str = ""
+) -> str:
+    """The front and its choices, and where to find report, plot and MLflow runs. plateau: how close
+    the front is.
+    """
     from orchestrator.front.choices import default_choices, example_limit
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import sweep_notes
@@ -376,24 +426,40 @@ def _summary(storage: Storage, mlflow: MlflowView | None, outcome: Outcome, plat
     found = for_output(front_of([sweep]), long=False)
     notes = sweep_notes(sweep)
     if found.infeasible_note:
-        notes.append(f"{found.infeasible_note}; `{command(storage, 'pareto', '--infeasible')}` shows them")
+        notes.append(
+            f"{found.infeasible_note}; `{command(storage, 'pareto', '--infeasible')}` shows them"
+        )
     if outcome.untimed:
         again = command(storage, "time")
-        notes.append(f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this machine")
-    front = describe_front(found, found.members, {"warnings": notes}, default_choices(found).values())
+        notes.append(
+            f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this "
+            "machine"
+        )
+    front = describe_front(
+        found, found.members, {"warnings": notes}, default_choices(found).values()
+    )
     reason = _REASONS.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
     reason += f"; {plateau}" if plateau and outcome.stopped_by != "plateau" else ""
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)
-        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
+        reason += (
+            f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
+        )
         reason += f"({command(storage, 'pareto', '--stopped')})"
     lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
-    lines += [f"report   {near_path(storage, REPORT)}", f"plot     {near_path(storage, FRONT_PLOT)}"]
+    lines += [
+        f"report   {near_path(storage, REPORT)}",
+        f"plot     {near_path(storage, FRONT_PLOT)}",
+    ]
     if found.candidates:
-        choose_one = command(storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml")
+        choose_one = command(
+            storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml"
+        )
         lines.append(f"choose   {choose_one}")
     if mlflow and mlflow.location:
-        ways = mlflow.location.links() if is_server(mlflow.uri) else {"MLflow": command(storage, "ui")}
+        ways = (
+            mlflow.location.links() if is_server(mlflow.uri) else {"MLflow": command(storage, "ui")}
+        )
         lines += [f"{name:<8} {way}" for name, way in ways.items() if name != "mlflow"]
     return safe_text(lines)

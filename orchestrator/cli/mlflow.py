@@ -35,8 +35,8 @@ def ui(
 ) -> None:
     """Open a sweep in MLflow's UI: its run, its trials, and the runs of the front side by side.
 
-    Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints that server's links
-    instead.
+    Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints
+    that server's links instead.
     """
     from orchestrator.views.mlflow import find_location, share_views, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
@@ -86,21 +86,22 @@ def _link_lines(links: Mapping[str, str]) -> list[str]:
 def sync(
     sweep: OneSweep,
     uri: str | None = option(
-        "MLflow's tracking URI. Default: the last one of this sweep, else MLFLOW_TRACKING_URI, else mlflow.db next to "
-        "the sweep's folder.",
+        "MLflow's tracking URI. Default: the last one of this sweep, else MLFLOW_TRACKING_URI, "
+        "else mlflow.db next to the sweep's folder.",
         "URI",
         callback=output_place,
     ),
     experiment: str | None = option(
-        "MLflow's experiment. Default: the last one of this sweep, else MLFLOW_EXPERIMENT_NAME, else "
-        "specfrontier/<name>.",
+        "MLflow's experiment. Default: the last one of this sweep, else MLFLOW_EXPERIMENT_NAME, "
+        "else specfrontier/<name>.",
         "NAME",
     ),
     as_json: AsJson = False,
 ) -> None:
     """Log the trials that MLflow does not have. Repeating the command changes nothing.
 
-    Use it if the tracking server was unreachable, if the sweep ran without MLflow, or to log it to a second server.
+    Use it if the tracking server was unreachable, if the sweep ran without MLflow, or to log it to
+    a second server.
     """
 
     with ends_with(WRONG_USAGE):
@@ -112,9 +113,12 @@ def sync(
 
     done = sync(opened.storage, uri, experiment, say)
     found, tracking_uri = done.location, public_uri(done.location.uri)
-    links = found.links("" if is_server(found.uri) else LOCAL_SERVER)  # of a database: while `ui` serves it
+    # of a database: while `ui` serves it
+    links = found.links("" if is_server(found.uri) else LOCAL_SERVER)
     facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
     facts["notes"] = session_problems(opened)
     shown = links if is_server(found.uri) else {"MLflow": command(opened.storage, "ui")}
-    lines = [f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}"]
+    lines = [
+        f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}"
+    ]
     show(facts, [*lines, *_link_lines(shown)], as_json=as_json)

@@ -1,4 +1,6 @@
-"""`specfrontier models`: write entries of models.yaml for published checkpoints, and fetch their files from the Hub."""
+"""`specfrontier models`: write entries of models.yaml for published checkpoints, and fetch their
+files from the Hub.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,28 @@ _INCEPTION = "inception: FILE for fid, pt_inception-2015-12-05-6726825d.pth of p
 _CLIP = "hf://openai/clip-vit-base-patch32"
 
 models = typer.Typer(
-    name="models", no_args_is_help=True, rich_markup_mode=None, help="Entries of models.yaml, and files of the Hub."
+    name="models",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Entries of models.yaml, and files of the Hub.",
 )
 
 
 @models.command(epilog=INIT_EPILOG, short_help="Write a models.yaml for published checkpoints.")
 @o.grouped
 def init(
-    family: Annotated[str, typer.Argument(metavar="FAMILY", help="llamagen, anole, lumina, janus or emu3.")],
+    family: Annotated[
+        str, typer.Argument(metavar="FAMILY", help="llamagen, anole, lumina, janus or emu3.")
+    ],
     out: str = o.option(
-        "File to write.", "FILE", default="models.yaml", callback=o.output_file(CONFIGS, o.output_path)
+        "File to write.",
+        "FILE",
+        default="models.yaml",
+        callback=o.output_file(CONFIGS, o.output_path),
     ),
 ) -> None:
-    """Write a commented models.yaml with an entry for each published checkpoint of a family, with its files' places on
-    the Hugging Face Hub. Nothing is downloaded, and no file is overwritten.
+    """Write a commented models.yaml with an entry for each published checkpoint of a family, with
+    its files' places on the Hugging Face Hub. Nothing is downloaded, and no file is overwritten.
     """
     from pathlib import Path
 
@@ -55,13 +65,17 @@ def init(
         kind = FAMILIES.all().lookup(family)
         if not kind.on_hub:
             known = ", ".join(name for name, other in FAMILIES.all().items() if other.on_hub)
-            raise ValueError(f"{family}: no published checkpoint on the Hub is known; give one of {known}")
+            raise ValueError(
+                f"{family}: no published checkpoint on the Hub is known; give one of {known}"
+            )
         path = Path(out)
         if path.exists():
             raise ValueError(f"{out}: exists; give another --out")
         path.write_text("\n".join(_lines(kind)), "utf-8")
     entries, first = ", ".join(kind.on_hub), next(iter(kind.on_hub))
-    typer.echo(f"{out}: {entries}\nfetch the files of one: specfrontier models pull {quote(out)}#{first}")
+    typer.echo(
+        f"{out}: {entries}\nfetch the files of one: specfrontier models pull {quote(out)}#{first}"
+    )
 
 
 def _lines(family: type[Family]) -> Iterator[str]:
@@ -71,12 +85,25 @@ def _lines(family: type[Family]) -> Iterator[str]:
         yield f"{name}:"
         yield f"  family: {family.kind}"
         for key, field in fields.items():
-            yield f"  {key}: {keys[key]}  # {field.about}" if key in keys else f"  # {key}: {field.about}"
+            yield (
+                f"  {key}: {keys[key]}  # {field.about}"
+                if key in keys
+                else f"  # {key}: {field.about}"
+            )
         yield "  dtype: auto  # bfloat16 on a GPU, float32 on a CPU"
         drafters = keys.get("drafters", {})
-        yield f"  drafters: {_flow(drafters)}  # {_DRAFTERS}" if drafters else f"  # drafters: {_DRAFTERS}"
-        scores = {} if "text" in fields and "text" not in keys else {"clip": _CLIP}  # class names are no captions
-        yield f"  metrics: {_flow(scores)}  # {_INCEPTION}" if scores else f"  # metrics: {_INCEPTION}"
+        yield (
+            f"  drafters: {_flow(drafters)}  # {_DRAFTERS}"
+            if drafters
+            else f"  # drafters: {_DRAFTERS}"
+        )
+        # class names are no captions
+        scores = {} if "text" in fields and "text" not in keys else {"clip": _CLIP}
+        yield (
+            f"  metrics: {_flow(scores)}  # {_INCEPTION}"
+            if scores
+            else f"  # metrics: {_INCEPTION}"
+        )
         yield ""
 
 
@@ -87,27 +114,32 @@ def _flow(given: Mapping[str, str]) -> str:
 @models.command(epilog=PULL_EPILOG, short_help="Fetch an entry's files from the Hugging Face Hub.")
 @o.grouped
 def pull(
-    source: Annotated[str, typer.Argument(metavar="MODELS", help="FILE or FILE#ENTRY of a models.yaml.")],
+    source: Annotated[
+        str, typer.Argument(metavar="MODELS", help="FILE or FILE#ENTRY of a models.yaml.")
+    ],
     address: o.Address = None,
 ) -> None:
-    """Fetch the files that an entry of models.yaml takes from the Hugging Face Hub (hf://...) into its cache, on this
-    machine or, with --address, on every node of a Ray cluster.
+    """Fetch the files that an entry of models.yaml takes from the Hugging Face Hub (hf://...) into
+    its cache, on this machine or, with --address, on every node of a Ray cluster.
 
-    HF_HOME, HF_TOKEN, HF_ENDPOINT and the other variables of huggingface_hub apply, on each node those that its Ray was
-    started with. What the cache has is not fetched again; of a branch, the newest commit is.
+    HF_HOME, HF_TOKEN, HF_ENDPOINT and the other variables of huggingface_hub apply, on each node
+    those that its Ray was started with. What the cache has is not fetched again; of a branch, the
+    newest commit is.
     """
     from workers.loading.models_yaml import find_entry
 
     with ends_with(WRONG_USAGE):
         entry = find_entry(source)
     if not entry.hub:
-        raise CommandError(f"{source}: entry {entry.name} has no path that starts with hf://", WRONG_USAGE)
+        raise CommandError(
+            f"{source}: entry {entry.name} has no path that starts with hf://", WRONG_USAGE
+        )
     pull_files(entry.hub, address)
 
 
 def pull_files(references: Mapping[str, str], address: str | None) -> None:
-    """Fetch the files of the Hub that an entry names, by key; says on standard error where they are. A Ray client,
-    whose machine is no node, fetches them for itself, too.
+    """Fetch the files of the Hub that an entry names, by key; says on standard error where they
+    are. A Ray client, whose machine is no node, fetches them for itself, too.
 
     Raises:
         CommandError: one cannot be fetched, on any machine (1); no such cluster.
@@ -128,7 +160,9 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
             say(f"{done.node}: {done.reference}: {done.problem or done.path}")
             failed |= {done.reference: done.problem} if done.problem else {}
         if failed:
-            raise CommandError(f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED)
+            raise CommandError(
+                f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED
+            )
 
 
 def _pull_here(references: Mapping[str, str]) -> None:
@@ -139,8 +173,8 @@ def _pull_here(references: Mapping[str, str]) -> None:
 
 
 def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]:
-    """Fetch what a sweep's models take from the Hub, if anything, and no other file is missing on this machine. Raises
-    the errors of `pull_files`.
+    """Fetch what a sweep's models take from the Hub, if anything, and no other file is missing on
+    this machine. Raises the errors of `pull_files`.
 
     dry_run: fetch nothing. Returns the keys and references of what this machine then lacks.
     """
@@ -154,4 +188,6 @@ def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]
             entry.check_files(weight_keys(config.requested_metrics), on_hub=False)
     if entry.hub and not dry_run:
         pull_files(entry.hub, address)
-    return [f"{key} ({path})" for key, path in entry.hub.items() if dry_run and local_path(path) == path]
+    return [
+        f"{key} ({path})" for key, path in entry.hub.items() if dry_run and local_path(path) == path
+    ]

@@ -13,7 +13,15 @@ from orchestrator.cli.text import describe_front, for_output, show
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.front.questions import trial_rows
 from orchestrator.options import AsJson, flag, grouped, option, output_file
-from orchestrator.outputs import CONFIGS, PAPER_TABLES, PLOTS, TABLES, ending_of, table_bytes, write_output
+from orchestrator.outputs import (
+    CONFIGS,
+    PAPER_TABLES,
+    PLOTS,
+    TABLES,
+    ending_of,
+    table_bytes,
+    write_output,
+)
 
 if TYPE_CHECKING:
     from orchestrator.front.front import Front
@@ -43,8 +51,8 @@ class Output:
     """The options that say what is shown and written."""
 
     config: str | None = option(
-        "Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its comments say what the"
-        " sweep measured.",
+        "Write the config of --trial, --best, --lossless or --knee to a file for `generate`; its "
+        "comments say what the sweep measured.",
         "YAML",
         callback=output_file(CONFIGS),
     )
@@ -53,34 +61,45 @@ class Output:
     everything: bool = flag("Also list trials that are not on the front.", "--all")
     stopped: bool = flag("Also list trials that racing stopped: after how many images, and why.")
     table: str | None = option(
-        "Write the rows with all columns (.csv, .parquet or .json), or the table of a paper, with vanilla and the "
-        "choices (.tex or .md).",
+        "Write the rows with all columns (.csv, .parquet or .json), or the table of a paper, with "
+        "vanilla and the choices (.tex or .md).",
         "FILE",
         "--table",
         "--csv",
         callback=output_file((*TABLES, *PAPER_TABLES)),
     )
-    column: list[str] | None = option("Another metric for the table of a paper. Repeatable.", "METRIC")
+    column: list[str] | None = option(
+        "Another metric for the table of a paper. Repeatable.", "METRIC"
+    )
     plot: str | None = option(
         "Plot the front: .png, .pdf or .svg. A matplotlibrc in this folder sets the style.",
         "FILE",
         callback=output_file(PLOTS),
     )
-    plot_size: str | None = option("Width and height of the plot in inches, such as 3.3x2.4.", "WxH")
+    plot_size: str | None = option(
+        "Width and height of the plot in inches, such as 3.3x2.4.", "WxH"
+    )
     long: o.Long = False
     as_json: AsJson = False
 
 
 @grouped
 @o.query_errors()
-def pareto(sweeps: o.Sweeps, query: o.Query, prices: o.PriceOptions, wanted: o.TrialOptions, output: Output) -> None:
-    """Show the front: the configs that no other dominates; and the best one within a limit, the best lossless one and
-    the knee.
+def pareto(
+    sweeps: o.Sweeps,
+    query: o.Query,
+    prices: o.PriceOptions,
+    wanted: o.TrialOptions,
+    output: Output,
+) -> None:
+    """Show the front: the configs that no other dominates; and the best one within a limit, the
+    best lossless one and the knee.
 
-    "front" is the share of draws from the measured errors in which a trial stays on the front. Trials are "within error
-    of" each other if they differ significantly in no objective (5 % level, paired Student's t). The best one is chosen
-    by the value of the first objective that 90 % of draws exceed; a lossless one within error of it is preferred. A
-    choice says in how many draws it holds, and in how many it is better than vanilla in the first objective.
+    "front" is the share of draws from the measured errors in which a trial stays on the front.
+    Trials are "within error of" each other if they differ significantly in no objective (5 % level,
+    paired Student's t). The best one is chosen by the value of the first objective that 90 % of
+    draws exceed; a lossless one within error of it is preferred. A choice says in how many draws it
+    holds, and in how many it is better than vanilla in the first objective.
     """
     choosing = wanted if output.config is not None else replace(wanted, knee=False)
     is_chosen = choosing.is_given()
@@ -117,16 +136,27 @@ def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
 
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
-    """The trials that racing stopped and that were not revived; rival, images and chance: see `EarlyStop`."""
+    """The trials that racing stopped and that were not revived; rival, images and chance: see
+    `EarlyStop`.
+    """
     from orchestrator.store.records import STOPPED
 
     found = []
     for name, sweep in front.sweeps.items():
         chosen = set(trial_rows(sweep, where, ["number"])["number"].to_pylist())
-        stopped = [record for record in sweep.records if record.state == STOPPED and record.duplicate_of is None]
+        stopped = [
+            record
+            for record in sweep.records
+            if record.state == STOPPED and record.duplicate_of is None
+        ]
         for record in stopped:
             if record.stop is not None and record.number in chosen:
-                facts = {"sweep": name, "number": record.number, "label": record.label, "cause": record.cause or ""}
+                facts = {
+                    "sweep": name,
+                    "number": record.number,
+                    "label": record.label,
+                    "cause": record.cause or "",
+                }
                 facts |= {
                     "setting": front.names.name(record.config),
                     "description": front.names.describe(record.config),
@@ -136,7 +166,9 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
-    """Filters that match nothing (see `unmatched`), and what to know about the results (see `notes`) and limits."""
+    """Filters that match nothing (see `unmatched`), and what to know about the results (see
+    `notes`) and limits.
+    """
     from orchestrator.front.query import limit_notes, unmatched
     from orchestrator.shown.status import sweep_notes, waiting_note
 
@@ -146,7 +178,11 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
         for sweep in sweeps
         for text in (*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep))
     ]
-    infeasible = f"{front.infeasible_note}; add --infeasible to include them" if front.infeasible_note else ""
+    infeasible = (
+        f"{front.infeasible_note}; add --infeasible to include them"
+        if front.infeasible_note
+        else ""
+    )
     return [
         *own,
         *filter(None, [infeasible]),
@@ -156,29 +192,46 @@ def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
 
 
 def _unmeasured(front: Front) -> list[str]:
-    """A note on each objective that complete trials lack, with their numbers; `timing_notes` has those on speeds."""
+    """A note on each objective that complete trials lack, with their numbers; `timing_notes` has
+    those on speeds.
+    """
     from orchestrator.store.prices import is_priced
     from orchestrator.store.records import COMPLETE
 
     notes = []
     for name, sweep in front.sweeps.items():
-        complete = [record for record in sweep.records if record.state == COMPLETE and record.duplicate_of is None]
+        complete = [
+            record
+            for record in sweep.records
+            if record.state == COMPLETE and record.duplicate_of is None
+        ]
         for metric in front.metrics:
             if sweep.machine is not None and is_priced(metric.name):
                 continue
-            missing = [str(record.number) for record in complete if metric.name not in record.metrics]
-            trials = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
+            missing = [
+                str(record.number) for record in complete if metric.name not in record.metrics
+            ]
+            trials = ", ".join(missing[:_MAX_LISTED]) + (
+                ", ..." if len(missing) > _MAX_LISTED else ""
+            )
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
             if missing:
-                notes.append(f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} {trials}{whose}")
+                notes.append(
+                    f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} "
+                    f"{trials}{whose}"
+                )
     return notes
 
 
 def _to_mapping(front: Front, rows: list[Trial]) -> dict[str, Any]:
     return {
         "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
-        "speeds_on": {name: str(sweep.machine) for name, sweep in front.sweeps.items() if sweep.machine},
-        "objectives": [{"metric": metric.name, "direction": metric.direction} for metric in front.metrics],
+        "speeds_on": {
+            name: str(sweep.machine) for name, sweep in front.sweeps.items() if sweep.machine
+        },
+        "objectives": [
+            {"metric": metric.name, "direction": metric.direction} for metric in front.metrics
+        ],
         "trials": front.trials.num_rows,
         "measured": len(front.candidates),
         "left_out": dict(front.left_out),
@@ -192,8 +245,13 @@ def _read_size(output: Output) -> tuple[float, float] | None:
     Raises:
         CommandError: it is no size, or an option has no file to apply to.
     """
-    if output.column and (output.table is None or ending_of(output.table, (*TABLES, *PAPER_TABLES)) in TABLES):
-        raise CommandError("--column adds to the table of a paper: give --table a file in .tex or .md", WRONG_USAGE)
+    if output.column and (
+        output.table is None or ending_of(output.table, (*TABLES, *PAPER_TABLES)) in TABLES
+    ):
+        raise CommandError(
+            "--column adds to the table of a paper: give --table a file in .tex or .md",
+            WRONG_USAGE,
+        )
     if output.plot_size is None:
         return None
     if output.plot is None:
@@ -201,13 +259,20 @@ def _read_size(output: Output) -> tuple[float, float] | None:
     found = re.fullmatch(r"(\d+\.?\d*)\s*[x,×]\s*(\d+\.?\d*)", output.plot_size.strip())
     size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
     if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in size):
-        problem = f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as 3.3x2.4"
+        problem = (
+            f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as "
+            "3.3x2.4"
+        )
         raise CommandError(f"--plot-size {output.plot_size}: {problem}", WRONG_USAGE)
     return size
 
 
 def _write_files(
-    front: Front, rows: list[Trial], chosen: Trial | None, output: Output, size: tuple[float, float] | None
+    front: Front,
+    rows: list[Trial],
+    chosen: Trial | None,
+    output: Output,
+    size: tuple[float, float] | None,
 ) -> dict[str, str]:
     """The files that were written, by option."""
     written = {}
@@ -235,11 +300,16 @@ def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
         for sweep in sweeps:
             sweep.metric(name)
         require_comparable([sweep.identity for sweep in sweeps], name)
-    return front_paper_table(front, rows, [sweeps[0].metric(name) for name in columns]).write(ending)
+    return front_paper_table(front, rows, [sweeps[0].metric(name) for name in columns]).write(
+        ending
+    )
 
 
 def _generate_command(chosen: Trial, file: str) -> str:
     """The command that generates with the config in a file."""
     from orchestrator.store.files import with_plugins
 
-    return f'{shlex.join(with_plugins("generate", chosen.config.plugins))} "..." --config {shlex.quote(file)}'
+    return (
+        f'{shlex.join(with_plugins("generate", chosen.config.plugins))} "..." --config'
+        f" {shlex.quote(file)}"
+    )

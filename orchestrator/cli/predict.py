@@ -33,8 +33,12 @@ _VALUES = ("mean_accepted_length", "speedup", "excess")
 def predict(
     space: Space,
     settings: int = o.option("Settings sampled from the space.", "N", default=2000, min=1),
-    captions: int = o.option("Images recorded for each drafter and kind of tree.", "N", default=24, min=2),
-    out: str = o.option("Output folder; created if missing.", "DIR", default="predicted", callback=o.output_path),
+    captions: int = o.option(
+        "Images recorded for each drafter and kind of tree.", "N", default=24, min=2
+    ),
+    out: str = o.option(
+        "Output folder; created if missing.", "DIR", default="predicted", callback=o.output_path
+    ),
     measured: str | None = o.option(
         "A sweep of the same models; its trials correct the predictions.", "SWEEP", "--from"
     ),
@@ -44,14 +48,15 @@ def predict(
     threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
-    """Predict the front of a search space without running it: accepted length, speed-up and excess acceptance of
-    settings that are sampled from it.
+    """Predict the front of a search space without running it: accepted length, speed-up and excess
+    acceptance of settings that are sampled from it.
 
-    The exact rule runs once for each drafter and kind of tree, and its passes are recorded; every rule and every
-    smaller tree is then applied to the recorded passes. "excess" is the probability mass that a rule accepts beyond the
-    exact one, and "total_variation" the distance of the emitted tokens' distribution to the target's, both per token.
-    Writes predictions.parquet and predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule,
-    are predicted approximately; temperature 0 cannot be predicted.
+    The exact rule runs once for each drafter and kind of tree, and its passes are recorded; every
+    rule and every smaller tree is then applied to the recorded passes. "excess" is the probability
+    mass that a rule accepts beyond the exact one, and "total_variation" the distance of the emitted
+    tokens' distribution to the target's, both per token. Writes predictions.parquet and
+    predictions.png. Adjacency trees and Jacobi windows, whose drafts depend on the rule, are
+    predicted approximately; temperature 0 cannot be predicted.
     """
     from search_spaces.sweep import SweepConfig
     from search_spaces.trial import parse_assignments
@@ -76,12 +81,18 @@ def predict(
         _write(predicted, folder)
     from orchestrator.shown.status import session_problems
 
-    facts = _to_mapping(predicted, folder) | {"notes": [] if corrections is None else session_problems(corrections)}
+    facts = _to_mapping(predicted, folder) | {
+        "notes": [] if corrections is None else session_problems(corrections)
+    }
     show(facts, _describe(predicted, folder), as_json=as_json)
 
 
-def _predict(sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None) -> PredictedSpace:
-    """Sample `count` settings of a space and predict them from `images` recorded images. Raises ValueError, OSError."""
+def _predict(
+    sweep: SweepConfig, count: int, images: int, device: torch.device, trials: Sweep | None
+) -> PredictedSpace:
+    """Sample `count` settings of a space and predict them from `images` recorded images. Raises
+    ValueError, OSError.
+    """
     from orchestrator.launch.preflight import check_configs, in_section, models_entry
     from orchestrator.replay.predict import predict_space
     from workers.data.captions import read_captions
@@ -119,13 +130,22 @@ def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
         rows.append([names.name(setting.config), *map(str, estimates)])
     lines: list[str] = [shown_table(["setting", *_VALUES], rows, right=range(1, 1 + len(_VALUES)))]
     front, everything = len(predicted.front), len(predicted.settings)
-    lines.append(f"the predicted front: {front} of {counted(everything, 'setting')}; all in {folder / TABLE}, {PLOT}")
+    lines.append(
+        f"the predicted front: {front} of {counted(everything, 'setting')}; all in "
+        f"{folder / TABLE}, {PLOT}"
+    )
     approximate = sum(setting.prediction.approximate for setting in predicted.settings)
     if approximate:
-        lines.append(f"{counted(approximate, 'setting')} predicted approximately: their drafts depend on the rule")
+        lines.append(
+            f"{counted(approximate, 'setting')} predicted approximately: their drafts depend on "
+            "the rule"
+        )
     if predicted.corrected_by:
         lines.append(f"corrected by {counted(predicted.corrected_by, 'trial')}")
-    lines += [f"not predicted: {counted(count, 'setting')}: {why}" for why, count in predicted.left_out.items()]
+    lines += [
+        f"not predicted: {counted(count, 'setting')}: {why}"
+        for why, count in predicted.left_out.items()
+    ]
     return lines
 
 
@@ -141,7 +161,10 @@ def _to_mapping(predicted: PredictedSpace, folder: Path) -> dict[str, object]:
                 "label": predicted.labels.get(setting.config, ""),
                 "config": setting.config.to_mapping(),
                 "approximate": setting.prediction.approximate,
-                **{n: {"value": e.value, "error": e.error, "n": e.n} for n, e in setting.prediction.values.items()},
+                **{
+                    n: {"value": e.value, "error": e.error, "n": e.n}
+                    for n, e in setting.prediction.values.items()
+                },
             }
             for setting in predicted.front
         ],

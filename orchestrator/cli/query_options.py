@@ -11,7 +11,14 @@ import typer
 
 from orchestrator import options as o
 from orchestrator.cli.text import say
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, NoChoiceError, QueryError, ends_with
+from orchestrator.errors import (
+    FAILED,
+    WRONG_USAGE,
+    CommandError,
+    NoChoiceError,
+    QueryError,
+    ends_with,
+)
 from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
@@ -23,10 +30,15 @@ PLACE = "folder or URI of a sweep, or its name under ./sweeps"
 
 Sweeps = Annotated[
     list[str],
-    typer.Argument(metavar="SWEEP...", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep),
+    typer.Argument(
+        metavar="SWEEP...", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep
+    ),
 ]
 OneSweep = Annotated[
-    str, typer.Argument(metavar="SWEEP", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep)
+    str,
+    typer.Argument(
+        metavar="SWEEP", help=f"A {PLACE}.", show_default=False, autocompletion=complete_sweep
+    ),
 ]
 Space = Annotated[
     str,
@@ -41,7 +53,10 @@ ReferencePoint = Annotated[
     str | None,
     typer.Option(
         metavar="X,Y[,Z]",
-        help="Reference point of hypervolumes. Default: a tenth of the range beyond the worst trials.",
+        help=(
+            "Reference point of hypervolumes. Default: a tenth of the range beyond the worst "
+            "trials."
+        ),
     ),
 ]
 
@@ -50,17 +65,19 @@ ReferencePoint = Annotated[
 class Query:
     """The options that say what a front is of: its objectives, and which trials it has."""
 
-    x: str | None = option("First objective. Default of --x and --y: the sweep's first two objectives.", "METRIC")
+    x: str | None = option(
+        "First objective. Default of --x and --y: the sweep's first two objectives.", "METRIC"
+    )
     y: str | None = option("Second objective.", "METRIC")
     z: str | None = option("Third objective.", "METRIC")
     where: list[str] | None = option(
-        "Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', 'acceptance.k in "
-        "10,100'. Repeatable.",
+        "Only matching trials: acceptance.neighbourhood=additive, 'tree.depth>=4 and lossless', "
+        "'acceptance.k in 10,100'. Repeatable.",
         "FILTER",
     )
     subject_to: list[str] | None = option(
-        "Only trials within this limit: a number (drift<=2), a share of vanilla's value (clip_score>=0.97*vanilla) or "
-        "a distance from it (fid<=vanilla+0.5). Repeatable.",
+        "Only trials within this limit: a number (drift<=2), a share of vanilla's value "
+        "(clip_score>=0.97*vanilla) or a distance from it (fid<=vanilla+0.5). Repeatable.",
         "LIMIT",
     )
     infeasible: bool = flag("Include trials that violate the sweep's constraints.")
@@ -82,22 +99,26 @@ class PriceOptions:
     """The options that say at whose costs speeds are computed."""
 
     device: str | None = option(
-        "Speeds on the device with this part in its name, which the sweep or `specfrontier time` has timed. Default: "
-        "the sweep's own.",
+        "Speeds on the device with this part in its name, which the sweep or `specfrontier time` "
+        "has timed. Default: the sweep's own.",
         "NAME",
     )
-    batch: int | None = option("Speeds at this batch size. Default: the sweep's first timing.batch.", "N", min=1)
+    batch: int | None = option(
+        "Speeds at this batch size. Default: the sweep's first timing.batch.", "N", min=1
+    )
 
     def open(self, locations: Sequence[str]) -> list[Sweep]:
-        """The sweeps at these locations, for a command that shows `timing_notes`. Raises the errors of `Sweep.open`."""
+        """The sweeps at these locations, for a command that shows `timing_notes`. Raises the errors
+        of `Sweep.open`.
+        """
         from orchestrator.store.sweep import Sweep
 
         return [Sweep.open(location, self.device, self.batch) for location in locations]
 
 
 def open_sweep(location: str, prices: PriceOptions | None = None) -> Sweep:
-    """A sweep, for a command that does not show `timing_notes`: timing sessions that cannot be used are named on
-    standard error. Raises the errors of `Sweep.open`.
+    """A sweep, for a command that does not show `timing_notes`: timing sessions that cannot be used
+    are named on standard error. Raises the errors of `Sweep.open`.
     """
     from orchestrator.shown.status import session_problems
 
@@ -113,12 +134,13 @@ class TrialOptions:
 
     trial: int | None = option("The trial with this number, whatever its values.", "N", min=0)
     best: list[str] | None = option(
-        "The trial with the best first objective within this limit (as in --subject-to), by the value that 90 % of "
-        "draws exceed. Repeatable.",
+        "The trial with the best first objective within this limit (as in --subject-to), by the "
+        "value that 90 % of draws exceed. Repeatable.",
         "LIMIT",
     )
     lossless: bool = flag(
-        "Choose among trials that leave the distribution of images as it is, for --config or with --best."
+        "Choose among trials that leave the distribution of images as it is, for --config or with "
+        "--best."
     )
     knee: bool = flag("The trial furthest from the line between the front's ends.")
 
@@ -134,11 +156,15 @@ class TrialOptions:
         }  # fmt: skip
         names = [name for name, is_given in given.items() if is_given]
         if len(names) > 1 and names != ["--best", "--lossless"]:
-            raise CommandError(f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE)
+            raise CommandError(
+                f"{names[0]} and {names[1]} cannot be combined: each chooses a trial", WRONG_USAGE
+            )
         return bool(names)
 
     def select(self, front: Front) -> Trial:
-        """The trial of a front that they choose. Raises the errors of `orchestrator.front.choices.select`."""
+        """The trial of a front that they choose. Raises the errors of
+        `orchestrator.front.choices.select`.
+        """
         from orchestrator.front.choices import select
 
         return select(front, self.trial, self.best or (), lossless=self.lossless, knee=self.knee)
@@ -150,23 +176,28 @@ class GenerationOptions:
 
     assignments: o.Assignments = None
     against: Literal["vanilla"] | None = option(
-        "Also generate vanilla's images of the same captions, into the folder vanilla of --out, batch by batch in "
-        "turn, and measure the speed-up.",
+        "Also generate vanilla's images of the same captions, into the folder vanilla of --out, "
+        "batch by batch in turn, and measure the speed-up.",
         "vanilla",
     )
     batch: int | None = option(
-        "Images generated together. Default: of --from, its timing batch; else 16.", "N", min=1, max=65536
+        "Images generated together. Default: of --from, its timing batch; else 16.",
+        "N",
+        min=1,
+        max=65536,
     )
     seed: int = option(
-        "Seed of the random numbers; they are the same for every --batch. Batch, --threads and machine change "
-        "rounding, which can change an image where scores nearly tie.",
+        "Seed of the random numbers; they are the same for every --batch. Batch, --threads and "
+        "machine change rounding, which can change an image where scores nearly tie.",
         "N",
         default=0,
         min=0,
         max=o.MAX_SEED,
     )
     samples: int = option("Images per caption.", "N", default=1, min=1, max=65536)
-    out: str = option("Output folder; created if missing.", "DIR", default="generated", callback=o.output_path)
+    out: str = option(
+        "Output folder; created if missing.", "DIR", default="generated", callback=o.output_path
+    )
     models: o.Models = None
     device: o.Device = None
     threads: o.Threads = None
@@ -178,16 +209,26 @@ class TimingOptions:
     """The options that say how and how long settings are timed."""
 
     error: float = option(
-        "Stop when the relative standard error of every cost is at most this.", "SHARE", default=0.02, min=0, max=1,
+        "Stop when the relative standard error of every cost is at most this.",
+        "SHARE",
+        default=0.02,
+        min=0,
+        max=1,
         callback=o.finite,
-    )  # fmt: skip
+    )
     minutes: float = option(
-        "Start no session that would end later; each setting is timed at least once.", "MINUTES", default=1.0, min=0,
+        "Start no session that would end later; each setting is timed at least once.",
+        "MINUTES",
+        default=1.0,
+        min=0,
         callback=o.finite,
-    )  # fmt: skip
-    batch: int | None = option("Images generated together. Default: the sweep's timing.batch.", "N", min=1, max=65536)
+    )
+    batch: int | None = option(
+        "Images generated together. Default: the sweep's timing.batch.", "N", min=1, max=65536
+    )
     images: int | None = option(
-        "Images of each setting in a session, rounded up to whole batches. Default: the sweep's timing.images.",
+        "Images of each setting in a session, rounded up to whole batches. Default: the sweep's "
+        "timing.images.",
         "N",
         min=1,
     )
@@ -198,10 +239,16 @@ class TimingOptions:
 
 @contextmanager
 def query_errors() -> Iterator[None]:
-    """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such trial into 1."""
+    """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such
+    trial into 1.
+    """
     from orchestrator.store.files import NoSweepError
 
-    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError), ends_with(FAILED, NoChoiceError):
+    with (
+        ends_with(FAILED),
+        ends_with(WRONG_USAGE, QueryError, NoSweepError),
+        ends_with(FAILED, NoChoiceError),
+    ):
         yield
 
 
@@ -217,6 +264,10 @@ def read_point(text: str | None, metrics: int) -> list[float] | None:
         point = [float(part) for part in text.split(",")]
     except ValueError:
         point = []
-    if len(point) != metrics or any(value != value or abs(value) == float("inf") for value in point):
-        raise CommandError(f"--reference-point {text}: give {metrics} numbers separated by commas", WRONG_USAGE)
+    if len(point) != metrics or any(
+        value != value or abs(value) == float("inf") for value in point
+    ):
+        raise CommandError(
+            f"--reference-point {text}: give {metrics} numbers separated by commas", WRONG_USAGE
+        )
     return point

@@ -1,4 +1,6 @@
-"""`specfrontier reference`: compute the features of real images once, for the FID of all later sweeps."""
+"""`specfrontier reference`: compute the features of real images once, for the FID of all later
+sweeps.
+"""
 
 from __future__ import annotations
 
@@ -36,28 +38,43 @@ class Extraction:
     """The options that say which features are computed, of which images."""
 
     out: str = o.option(
-        "Output path or URI.", "FILE", default="reference.parquet", callback=o.output_file((".parquet",))
+        "Output path or URI.",
+        "FILE",
+        default="reference.parquet",
+        callback=o.output_file((".parquet",)),
     )
     count: int | None = o.option("Maximum number of images (all).", "N", min=1)
     seed: int = o.option("Selects the images or scenes.", "N", default=0, min=0, max=o.MAX_SEED)
-    models: str = o.option("builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin")
+    models: str = o.option(
+        "builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin"
+    )
     inception: str | None = o.option(
-        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid does it.",
+        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid "
+        "does it.",
         "FILE",
         callback=o.input_path,
     )
     inception_tf: str | None = o.option(
         "The same network, resized as TensorFlow 1 did it.", "FILE", callback=o.input_path
     )
-    vgg: str | None = o.option("Add VGG-16, for precision and recall.", "FILE", callback=o.input_path)
-    dinov2: str | None = o.option("Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER", callback=o.input_path)
+    vgg: str | None = o.option(
+        "Add VGG-16, for precision and recall.", "FILE", callback=o.input_path
+    )
+    dinov2: str | None = o.option(
+        "Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER", callback=o.input_path
+    )
     device: o.Device = None
     threads: o.Threads = None
 
     @property
     def weights(self) -> dict[str, str]:
         """The given weight files, by extractor."""
-        given = {"inception": self.inception, "inception_tf": self.inception_tf, "vgg": self.vgg, "dinov2": self.dinov2}
+        given = {
+            "inception": self.inception,
+            "inception_tf": self.inception_tf,
+            "vgg": self.vgg,
+            "dinov2": self.dinov2,
+        }
         return {key: path for key, path in given.items() if path is not None}
 
 
@@ -65,22 +82,34 @@ class Extraction:
 def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) -> None:
     """Compute the features of real images, which a sweep compares its images with.
 
-    Each image is cut to its centre square and resized to the extractor's image size (256 pixels for Inception and
-    VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with another extractor refuses the result.
+    Each image is cut to its centre square and resized to the extractor's image size (256 pixels for
+    Inception and VGG) by an antialiased Lanczos filter (Pillow), as for training. A sweep with
+    another extractor refuses the result.
     """
-    from workers.data.reference import build_reference, check_reference, count_images, write_reference
+    from workers.data.reference import (
+        build_reference,
+        check_reference,
+        count_images,
+        write_reference,
+    )
     from workers.data.storage import Storage
     from workers.loading.models_yaml import find_entry
     from workers.metrics.extractors import load_extractors
     from workers.models.checkpoint_files import WeightsError
 
     torch_device = o.pick_device(options.device)
-    stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message="interrupted; nothing was written: run it again")
+    stopped = ends_with(
+        INTERRUPTED, KeyboardInterrupt, message="interrupted; nothing was written: run it again"
+    )
     with stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError):
         storage, name = Storage.holding(options.out)
         folder_of_models = find_entry(options.models).folder
         extractors = list(load_extractors(folder_of_models, options.weights, torch_device).values())
-        images: dict[str, Any] = {"size": extractors[0].side, "count": options.count, "seed": options.seed}
+        images: dict[str, Any] = {
+            "size": extractors[0].side,
+            "count": options.count,
+            "seed": options.seed,
+        }
         check_reference(folder, extractors, **images)  # before the features of any are computed
         _, left_out = count_images(folder, count=options.count)
         built = build_reference(folder, extractors, **images, on_progress=_progress)
@@ -88,7 +117,10 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
         write_reference(storage, name, built)
     where, width = storage.locate(name), built.features[0].shape[1]
     facts = {"file": where, "width": width, **built.facts, "left_out": left_out}
-    line = f"{where}: {facts['count']} images of {facts['source']}, {width} features of {facts['identity']}"
+    line = (
+        f"{where}: {facts['count']} images of {facts['source']}, {width} features of "
+        f"{facts['identity']}"
+    )
     line += f"; left out: {left_out}" if left_out else ""
     show(facts, [line], as_json=as_json)
 

@@ -33,19 +33,22 @@ def report(
         "Output file, .html. Default: in the sweep's folder.", "FILE", callback=output_file(PAGES)
     ),
     open_it: bool = flag("Open the page in the browser.", "--open"),
-    serve: bool = flag("Serve the page to this machine until Ctrl-C; it reloads when the sweep has new trials."),
+    serve: bool = flag(
+        "Serve the page to this machine until Ctrl-C; it reloads when the sweep has new trials."
+    ),
     port: int | None = option("Of --serve. Default: any free port.", "N", min=1, max=65535),
     *,
     prices: o.PriceOptions,
 ) -> None:
     """Write a sweep's report and print its path.
 
-    One HTML file that needs no network: the recommended setting for a quality bar that a slider moves, the front,
-    images of the same captions across settings, plots of the search, and all trials with filters. Also works while the
-    sweep is running. `compare --html` writes one page of several sweeps.
+    One HTML file that needs no network: the recommended setting for a quality bar that a slider
+    moves, the front, images of the same captions across settings, plots of the search, and all
+    trials with filters. Also works while the sweep is running. `compare --html` writes one page of
+    several sweeps.
 
-    --serve writes no file: it makes the page again whenever the sweep has new trials, and what its reader has chosen
-    stays.
+    --serve writes no file: it makes the page again whenever the sweep has new trials, and what its
+    reader has chosen stays.
     """
     if serve and out is not None:
         raise CommandError("--serve writes no file; leave out --out", WRONG_USAGE)
@@ -73,7 +76,9 @@ def report(
     if (path := storage.path(name)) is None:
         raise CommandError("--open: the page is not on this machine; add --out FILE", FAILED)
     if not _open(path.resolve().as_uri()):
-        raise CommandError("--open: this machine has no browser; copy the page to one that has", FAILED)
+        raise CommandError(
+            "--open: this machine has no browser; copy the page to one that has", FAILED
+        )
 
 
 def _open(address: str) -> bool:
@@ -99,7 +104,11 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
         decode = find_launch(storage).state != RUNNING
         return render(page_data([opened], say, decode=decode), version)
 
-    with ends_with(FAILED, OSError, message=f"--port {port}: in use, or not allowed; leave it out for any free port"):
+    with ends_with(
+        FAILED,
+        OSError,
+        message=f"--port {port}: in use, or not allowed; leave it out for any free port",
+    ):
         server = ReportServer(port, partial(version_of, storage), make)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with server:

@@ -13,7 +13,14 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.cli.text import say
-from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
+from orchestrator.errors import (
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    CommandError,
+    ends_with,
+    in_memory,
+)
 from orchestrator.options import find_models, pick_device, show_notes
 from orchestrator.store.config_file import Setting
 from orchestrator.store.files import plugins_of
@@ -37,7 +44,8 @@ if TYPE_CHECKING:
     from orchestrator.cli.query_options import TimingOptions
     from orchestrator.store.sweep import Sweep
 
-_FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1  # of sessions; the sweep's own have smaller ones
+# Numbers of sessions; the sweep's own have smaller ones.
+_FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1
 _IMAGES = 8  # of a setting in a session, if the sweep does not say
 
 
@@ -45,8 +53,8 @@ _IMAGES = 8  # of a setting in a session, if the sweep does not say
 class SessionTimer:
     """Times settings of a sweep with its models on its captions, and stores the sessions there.
 
-    images: of a setting in a session. error: the relative standard error of the costs that suffices. seconds: after
-    which no further session ends.
+    images: of a setting in a session. error: the relative standard error of the costs that
+    suffices. seconds: after which no further session ends.
     """
 
     sweep: Sweep
@@ -64,13 +72,21 @@ class SessionTimer:
         """Load the sweep's models.
 
         Raises:
-            CommandError: no such device or models, or more threads than torch uses (2); weights are missing, damaged,
-                or not the sweep's, or a shard of vanilla is missing or damaged (1).
+            CommandError: no such device or models, or more threads than torch uses (2); weights are
+                missing, damaged, or not the sweep's, or a shard of vanilla is missing or damaged
+                (1).
         """
         identity, device = sweep.identity, pick_device(effort.device)
-        if effort.threads and effort.threads != (used := this_device(device).threads or effort.threads):
-            raise CommandError(f"--threads {effort.threads}: torch uses {used} on this machine", WRONG_USAGE)
-        with plugins_of(sweep.storage), in_memory("while loading the models; free some memory, or use another device"):
+        if effort.threads and effort.threads != (
+            used := this_device(device).threads or effort.threads
+        ):
+            raise CommandError(
+                f"--threads {effort.threads}: torch uses {used} on this machine", WRONG_USAGE
+            )
+        with (
+            plugins_of(sweep.storage),
+            in_memory("while loading the models; free some memory, or use another device"),
+        ):
             entry = find_models(effort.models, sweep.models)
             with ends_with(FAILED), show_notes():
                 captions, models = sweep.captions(), load_entry(entry, device)
@@ -107,12 +123,14 @@ class SessionTimer:
         return Machine(self.device, self.batch)
 
     def run(self, settings: Sequence[DecodingConfig]) -> float:
-        """Time vanilla and settings, one of each shape, until all costs are as precise as asked for or the time is
-        spent; at least once on the device as it is then. Returns the largest relative error of the costs.
+        """Time vanilla and settings, one of each shape, until all costs are as precise as asked for
+        or the time is spent; at least once on the device as it is then. Returns the largest
+        relative error of the costs.
 
         Raises:
-            CommandError: too few captions (2); a batch does not fit, the model does not support a config, or decoding
-                fails (1); an interrupt (130), which keeps the sessions that have finished.
+            CommandError: too few captions (2); a batch does not fit, the model does not support a
+                config, or decoding fails (1); an interrupt (130), which keeps the sessions that
+                have finished.
         """
         groups = session_groups(settings)
         for group in groups:
@@ -124,7 +142,10 @@ class SessionTimer:
                 if len(self.written) >= len(groups):
                     error = self.largest_error(settings)
                     left = describe_duration(max(0.0, self.seconds - spent))
-                    say(f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} %; {left} left")
+                    say(
+                        f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} "
+                        f"%; {left} left"
+                    )
                     is_late = spent + longest > self.seconds and math.isfinite(error)
                     if error <= self.error or is_late:
                         return error
@@ -132,11 +153,16 @@ class SessionTimer:
                 longest = max(longest, time.monotonic() - begin - spent)
             raise AssertionError("there is always a next session")
         except KeyboardInterrupt:
-            kept = f"{counted(len(self.written), 'session')} are stored" if self.written else "no session had finished"
+            kept = (
+                f"{counted(len(self.written), 'session')} are stored"
+                if self.written
+                else "no session had finished"
+            )
             raise CommandError(f"interrupted; {kept}", INTERRUPTED) from None
 
     def largest_error(self, settings: Sequence[DecodingConfig]) -> float:
-        """The largest relative standard error of what settings cost on this device, by all sessions of the sweep.
+        """The largest relative standard error of what settings cost on this device, by all sessions
+        of the sweep.
 
         Infinite if one was not timed there: a GPU may have given up CUDA graphs since its session.
         """
@@ -158,27 +184,41 @@ class SessionTimer:
         vanilla = self.sweep.identity.baseline
         assert vanilla is not None, "a sweep that has finished has a baseline"
         while True:
-            number = random.SystemRandom().randint(_FIRST_NUMBER, _LAST_NUMBER)  # this sweep may be timed elsewhere too
+            # this sweep may be timed elsewhere too
+            number = random.SystemRandom().randint(_FIRST_NUMBER, _LAST_NUMBER)
             try:
                 session = plan_session(
-                    [vanilla, *settings], len(self.captions), images=self.images, batches=[self.batch], repetitions=1,
-                    seed=self.experiment.seed, number=number,
-                )  # fmt: skip
+                    [vanilla, *settings],
+                    len(self.captions),
+                    images=self.images,
+                    batches=[self.batch],
+                    repetitions=1,
+                    seed=self.experiment.seed,
+                    number=number,
+                )
             except ValueError as error:
                 problem = str(error).partition(";")[0]
-                raise CommandError(f"{problem}; give a smaller --batch or --images", WRONG_USAGE) from None
+                raise CommandError(
+                    f"{problem}; give a smaller --batch or --images", WRONG_USAGE
+                ) from None
             if not self.sweep.storage.exists(session.name(self.experiment)):
                 return session
 
     def _run_session(self, settings: Sequence[DecodingConfig], left: float) -> None:
         """Time a session and store it. left: seconds until the time is spent."""
         session, start = self._plan(settings), time.perf_counter()
-        batches = len(session.configs) * (1 + session.images // self.batch)  # each config warms up with one
+        # each config warms up with one
+        batches = len(session.configs) * (1 + session.images // self.batch)
         smaller = f"; try --batch {self.batch // 2}" if self.batch > 1 else ""
-        with in_memory(f"at batch {self.batch}{smaller}"), ends_with(FAILED, ValueError, OSError, DecodingError):
+        with (
+            in_memory(f"at batch {self.batch}{smaller}"),
+            ends_with(FAILED, ValueError, OSError, DecodingError),
+        ):
             with _progress(f"session {len(self.written) + 1}", batches, left) as advance:
                 table, facts = run_session(self.engines, self.captions, session, advance)
-            common = shard_metadata(session, self.experiment, self.captions, self.engines.models.target.device)
+            common = shard_metadata(
+                session, self.experiment, self.captions, self.engines.models.target.device
+            )
             seconds = time.perf_counter() - start
             own = {"images": session.images, "seconds": seconds, "worker": LATER}
             write_shard(self.sweep.storage, common["name"], table, common | facts | own)
@@ -187,15 +227,31 @@ class SessionTimer:
 
 @contextmanager
 def _progress(name: str, batches: int, left: float) -> Iterator[Callable[[], None]]:
-    """A bar of a session with the time that is left, on a terminal; yields a function to call after each batch."""
+    """A bar of a session with the time that is left, on a terminal; yields a function to call after
+    each batch.
+    """
     if not sys.stderr.isatty():
         yield lambda: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+    )
     whole = TextColumn(f"batches; at most {describe_duration(left)} in all")
-    with Progress(*columns, whole, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, whole, TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
         task = bar.add_task(name, total=batches)
         yield lambda: bar.advance(task)

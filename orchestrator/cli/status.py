@@ -1,4 +1,5 @@
-"""`specfrontier status`: the progress of a sweep, or of all sweeps under ./sweeps, read from their files.
+"""`specfrontier status`: the progress of a sweep, or of all sweeps under ./sweeps, read from their
+files.
 
 A sweep may run elsewhere or have ended.
 """
@@ -18,7 +19,14 @@ import typer
 from typer.core import TyperCommand
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import choice_lines, for_output, front_table, output_text, show, shown_table
+from orchestrator.cli.text import (
+    choice_lines,
+    for_output,
+    front_table,
+    output_text,
+    show,
+    shown_table,
+)
 from orchestrator.errors import INTERRUPTED, WRONG_USAGE, CommandError, explain
 from orchestrator.options import AsJson, complete_sweep, finite
 
@@ -41,7 +49,8 @@ class WatchCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         words = zip(args, [*args, ""][1:], strict=True)
         given = [
-            f"--watch={_INTERVAL_S}" if word == "--watch" and not _is_number(after) else word for word, after in words
+            f"--watch={_INTERVAL_S}" if word == "--watch" and not _is_number(after) else word
+            for word, after in words
         ]
         return super().parse_args(ctx, given)
 
@@ -68,7 +77,10 @@ def status(
         float | None,
         typer.Option(
             metavar="[SECONDS]",
-            help=f"Show it again and again until the launch has ended. Default: every {_INTERVAL_S} seconds.",
+            help=(
+                f"Show it again and again until the launch has ended. Default: every {_INTERVAL_S} "
+                "seconds."
+            ),
             min=0.1,
             show_default=False,
             callback=finite,
@@ -77,10 +89,12 @@ def status(
     long: o.Long = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a sweep's progress: whether it runs, trials finished, failed and running, images, workers that were lost,
-    the front so far, the latest events. Without a sweep: one line for each sweep under ./sweeps.
+    """Show a sweep's progress: whether it runs, trials finished, failed and running, images,
+    workers that were lost, the front so far, the latest events. Without a sweep: one line for each
+    sweep under ./sweeps.
 
-    --watch updates it in place; in a pipe, each update is another block or, with --json, another document.
+    --watch updates it in place; in a pipe, each update is another block or, with --json, another
+    document.
     """
     if sweep is None:
         if watch is not None:
@@ -114,12 +128,20 @@ def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
             launch, finished = find_launch(storage), len(storage.names(TRIALS))
             planned = planned_trials(storage)
         except (ValueError, OSError) as error:
-            facts.append({"name": folder.name, "place": storage.display_name, "problem": explain(error)})
+            facts.append(
+                {"name": folder.name, "place": storage.display_name, "problem": explain(error)}
+            )
             rows.append([folder.name, "", explain(error)])
             continue
-        entry: dict[str, Any] = {"name": folder.name, "place": storage.display_name, "launch": asdict(launch)}
+        entry: dict[str, Any] = {
+            "name": folder.name,
+            "place": storage.display_name,
+            "launch": asdict(launch),
+        }
         facts.append({**entry, "finished": finished, "planned": planned})
-        rows.append([folder.name, f"{finished}{'' if planned is None else f' of {planned}'}", launch.text])
+        rows.append(
+            [folder.name, f"{finished}{'' if planned is None else f' of {planned}'}", launch.text]
+        )
     empty = f"no sweep under ./{SWEEPS}; `specfrontier launch SPACE` starts one"
     return {"sweeps": facts}, [shown_table(("sweep", "trials", "launch"), rows) if rows else empty]
 
@@ -176,7 +198,12 @@ def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, An
     facts |= choices_mapping(choices, limits)
     lines = _describe(now)
     if front is not None and front.candidates:
-        lines += ["", *front_table(front, front.members), "", *choice_lines(front, choices.values())]
+        lines += [
+            "",
+            *front_table(front, front.members),
+            "",
+            *choice_lines(front, choices.values()),
+        ]
     return facts, lines
 
 
@@ -198,8 +225,13 @@ def _describe(now: SweepStatus) -> list[str]:
         f"images    {now.images:,}",
     ]
     if now.taken is not None:
-        told, sweeps = counted(now.taken["trials"], "trial"), ", ".join(map(clean, now.taken["sweeps"]))
-        lines.append(f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}")
+        told, sweeps = (
+            counted(now.taken["trials"], "trial"),
+            ", ".join(map(clean, now.taken["sweeps"])),
+        )
+        lines.append(
+            f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}"
+        )
     if now.plateau is not None:
         lines.append(f"plateau   {clean(now.plateau['text']).removeprefix('plateau ')}")
     if now.idle_s is not None:

@@ -55,16 +55,21 @@ def show(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
 
 
 def output_text(facts: object, lines: Iterable[str], *, as_json: bool) -> str:
-    """The result of a command: its facts as JSON, with null for numbers that are not finite, or its lines."""
+    """The result of a command: its facts as JSON, with null for numbers that are not finite, or its
+    lines.
+    """
     return _as_json(facts) if as_json else safe_text(lines)
 
 
 def _as_json(facts: object) -> str:
-    """Letters stay as they are; control characters, and bytes of a file's name that are no text, are escaped."""
+    """Letters stay as they are; control characters, and bytes of a file's name that are no text,
+    are escaped.
+    """
     finite = json.loads(json.dumps(facts), parse_constant=lambda name: None)
     lines = json.dumps(finite, indent=2, ensure_ascii=False).split("\n")
     return "\n".join(
-        "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line) for line in lines
+        "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
+        for line in lines
     )
 
 
@@ -75,11 +80,17 @@ def terminal_width() -> int:
 
 def table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a table fits into the terminal without folding."""
-    return sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP <= terminal_width()
+    return (
+        sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP
+        <= terminal_width()
+    )
 
 
-def shown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> Shown:
-    """Aligned columns for standard output: folded to a terminal's width, else as wide as needed and without colours.
+def shown_table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Container[int] = ()
+) -> Shown:
+    """Aligned columns for standard output: folded to a terminal's width, else as wide as needed and
+    without colours.
 
     right: indices of right-aligned columns, which are never folded.
     """
@@ -123,7 +134,9 @@ def _cell(text: str) -> Text:
 
 
 def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
-    """The front with its settings' names as a command shows them. long: in full. JSON has the names of other files."""
+    """The front with its settings' names as a command shows them. long: in full. JSON has the names
+    of other files.
+    """
     from orchestrator.store.names import Form
 
     return replace(front, form=Form.FULL if long else Form.OWN if as_json else Form.ABBREVIATED)
@@ -137,14 +150,18 @@ def describe_front(
 ) -> list[str]:
     """The front as lines of text. facts: of `pareto`, those that it was asked for."""
     metrics = " against ".join(
-        f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)" for m in front.metrics
+        f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)"
+        for m in front.metrics
     )
     left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
     lines = [
         f"{', '.join(front.sweeps)}: {metrics}",
         *(_describe_machine(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine),
-        f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
-        f"{'is' if len(front.members) == 1 else 'are'} on the front{f' (left out: {left_out})' if left_out else ''}",
+        (
+            f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
+            f"{'is' if len(front.members) == 1 else 'are'} on the "
+            f"front{f' (left out: {left_out})' if left_out else ''}"
+        ),
     ]
     if "stopped" in facts:
         lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
@@ -155,7 +172,10 @@ def describe_front(
     for name, sweep in front.sweeps.items():
         if sweep.baseline is not None:
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            lines.append(f"vanilla{whose}: trial {sweep.baseline.number} ({_describe_values(front, sweep.baseline)})")
+            lines.append(
+                f"vanilla{whose}: trial {sweep.baseline.number} "
+                f"({_describe_values(front, sweep.baseline)})"
+            )
     if "hypervolume" in facts:
         corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
         volume = measured(facts["hypervolume"], facts["hypervolume_error"])
@@ -170,7 +190,11 @@ def _describe_machine(name: str, sweep: Sweep) -> str:
     from orchestrator.store.prices import Machine
 
     others = len(Machine.all(sweep.prices)) - 1
-    where = f" ({counted(others, 'other')}: {command(sweep.storage, 'compare', '--by', 'device')})" if others else ""
+    where = (
+        f" ({counted(others, 'other')}: {command(sweep.storage, 'compare', '--by', 'device')})"
+        if others
+        else ""
+    )
     return f"speeds of {name}: on {sweep.machine}{where}"
 
 
@@ -184,7 +208,9 @@ def choice_lines(front: Front, choices: Iterable[Trial]) -> list[str]:
 
 
 def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
-    """A choice: its trial, with each objective against vanilla's. known: trials that are described above it."""
+    """A choice: its trial, with each objective against vanilla's. known: trials that are described
+    above it.
+    """
     sure = "" if trial.probability is None else f" (holds in {percent(trial.probability)} of draws)"
     if trial.name in known or trial.is_vanilla:
         what = "vanilla itself" if trial.is_vanilla else "see above"
@@ -204,12 +230,14 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
 
 def _describe_values(front: Front, record: TrialRecord) -> str:
     """A trial's objectives, with their errors."""
-    return ", ".join(f"{m.name} {record.metrics[m.name]}" for m in front.metrics if m.name in record.metrics)
+    return ", ".join(
+        f"{m.name} {record.metrics[m.name]}" for m in front.metrics if m.name in record.metrics
+    )
 
 
 def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
-    """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are columns if there is
-    room, else lines below.
+    """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are
+    columns if there is room, else lines below.
     """
     head, cells = ["trial", "setting", *(metric.name for metric in front.metrics), "front"], []
     for row in rows:
@@ -219,16 +247,20 @@ def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
     labels = [row.record.label for row in rows]
     within = [", ".join(row.within_error_of or []) for row in rows]
     right = range(2, 3 + len(front.metrics))
-    return trial_table(head, cells, labels, right, ("within error of", within, _describe_within_error(rows)))
+    return trial_table(
+        head, cells, labels, right, ("within error of", within, _describe_within_error(rows))
+    )
 
 
 def _describe_within_error(rows: Sequence[Trial]) -> str:
-    """Groups of trials of which any two are within error of each other, in the order of the rows, until every such pair
-    is in one; after `_MAX_GROUPS` of them, how many pairs are left.
+    """Groups of trials of which any two are within error of each other, in the order of the rows,
+    until every such pair is in one; after `_MAX_GROUPS` of them, how many pairs are left.
     """
     place = {row.name: index for index, row in enumerate(rows)}
     near = [{place[other] for other in row.within_error_of or []} for row in rows]
-    left = {(first, second) for first, others in enumerate(near) for second in others if first < second}
+    left = {
+        (first, second) for first, others in enumerate(near) for second in others if first < second
+    }
     groups = list[str]()
     while left and len(groups) < _MAX_GROUPS:
         group = list(min(left))
@@ -243,7 +275,9 @@ def _describe_within_error(rows: Sequence[Trial]) -> str:
 
 
 def _enumerate(names: Sequence[str]) -> str:
-    """At least two names, the first `_MAX_NAMES` of them: `0, 1 and 2`, or `0, 1, 2 and 45 more`."""
+    """At least two names, the first `_MAX_NAMES` of them: `0, 1 and 2`, or `0, 1, 2 and 45
+    more`.
+    """
     more = len(names) - _MAX_NAMES
     last = f"{more} more" if more > 0 else names[-1]
     shown = names[:_MAX_NAMES] if more > 0 else names[:-1]
@@ -259,11 +293,17 @@ def trial_table(
 ) -> list[str]:
     """A table of trials, and the lines below it. Columns for which there is no room are lines.
 
-    cells: of each trial, the first two of which are its name and its setting. labels: of the trials; one that is the
-    setting's name is left out. more: further columns, as name, cells and line.
+    cells: of each trial, the first two of which are its name and its setting. labels: of the
+    trials; one that is the setting's name is left out. more: further columns, as name, cells and
+    line.
     """
-    lines, labels = [], ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)]
-    named = "labels: " + "; ".join(f"{row[0]} {label}" for row, label in zip(cells, labels, strict=True) if label)
+    lines, labels = (
+        [],
+        ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)],
+    )
+    named = "labels: " + "; ".join(
+        f"{row[0]} {label}" for row, label in zip(cells, labels, strict=True) if label
+    )
     for name, column, line in (*more, ("label", labels, named)):
         wider = [[*row, cell] for row, cell in zip(cells, column, strict=True)]
         if any(column) and table_fits([*head, name], wider):
@@ -276,7 +316,10 @@ def trial_table(
 def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:
     if not trials:
         return "racing stopped no trial"
-    names = [f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"]) for trial in trials]
+    names = [
+        f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"])
+        for trial in trials
+    ]
     settings = [trial["setting"] for trial in trials]
     cells = [
         [name, setting, str(trial["images"]), str(trial["rival"]), trial["cause"]]

@@ -34,33 +34,55 @@ Examples:
 class Choice:
     """The options that say which trials are timed."""
 
-    trial: list[int] | None = option("Time the trial with this number instead. Repeatable.", "N", min=0)
-    where: list[str] | None = option("Time all trials that match instead (see `pareto --where`). Repeatable.", "FILTER")
+    trial: list[int] | None = option(
+        "Time the trial with this number instead. Repeatable.", "N", min=0
+    )
+    where: list[str] | None = option(
+        "Time all trials that match instead (see `pareto --where`). Repeatable.", "FILTER"
+    )
 
 
 @grouped
 @q.query_errors()
-def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_json: AsJson = False) -> None:
-    """Time vanilla, the front, the recommended settings and those within error of them in turn, on this machine, with
-    the sweep's captions and weights.
+def time_sweep(
+    sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_json: AsJson = False
+) -> None:
+    """Time vanilla, the front, the recommended settings and those within error of them in turn, on
+    this machine, with the sweep's captions and weights.
 
-    The number of passes of an image does not depend on the device; only the cost of a pass does. So a front that was
-    drawn on other machines has its speeds on this one within a minute: `pareto`, `report` and `compare` show them with
-    --device and --batch. Sessions are stored in the sweep by device, threads and batch, each when it has finished.
+    The number of passes of an image does not depend on the device; only the cost of a pass does. So
+    a front that was drawn on other machines has its speeds on this one within a minute: `pareto`,
+    `report` and `compare` show them with --device and --batch. Sessions are stored in the sweep by
+    device, threads and batch, each when it has finished.
     """
     from orchestrator.store.launches import RUNNING, find_launch
 
     opened = q.open_sweep(sweep)
     if SPEEDUP not in opened.identity.metrics:
-        raise CommandError(f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed", WRONG_USAGE)
+        raise CommandError(
+            f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed",
+            WRONG_USAGE,
+        )
     if (launch := find_launch(opened.storage)).state == RUNNING:
-        raise CommandError(f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED)
+        raise CommandError(
+            f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED
+        )
     records = _chosen_records(opened, choice)
-    configs = {record.config.shape: record.config for record in reversed(records) if record.config is not None}
+    configs = {
+        record.config.shape: record.config
+        for record in reversed(records)
+        if record.config is not None
+    }
     vanilla = opened.identity.baseline
-    settings = [config for shape, config in reversed(configs.items()) if vanilla is None or shape != vanilla.shape]
+    settings = [
+        config
+        for shape, config in reversed(configs.items())
+        if vanilla is None or shape != vanilla.shape
+    ]
     if not settings:
-        raise CommandError("nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE)
+        raise CommandError(
+            "nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE
+        )
     if effort.threads is None and opened.machine is not None and opened.machine.device.threads:
         prefer_threads(opened.machine.device.threads)
     o.say_on_terminal("loading the models")
@@ -75,7 +97,8 @@ def time_sweep(sweep: q.OneSweep, choice: Choice, effort: q.TimingOptions, as_js
 
 
 def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
-    """Vanilla and the trials to time: those that decide what is recommended, with these numbers, or all that match.
+    """Vanilla and the trials to time: those that decide what is recommended, with these numbers, or
+    all that match.
 
     Raises:
         CommandError: vanilla has not finished, both options are given, or no trial matches.
@@ -85,22 +108,30 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
     from orchestrator.front.front import front_of
 
     if choice.trial and choice.where:
-        raise CommandError("--trial and --where cannot be combined: each chooses trials", WRONG_USAGE)
+        raise CommandError(
+            "--trial and --where cannot be combined: each chooses trials", WRONG_USAGE
+        )
     vanilla = sweep.baseline
     if vanilla is None:
-        raise CommandError(f"sweep {sweep.name}: vanilla has not finished, with which settings are timed", FAILED)
+        raise CommandError(
+            f"sweep {sweep.name}: vanilla has not finished, with which settings are timed", FAILED
+        )
     front = front_of([sweep], where=choice.where or (), feasible=not choice.where)
     if choice.trial:
         trials = [front.trial(number) for number in choice.trial]
     else:
         trials = front.candidates if choice.where else decisive_trials(front)
     if choice.where and not trials:
-        raise CommandError(f"no measured trial matches --where {' and '.join(choice.where)}", WRONG_USAGE)
+        raise CommandError(
+            f"no measured trial matches --where {' and '.join(choice.where)}", WRONG_USAGE
+        )
     return [vanilla, *(trial.record for trial in trials if trial.record is not vanilla)]
 
 
 def _update_tables(sweep: Sweep, timer: SessionTimer) -> None:
-    """Write the sweep's tables again if sessions of its own device are new: their speeds are those of all sessions."""
+    """Write the sweep's tables again if sessions of its own device are new: their speeds are those
+    of all sessions.
+    """
     from orchestrator.views.tables import write_tables
 
     own = sweep.priced()
@@ -109,10 +140,16 @@ def _update_tables(sweep: Sweep, timer: SessionTimer) -> None:
 
 
 def _show_speeds(
-    sweep: Sweep, records: Sequence[TrialRecord], timer: SessionTimer, error: float, *, as_json: bool
+    sweep: Sweep,
+    records: Sequence[TrialRecord],
+    timer: SessionTimer,
+    error: float,
+    *,
+    as_json: bool,
 ) -> None:
-    """Print each setting's speed-up on this device, beside that on the sweep's own if that is another. error: of the
-    costs, relative."""
+    """Print each setting's speed-up on this device, beside that on the sweep's own if that is
+    another. error: of the costs, relative.
+    """
     from orchestrator.cli.devices import side_by_side
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import session_problems
@@ -127,7 +164,13 @@ def _show_speeds(
     fronts = [front_of([found], *(metric.name for metric in goals)) for found in priced]
     table, lines = side_by_side(fronts, {record.number for record in records})
     facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
-    facts |= {"batch": machine.batch, "sessions": len(timer.written), "images": timer.images, "error": error, **table}
+    facts |= {
+        "batch": machine.batch,
+        "sessions": len(timer.written),
+        "images": timer.images,
+        "error": error,
+        **table,
+    }
     facts["notes"] = session_problems(own)
     lines = [
         f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
@@ -140,6 +183,10 @@ def _show_speeds(
     if len(fronts) > 1:
         lines.append(f"of all devices:  {command(sweep.storage, 'compare', '--by', 'device')}")
     if own.machine is not None and own.machine.device == machine.device:
-        lines += [f"the report page: {command(sweep.storage, 'report')}"] * sweep.storage.exists(REPORT)
-        lines += [f"update MLflow:   {command(sweep.storage, 'sync')}"] * sweep.storage.exists(MLFLOW_PLACE)
+        lines += [f"the report page: {command(sweep.storage, 'report')}"] * sweep.storage.exists(
+            REPORT
+        )
+        lines += [f"update MLflow:   {command(sweep.storage, 'sync')}"] * sweep.storage.exists(
+            MLFLOW_PLACE
+        )
     show(facts, lines, as_json=as_json)

@@ -35,7 +35,8 @@ _LOG_INTERVAL_S = 0.5
 _RAY_VARIABLES = {
     "RAY_TRAIN_V2_ENABLED": "1",  # the default of later versions
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",  # a busy machine takes minutes to import torch in every process
+    # a busy machine takes minutes to import torch in every process
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # checkpoints are frequent enough
 }
@@ -53,7 +54,10 @@ class Recipe:
     )
     models: o.Models = None
     out: str = o.option(
-        "Folder for weights, checkpoints and images.", "DIR", default="runs/train", callback=o.output_path
+        "Folder for weights, checkpoints and images.",
+        "DIR",
+        default="runs/train",
+        callback=o.output_path,
     )
     count: int | None = o.option("Number of captions. Default: all of them.", "N", min=2)
     steps: int | None = o.option("Default: 20 passes over the images.", "N", min=1)
@@ -69,15 +73,19 @@ class Recipe:
     )
     save_every: int = o.option("Steps between checkpoints.", "N", default=1000, min=1)
     seed: int = o.option(
-        "The same seed and threads give the same weights on the same machine.", "N", default=0, min=0, max=o.MAX_SEED
+        "The same seed and threads give the same weights on the same machine.",
+        "N",
+        default=0,
+        min=0,
+        max=o.MAX_SEED,
     )
 
     def job(self, kind: str) -> DrafterJob:
         """The training of a drafter of this kind, checked before anything is computed.
 
         Raises:
-            ValueError: captions that cannot be read, or too few of them; no such file, folder or entry; a target that
-                cannot have such a drafter.
+            ValueError: captions that cannot be read, or too few of them; no such file, folder or
+                entry; a target that cannot have such a drafter.
             WeightsError: a file of the entry is missing or of another family.
         """
         from workers.data.captions import read_captions
@@ -93,13 +101,17 @@ class Recipe:
             more = f" ({len(unreadable) - 1} more cannot be read)" if len(unreadable) > 1 else ""
             raise ValueError(f"{found[index].location or self.captions}: {problem}{more}")
         given = {
-            "rate": self.rate, "draft_vocab": self.draft_vocab if kind == "eagle3" else None, "steps": self.steps
-        }  # fmt: skip
+            "rate": self.rate,
+            "draft_vocab": self.draft_vocab if kind == "eagle3" else None,
+            "steps": self.steps,
+        }
         recipe = DrafterRecipe.of(
             kind, batch=self.batch, save_every=self.save_every, seed=self.seed,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
-        job = DrafterJob(entry=entry, captions=tuple(found), out=Path(self.out), recipe=recipe, kind=kind)
+        job = DrafterJob(
+            entry=entry, captions=tuple(found), out=Path(self.out), recipe=recipe, kind=kind
+        )
         job.check(target)
         return job
 
@@ -111,7 +123,9 @@ class Run:
     resume: bool = o.flag("Resume from the checkpoints in DIR.")
     device: o.Device = None
     threads: o.Threads = None
-    workers: int = o.option("Processes that train together on Ray, each with a GPU or a core.", "N", default=1, min=1)
+    workers: int = o.option(
+        "Processes that train together on Ray, each with a GPU or a core.", "N", default=1, min=1
+    )
     address: o.Address = None
     tracking_uri: o.TrackingUri = None
     mlflow: o.Mlflow = True
@@ -119,26 +133,41 @@ class Run:
 
 @o.grouped
 def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
-    """Train drafters for the target of --models (default: builtin), each into one weight file in DIR.
+    """Train drafters for the target of --models (default: builtin), each into one weight file in
+    DIR.
 
-    They train on images that the target generates from the captions (kept in DIR). The loss is written to
-    DIR/DRAFTER.journal.jsonl and MLflow, the weights with the best held-out top-3 accuracy to DIR.
+    They train on images that the target generates from the captions (kept in DIR). The loss is
+    written to DIR/DRAFTER.journal.jsonl and MLflow, the weights with the best held-out top-3
+    accuracy to DIR.
 
-    The default number of threads stays as it was chosen at the start, whatever other work begins or ends meanwhile.
+    The default number of threads stays as it was chosen at the start, whatever other work begins or
+    ends meanwhile.
     """
     if unknown := [kind for kind in drafters if kind not in DRAFTERS]:
-        raise CommandError(f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE)
+        raise CommandError(
+            f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE
+        )
     if wanted.draft_vocab is not None and "eagle3" not in drafters:
-        raise CommandError("--draft-vocab is for eagle3, which is not among the drafters", WRONG_USAGE)
+        raise CommandError(
+            "--draft-vocab is for eagle3, which is not among the drafters", WRONG_USAGE
+        )
     if run.device is not None and (run.workers > 1 or run.address is not None):
-        raise CommandError("--device is for one process; Ray assigns GPUs or cores to several workers", WRONG_USAGE)
+        raise CommandError(
+            "--device is for one process; Ray assigns GPUs or cores to several workers",
+            WRONG_USAGE,
+        )
     from orchestrator.cluster.tasks import PoolError
     from workers.models.checkpoint_files import WeightsError
 
     o.pick_device(run.device)  # refuses a device that there is not
     resume = "interrupted; resume with the same command and --resume"
     stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
-    with output_folder(Path(wanted.out)), stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError, PoolError):
+    with (
+        output_folder(Path(wanted.out)),
+        stopped,
+        ends_with(WRONG_USAGE),
+        ends_with(FAILED, WeightsError, PoolError),
+    ):
         with o.show_notes():
             jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
         for job in jobs:
@@ -146,7 +175,8 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
 
 
 def train_drafter(job: DrafterJob, run: Run, log: Callable[[str], None] = print) -> Path:
-    """Run the job, on Ray if there are several processes or an address is given; returns the weight file.
+    """Run the job, on Ray if there are several processes or an address is given; returns the weight
+    file.
 
     Raises:
         ValueError: see `DrafterJob.run`; or a batch that the workers cannot share evenly.
@@ -166,7 +196,9 @@ def train_drafter(job: DrafterJob, run: Run, log: Callable[[str], None] = print)
 
 @contextlib.contextmanager
 def _tracked(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Iterator[None]:
-    """Log the journal to MLflow while the block runs. At the end, report entries that could not be logged."""
+    """Log the journal to MLflow while the block runs. At the end, report entries that could not be
+    logged.
+    """
     from orchestrator.views.follower import Ending, Follower
     from orchestrator.views.mlflow_client import resolve_uri
     from orchestrator.views.training import TrainingView
@@ -192,8 +224,8 @@ def _tracked(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Iterator[
 def _train_in_group(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Path:
     """Train with Ray Train in several processes of a cluster, or of this machine.
 
-    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group again, and the
-    training resumes from the checkpoint. Returns the weight file.
+    Each process has a GPU or a core and sees the output folder. If one dies, Ray starts the group
+    again, and the training resumes from the checkpoint. Returns the weight file.
 
     Raises:
         ValueError: see `DrafterJob.can_resume`.
@@ -208,14 +240,20 @@ def _train_in_group(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Pa
     if run.resume:
         job.can_resume()  # reports another training here, before processes start
     name = f"{job.kind}-{datetime.now():%Y%m%d-%H%M%S}"
-    with connected(run.address, Slots(run.workers), run.workers) as slots, _follow_log(job.file("log"), log):
+    with (
+        connected(run.address, Slots(run.workers), run.workers) as slots,
+        _follow_log(job.file("log"), log),
+    ):
         import ray.train
         from ray.train.torch import TorchConfig, TorchTrainer
 
         resources = {"CPU": slots.cpus, **({"GPU": slots.gpus} if slots.gpus else {})}
         trainer = TorchTrainer(
             _run_process,
-            train_loop_config={"job": replace(job, out=job.out.absolute(), launch=name), "resume": run.resume},
+            train_loop_config={
+                "job": replace(job, out=job.out.absolute(), launch=name),
+                "resume": run.resume,
+            },
             torch_config=TorchConfig(timeout_s=_BARRIER_TIMEOUT_S),
             scaling_config=ray.train.ScalingConfig(
                 num_workers=run.workers, use_gpu=bool(slots.gpus), resources_per_worker=resources
@@ -278,5 +316,7 @@ def _follow_log(path: Path, log: Callable[[str], None]) -> Iterator[None]:
 def _cause(error: Exception) -> str:
     """The last line of the first worker's traceback."""
     failures = getattr(error, "worker_failures", None) or {0: error}
-    lines = [line.strip() for line in str(next(iter(failures.values()))).splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in str(next(iter(failures.values()))).splitlines() if line.strip()
+    ]
     return lines[-1] if lines else type(error).__name__

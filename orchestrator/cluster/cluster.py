@@ -1,4 +1,5 @@
-"""Connects to the Ray cluster that workers run on, or starts one on this machine, and notices when it is lost.
+"""Connects to the Ray cluster that workers run on, or starts one on this machine, and notices when
+it is lost.
 
 Ray itself retries for minutes, then aborts the process.
 """
@@ -29,11 +30,16 @@ from orchestrator.interrupts import cleaned_up
 from orchestrator.proxies import without_proxy
 from orchestrator.text import without_credentials
 
-GCS_TIMEOUT_S = 25.0  # Ray aborts the process after 60; a GCS that Redis or Kubernetes restarts is back by then
+# Ray aborts the process after 60; a GCS that Redis or Kubernetes restarts is back by then
+GCS_TIMEOUT_S = 25.0
 _CLIENT = "ray://"  # such a driver runs outside of the cluster
 _AUTO = "auto"
 _ADDRESS, _AUTH_MODE, _JOB_CONFIG = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_TOKEN, _TOKEN_PATH, _DEFAULT_TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
+_TOKEN, _TOKEN_PATH, _DEFAULT_TOKEN_PATH = (
+    "RAY_AUTH_TOKEN",
+    "RAY_AUTH_TOKEN_PATH",
+    "~/.ray/auth_token",
+)
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 _START_ATTEMPTS = 5  # half a minute each
 _ESSENTIAL_PROCESSES = frozenset({"gcs_server", "raylet"})
@@ -76,8 +82,8 @@ class ClusterAddress:
 
 
 def resolve_address(given: str) -> ClusterAddress:
-    """The cluster that --address names. auto: RAY_ADDRESS, a Ray process on this machine, or the file of the last
-    `ray start`, in Ray's own order.
+    """The cluster that --address names. auto: RAY_ADDRESS, a Ray process on this machine, or the
+    file of the last `ray start`, in Ray's own order.
 
     Raises:
         ValueError: not an address of a cluster.
@@ -99,10 +105,12 @@ def resolve_address(given: str) -> ClusterAddress:
         fix = "start the cluster, remove the file, or give --address HOST:PORT"
         return _parse_address(stored, f"{option}: {file} names {stored}", fix)
     if running:
-        raise PoolError(f"{option}: several clusters run on this machine; give one of {', '.join(running)}")
+        raise PoolError(
+            f"{option}: several clusters run on this machine; give one of {', '.join(running)}"
+        )
     raise PoolError(
-        f"{option}: no Ray cluster runs on this machine, {_ADDRESS} is not set, and there is no {file}; start a "
-        "cluster with `ray start --head`, or give --address HOST:PORT"
+        f"{option}: no Ray cluster runs on this machine, {_ADDRESS} is not set, and there is no "
+        f"{file}; start a cluster with `ray start --head`, or give --address HOST:PORT"
     )
 
 
@@ -113,12 +121,14 @@ def _parse_address(address: str, source: str, fix: str) -> ClusterAddress:
         ValueError: it has no HOST:PORT; the message says what to write.
     """
     if address.startswith(("http://", "https://")):
-        raise ValueError(f"{source}: this is the dashboard; give HOST:PORT of `ray start --port` (6379)")
+        raise ValueError(
+            f"{source}: this is the dashboard; give HOST:PORT of `ray start --port` (6379)"
+        )
     parts = _HOST_PORT.fullmatch(address.removeprefix(_CLIENT))
     if parts is None or not 0 < int(parts["port"]) < 1 << 16:
         raise ValueError(
-            f"{source}: not the address of a Ray cluster; give HOST:PORT, [IPV6]:PORT, ray://HOST:PORT or auto, or "
-            "leave --address out to start Ray on this machine"
+            f"{source}: not the address of a Ray cluster; give HOST:PORT, [IPV6]:PORT, "
+            "ray://HOST:PORT or auto, or leave --address out to start Ray on this machine"
         )
     return ClusterAddress(address, source, fix)
 
@@ -127,8 +137,8 @@ def requires_token(cluster: ClusterAddress) -> bool:
     """Whether the cluster refuses the calls of this process, by its mode and token (RAY_AUTH_MODE).
 
     Raises:
-        PoolError: nothing responds at the address, or no cluster, or one of another version of Ray; or this machine is
-            not a node of it.
+        PoolError: nothing responds at the address, or no cluster, or one of another version of Ray;
+            or this machine is not a node of it.
     """
     if not ray_internals.uses_proxy() and (reason := _connection_problem(cluster.endpoint)):
         raise cluster.problem(f"no response from {cluster.endpoint} ({reason})")
@@ -144,17 +154,26 @@ def requires_token(cluster: ClusterAddress) -> bool:
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return True
-        server = "a Ray client server (port 10001)" if cluster.is_client else "a Ray cluster (GCS, port 6379)"
+        server = (
+            "a Ray client server (port 10001)"
+            if cluster.is_client
+            else "a Ray cluster (GCS, port 6379)"
+        )
         uses_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
         over_tls = "" if uses_tls else ", or one that needs RAY_USE_TLS"
-        raise cluster.problem(f"{cluster.endpoint} is not {server}{over_tls} ({error.code().name})") from error
+        raise cluster.problem(
+            f"{cluster.endpoint} is not {server}{over_tls} ({error.code().name})"
+        ) from error
     except RuntimeError as error:  # certificates that RAY_USE_TLS needs
-        raise cluster.problem(str(error), "set the variables of Ray's TLS, or unset RAY_USE_TLS") from error
+        raise cluster.problem(
+            str(error), "set the variables of Ray's TLS, or unset RAY_USE_TLS"
+        ) from error
     return False
 
 
 def _check_membership(cluster: ClusterAddress) -> None:
-    """Check that a process of this machine is a node of the cluster, as Ray needs for a driver, and of its version.
+    """Check that a process of this machine is a node of the cluster, as Ray needs for a driver, and
+    of its version.
 
     Raises:
         PoolError: none is, or it is not.
@@ -170,7 +189,9 @@ def _check_membership(cluster: ClusterAddress) -> None:
             return
         if time.monotonic() > end:
             text = f"this machine is not a node of the cluster at {cluster.endpoint}"
-            raise cluster.problem(text, "launch on one of its nodes, with `ray job submit`, or at ray://HOST:10001")
+            raise cluster.problem(
+                text, "launch on one of its nodes, with `ray job submit`, or at ray://HOST:10001"
+            )
         time.sleep(_NODE_INTERVAL_S)
 
 
@@ -192,13 +213,17 @@ def connected(
     environment: Mapping[str, str] = MappingProxyType({}),
     placement: Placement = ANYWHERE,
 ) -> Iterator[Slots]:
-    """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields slots that fit.
+    """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields
+    slots that fit.
 
-    environment: variables of the processes of a Ray started here. (Ray's own way starts an agent for it first.)
+    environment: variables of the processes of a Ray started here. (Ray's own way starts an agent
+    for it first.)
 
     Raises:
-        ValueError: `address` is not the address of a cluster, or Ray's files cannot be kept here (RAY_TMPDIR).
-        PoolError: no cluster at the address, or no node with room for a worker, or none of a kind that is needed.
+        ValueError: `address` is not the address of a cluster, or Ray's files cannot be kept here
+            (RAY_TMPDIR).
+        PoolError: no cluster at the address, or no node with room for a worker, or none of a kind
+            that is needed.
     """
     cluster = None if address is None else resolve_address(address)
     with contextlib.ExitStack() as stack:
@@ -221,8 +246,8 @@ def connected(
 
 
 def _start(stack: contextlib.ExitStack, cores: int, environment: Mapping[str, str]) -> ClusterGuard:
-    """Start Ray on this machine until the stack is closed. On a busy machine, Ray gives up after seconds: it is started
-    again then.
+    """Start Ray on this machine until the stack is closed. On a busy machine, Ray gives up after
+    seconds: it is started again then.
 
     Raises:
         PoolError, ValueError: as `connected`.
@@ -231,15 +256,25 @@ def _start(stack: contextlib.ExitStack, cores: int, environment: Mapping[str, st
         with contextlib.ExitStack() as attempt:
             guard = attempt.enter_context(contextlib.closing(ClusterGuard()))
             attempt.enter_context(cleaned_up(guard.kill))
-            # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts. The files of a job,
-            # if this process is one, are on the job's own cluster.
-            variables = {**environment, **guard.mark, **_new_token(guard.folder), _AUTH_MODE: None, _JOB_CONFIG: None}
+            # Without a mode, Ray requires tokens of whoever connects to a cluster that it starts.
+            # The files of a job, if this process is one, are on the job's own cluster.
+            variables = {
+                **environment,
+                **guard.mark,
+                **_new_token(guard.folder),
+                _AUTH_MODE: None,
+                _JOB_CONFIG: None,
+            }
             attempt.enter_context(_environment(variables))
             attempt.enter_context(ray_internals.on_loopback())
             attempt.enter_context(ray_internals.without_services())
             attempt.callback(ray.shutdown)
             files = guard.folder / "ray"
-            options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES, "num_cpus": cores}
+            options = {
+                "include_dashboard": False,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "num_cpus": cores,
+            }
             try:
                 _connect(None, options | {"_temp_dir": str(files)})
             except PoolError:
@@ -278,7 +313,8 @@ def _has_token() -> bool:
 
 
 def _new_token(folder: Path) -> dict[str, str]:
-    """The environment variable of a new token in a folder of this user alone; none if the user has a token.
+    """The environment variable of a new token in a folder of this user alone; none if the user has
+    a token.
 
     If there is none, Ray writes one that other users can read to ~/.ray, which may be read-only.
     """
@@ -290,13 +326,15 @@ def _new_token(folder: Path) -> dict[str, str]:
 
 
 def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None:
-    """Connect to a cluster, or start Ray on this machine (None). Handlers of signals stay as they are.
+    """Connect to a cluster, or start Ray on this machine (None). Handlers of signals stay as they
+    are.
 
     Raises:
         PoolError: no cluster; the message has the cause and the fix.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # idle processes, which no actor takes
+    # idle processes, which no actor takes
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if cluster is not None:
         _authenticate(cluster)
     ray_internals.hide_worker_logs()
@@ -308,13 +346,14 @@ def _connect(cluster: ClusterAddress | None, options: Mapping[str, Any]) -> None
                 logging_level=logging.ERROR,
                 **options,
             )
-        except Exception as error:  # Ray has no class of its own for a node that did not start in time
+        except Exception as error:
+            # Ray has no class of its own for a node that did not start in time
             raise _connect_problem(cluster, error) from error
 
 
 def _authenticate(cluster: ClusterAddress) -> None:
-    """Use the user's token if the cluster requires one. With a token, a driver in a cluster without tokens would refuse
-    its own workers' calls.
+    """Use the user's token if the cluster requires one. With a token, a driver in a cluster without
+    tokens would refuse its own workers' calls.
 
     Raises:
         PoolError: no cluster responds, or it requires a token that the user does not have.
@@ -327,7 +366,9 @@ def _authenticate(cluster: ClusterAddress) -> None:
         _set({_AUTH_MODE: "token" if is_refused else "disabled"})
         is_refused = is_refused and requires_token(cluster)
     if is_refused and (mode or "token").lower() != "token":
-        raise cluster.problem(f"the cluster requires a token, and {_AUTH_MODE} is {mode}", f"unset {_AUTH_MODE}")
+        raise cluster.problem(
+            f"the cluster requires a token, and {_AUTH_MODE} is {mode}", f"unset {_AUTH_MODE}"
+        )
     if is_refused:
         raise cluster.problem("the cluster refuses this user's token", copy)
 
@@ -336,7 +377,10 @@ def _connect_problem(cluster: ClusterAddress | None, error: Exception) -> PoolEr
     """Why there is no cluster, in one line, with the fix for this cause."""
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if cluster is None:
-        fix = "check this machine's free memory, its load, and the space in the folder of RAY_TMPDIR or TMPDIR"
+        fix = (
+            "check this machine's free memory, its load, and the space in the folder of RAY_TMPDIR "
+            "or TMPDIR"
+        )
         return PoolError(f"Ray did not start on this machine: {text}; {fix}")
     same_versions = "install the same versions of Ray and Python on all machines"
     return cluster.problem(text, same_versions if "Version mismatch" in text else None)
@@ -349,18 +393,22 @@ def alive_nodes() -> list[Node]:
 
 
 class ClusterMonitor:
-    """Notices that the cluster that this process is connected to lost what a driver cannot do without."""
+    """Notices that the cluster that this process is connected to lost what a driver cannot do
+    without.
+    """
 
     def __init__(self) -> None:
         context = ray.get_runtime_context()
         is_client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
-        self._gcs_address = "" if is_client else context.gcs_address  # such a driver connects to a proxy
+        # such a driver connects to a proxy
+        self._gcs_address = "" if is_client else context.gcs_address
         self._node_id = context.get_node_id()
         self._probed = time.monotonic()
         self._silent_since: float | None = None
 
     def responds(self, max_age: float = _PROBE_INTERVAL_S) -> bool:
-        """Whether the cluster responded at most `max_age` seconds ago; if not, calls of its GCS would block.
+        """Whether the cluster responded at most `max_age` seconds ago; if not, calls of its GCS
+        would block.
 
         Raises:
             ClusterLost: a process of a cluster that this process started has died.
@@ -374,12 +422,17 @@ class ClusterMonitor:
             self._silent_since = None if is_up else self._silent_since or self._probed
         silence = 0.0 if self._silent_since is None else self._probed - self._silent_since
         if silence > GCS_TIMEOUT_S:
-            problem = f"Ray's GCS at {self._gcs_address} has not responded for {silence:.0f} s; start the cluster again"
+            problem = (
+                f"Ray's GCS at {self._gcs_address} has not responded for {silence:.0f} s; start "
+                "the cluster again"
+            )
             raise PoolError(problem)
         return self._silent_since is None
 
     def check_node(self) -> None:
-        """Raise PoolError if the node of this process is dead: Ray would wait for it. Call it while Ray responds."""
+        """Raise PoolError if the node of this process is dead: Ray would wait for it. Call it while
+        Ray responds.
+        """
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         if any(node["NodeID"] == self._node_id and not node["Alive"] for node in nodes):
             raise PoolError("Ray's node on the driver's machine died; start it again")

@@ -1,9 +1,10 @@
-"""The nodes that a sweep's workers run on: their resources, and which of them generate images and which ones time.
+"""The nodes that a sweep's workers run on: their resources, and which of them generate images and
+which ones time.
 
-Labels of Ray say where a sweep wants its workers; whether workers may share the work is measured. A worker that starts
-runs the target on fixed input (`workers.runtime.numerics`). In float32, devices of different kinds may generate
-together if their numbers agree within rounding. In 16 bits, rounding changes tokens, so the device must be the same and
-the numbers equal to the last bit.
+Labels of Ray say where a sweep wants its workers; whether workers may share the work is measured. A
+worker that starts runs the target on fixed input (`workers.runtime.numerics`). In float32, devices
+of different kinds may generate together if their numbers agree within rounding. In 16 bits,
+rounding changes tokens, so the device must be the same and the numbers equal to the last bit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from workers.runtime.process import process_environment
 Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
-ROLES = GENERATE, TIME = "generate", "time"  # what a worker may do: everything but timing, and timing
+# what a worker may do: everything but timing, and timing
+ROLES = GENERATE, TIME = "generate", "time"
 _MAX_DIFFERENCE = 1e-4  # between float32 numbers, relative to the largest
 _SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
 _SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # facts that workers that generate share
@@ -30,14 +32,18 @@ _SAME_COSTS = ("kernels", "device", "timing_device")  # facts that workers that 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus None: see `fit`."""
+    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus
+    None: see `fit`.
+    """
 
     count: int | None = None
     cpus: float = 1.0
     gpus: float | None = None
 
     def environment(self, threads: int | None) -> dict[str, str]:
-        """Environment of a worker with this many threads (None: one for each of its cores): no downloads."""
+        """Environment of a worker with this many threads (None: one for each of its cores): no
+        downloads.
+        """
         threads = threads or max(1, int(self.cpus))
         return process_environment(threads) | {"HF_HUB_OFFLINE": "1"}
 
@@ -64,14 +70,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Labels of the nodes that generate, and of those that time; empty: any node. times None: no node times."""
+    """Labels of the nodes that generate, and of those that time; empty: any node. times None: no
+    node times.
+    """
 
     generates: Labels = field(default_factory=dict)
     times: Labels | None = field(default_factory=dict)
 
     @classmethod
     def of(cls, sweep: SweepConfig) -> Self:
-        """What the sweep's sections say. Timing sessions without labels run where quality shards do."""
+        """What the sweep's sections say. Timing sessions without labels run where quality shards
+        do.
+        """
         generates = dict(sweep.quality.nodes or {})
         is_timed = uses_timings(sweep.requested_metrics)
         return cls(generates, dict(sweep.timing.nodes or generates) if is_timed else None)
@@ -81,7 +91,9 @@ class Placement:
         """The kinds of nodes that the sweep cannot do without, by the key that names them."""
         kinds = {"timing.nodes": self.times or {}, "quality.nodes": self.generates}
         return {
-            key: labels for key, labels in kinds.items() if labels and (key == "timing.nodes" or labels != self.times)
+            key: labels
+            for key, labels in kinds.items()
+            if labels and (key == "timing.nodes" or labels != self.times)
         }
 
     @property
@@ -95,8 +107,8 @@ class Placement:
         return list(self.kinds.values()) if self.generates else []
 
     def next_labels(self, present: Sequence[Labels]) -> list[Labels]:
-        """Labels of which the next worker's node must have one set: first of a kind that no worker is on. present: of
-        the workers' nodes.
+        """Labels of which the next worker's node must have one set: first of a kind that no worker
+        is on. present: of the workers' nodes.
         """
         for kind in self.kinds.values():
             if not any(has_labels(labels, kind) for labels in present):
@@ -104,26 +116,43 @@ class Placement:
         return self.alternatives
 
     def capacity(self, slots: Slots, nodes: Sequence[Node]) -> int:
-        """How many workers the nodes hold for which the sweep has work; at least 1, because nodes may still join."""
-        used = [node for node in nodes if any(has_labels(node.labels, labels) for labels in self.alternatives or [{}])]
+        """How many workers the nodes hold for which the sweep has work; at least 1, because nodes
+        may still join.
+        """
+        used = [
+            node
+            for node in nodes
+            if any(has_labels(node.labels, labels) for labels in self.alternatives or [{}])
+        ]
         return max(1, sum(node.room(slots) for node in used))
 
     def check(self, slots: Slots, nodes: Sequence[Node]) -> None:
-        """Check that the cluster has every kind of node. With a number of workers, missing ones may join later.
+        """Check that the cluster has every kind of node. With a number of workers, missing ones may
+        join later.
 
         Raises:
             PoolError: names the key and the labels that the nodes have.
         """
         if slots.count is not None and slots.count < len(self.kinds):
             keys = " and ".join(self.kinds)
-            raise PoolError(f"--workers {slots.count}: {keys} name two kinds of nodes; give 2 or more")
+            raise PoolError(
+                f"--workers {slots.count}: {keys} name two kinds of nodes; give 2 or more"
+            )
         for key, labels in self.kinds.items():
-            if slots.count is None and not any(has_labels(node.labels, labels) and node.room(slots) for node in nodes):
-                found = {f"{name}={node.labels[name]}" for name in labels for node in nodes if name in node.labels}
+            if slots.count is None and not any(
+                has_labels(node.labels, labels) and node.room(slots) for node in nodes
+            ):
+                found = {
+                    f"{name}={node.labels[name]}"
+                    for name in labels
+                    for node in nodes
+                    if name in node.labels
+                }
                 raise PoolError(
-                    f"{key}: no node with room for a worker has {describe_labels(labels)} (there is "
-                    f"{', '.join(sorted(found)) or 'no such label'}); correct it, start such a node with "
-                    "`ray start --labels`, or give --workers N on an autoscaling cluster"
+                    f"{key}: no node with room for a worker has {describe_labels(labels)} (there "
+                    f"is {', '.join(sorted(found)) or 'no such label'}); correct it, start such a "
+                    "node with `ray start --labels`, or give --workers N on an autoscaling "
+                    "cluster"
                 )
 
 
@@ -139,10 +168,11 @@ def describe_labels(labels: Labels) -> str:
 
 
 def fit(slots: Slots, nodes: Sequence[Node]) -> Slots:
-    """Slots for these nodes: if `slots` does not say how many GPUs a worker has, one if a node has any, else none.
+    """Slots for these nodes: if `slots` does not say how many GPUs a worker has, one if a node has
+    any, else none.
 
-    Ray waits forever for resources that no node has. That makes sense only on an autoscaling cluster, where waiting
-    workers are the demand, so it requires an explicit number of workers.
+    Ray waits forever for resources that no node has. That makes sense only on an autoscaling
+    cluster, where waiting workers are the demand, so it requires an explicit number of workers.
 
     Raises:
         PoolError: no node has room for a worker.
@@ -151,28 +181,33 @@ def fit(slots: Slots, nodes: Sequence[Node]) -> Slots:
     fitted = Slots(slots.count, slots.cpus, gpus)
     if slots.count is None and not any(node.room(fitted) for node in nodes):
         needed = {"CPU": slots.cpus, "GPU": gpus}
-        largest = {name: max((node.resources.get(name, 0) for node in nodes), default=0) for name in needed}
+        largest = {
+            name: max((node.resources.get(name, 0) for node in nodes), default=0) for name in needed
+        }
         name = next((name for name in needed if needed[name] > largest[name]), "CPU")
         raise PoolError(
-            f"a worker needs {needed[name]:g} {name}, but the largest node has {largest[name]:g}: lower "
-            f"--{name.lower()}s-per-worker, or give --workers N on an autoscaling cluster"
+            f"a worker needs {needed[name]:g} {name}, but the largest node has {largest[name]:g}: "
+            f"lower --{name.lower()}s-per-worker, or give --workers N on an autoscaling cluster"
         )
     return fitted
 
 
 def check_demand(slots: Slots, nodes: Sequence[Node]) -> None:
-    """Check that `slots` says what nodes to come must have: an autoscaler starts those that workers ask for.
+    """Check that `slots` says what nodes to come must have: an autoscaler starts those that workers
+    ask for.
 
     Raises:
-        PoolError: the nodes lack room for all workers, and none of them tells whether workers have a GPU.
+        PoolError: the nodes lack room for all workers, and none of them tells whether workers have
+            a GPU.
     """
     if slots.count is None or slots.gpus is not None or not slots.cpus or _have_gpus(nodes):
         return
     room = sum(node.room(slots) for node in nodes)
     if room < slots.count:
         raise PoolError(
-            f"--workers {slots.count}: the cluster has room for {room} now, and no GPU; give --gpus-per-worker 1 if "
-            "nodes to come have GPUs, or --gpus-per-worker 0 for workers on CPUs"
+            f"--workers {slots.count}: the cluster has room for {room} now, and no GPU; give "
+            "--gpus-per-worker 1 if nodes to come have GPUs, or --gpus-per-worker 0 for workers "
+            "on CPUs"
         )
 
 
@@ -182,15 +217,17 @@ def _have_gpus(nodes: Sequence[Node]) -> bool:
 
 @dataclass(slots=True)
 class WorkerAgreement:
-    """The facts that workers share: those that generate, and those that time. The first of each sets them.
+    """The facts that workers share: those that generate, and those that time. The first of each
+    sets them.
 
-    If more nodes agree with each other than with the first worker before any image is generated, the sweep stops: it
-    would otherwise run on the few workers that agree with the first.
+    If more nodes agree with each other than with the first worker before any image is generated,
+    the sweep stops: it would otherwise run on the few workers that agree with the first.
 
-    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed sweep's images, and
-    the device that timed its settings. active: True until the first images are generated. first: The shared facts,
-    by role. groups: Facts, and the nodes that would generate the same images. has_failed: Whether a worker did not
-    start; another one takes its place. problems: Why the last worker that may not have a role may not, by role.
+    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed
+    sweep's images, and the device that timed its settings. active: True until the first images are
+    generated. first: The shared facts, by role. groups: Facts, and the nodes that would generate
+    the same images. has_failed: Whether a worker did not start; another one takes its place.
+    problems: Why the last worker that may not have a role may not, by role.
     """
 
     unstarted: set[str]
@@ -203,7 +240,9 @@ class WorkerAgreement:
     problems: dict[str, str] = field(default_factory=dict)
 
     def add(self, worker: str, facts: Facts | None) -> dict[str, str]:
-        """Record the facts of a worker, None if it did not start; returns why it may not have a role, by role."""
+        """Record the facts of a worker, None if it did not start; returns why it may not have a
+        role, by role.
+        """
         self.unstarted.discard(worker)
         if facts is None:
             self.has_failed = True
@@ -231,20 +270,30 @@ class WorkerAgreement:
         """
         if self.unstarted or not self.active:
             return
-        missing = [role for role in self.placement.roles if role not in self.first and role in self.problems]
+        missing = [
+            role
+            for role in self.placement.roles
+            if role not in self.first and role in self.problems
+        ]
         if missing and not self.has_failed:
-            problem = f"no worker can {missing[0]} what this sweep needs: {self.problems[missing[0]]}"
-            raise PoolError(f"{problem}. Start workers on other nodes, or launch under another --name")
+            problem = (
+                f"no worker can {missing[0]} what this sweep needs: {self.problems[missing[0]]}"
+            )
+            raise PoolError(
+                f"{problem}. Start workers on other nodes, or launch under another --name"
+            )
         generating = self.first.get(GENERATE)
         if generating is None or self.stored:
             return
-        first = next(nodes for facts, nodes in self.groups if diff_images(generating, facts) is None)
+        first = next(
+            nodes for facts, nodes in self.groups if diff_images(generating, facts) is None
+        )
         other, largest = max(self.groups, key=lambda group: len(group[1]))
         if len(largest) > len(first):
             raise PoolError(
-                f"workers on {len(largest)} nodes agree with each other but not with the first worker: "
-                f"{diff_images(generating, other)}. Exclude the first worker's node, or name the nodes that "
-                "generate in quality.nodes, and start again"
+                f"workers on {len(largest)} nodes agree with each other but not with the first "
+                f"worker: {diff_images(generating, other)}. Exclude the first worker's node, or "
+                "name the nodes that generate in quality.nodes, and start again"
             )
 
     def _generation_problem(self, facts: Facts) -> str | None:
@@ -268,17 +317,23 @@ class WorkerAgreement:
         timed_on, found = self.stored.get("timing_device"), facts.get("timing_device")
         if timed_on not in (None, found):
             return (
-                f"its speeds are those of {timed_on}, not of {found} (to time all of its settings again, move its "
-                "folder timings elsewhere)"
+                f"its speeds are those of {timed_on}, not of {found} (to time all of its settings "
+                "again, move its folder timings elsewhere)"
             )
         first = self.first.get(TIME) or ({} if labels else self.stored or generating)
         experiment = generating or self.first.get(TIME, {})
-        return _diff_facts(experiment, facts, _SAME_EXPERIMENT) or _diff_facts(first, facts, _SAME_COSTS)
+        return _diff_facts(experiment, facts, _SAME_EXPERIMENT) or _diff_facts(
+            first, facts, _SAME_COSTS
+        )
 
 
 def _label_problem(facts: Facts, labels: Labels, key: str) -> str | None:
     found = facts.get("labels", {})
-    return None if has_labels(found, labels) else f"its node is without {describe_labels(labels)} of {key}"
+    return (
+        None
+        if has_labels(found, labels)
+        else f"its node is without {describe_labels(labels)} of {key}"
+    )
 
 
 def diff_images(first: Facts, other: Facts) -> str | None:
@@ -291,14 +346,22 @@ def diff_images(first: Facts, other: Facts) -> str | None:
     if (difference := max_difference(numerics, other["numerics"])) <= _MAX_DIFFERENCE:
         return None
     devices = f"{other.get('device')}, the first worker's is {first.get('device')}"
-    return f"numerics: its float32 numbers differ by {difference:.1g} of the largest (its device is {devices})"
+    return (
+        f"numerics: its float32 numbers differ by {difference:.1g} of the largest (its device is "
+        f"{devices})"
+    )
 
 
 def _diff_facts(first: Facts, other: Facts, keys: Iterable[str]) -> str | None:
-    """The first of these facts in which a worker differs from the first worker, as a message; None if they agree."""
+    """The first of these facts in which a worker differs from the first worker, as a message; None
+    if they agree.
+    """
     for key in keys:
         if key in first and first[key] != other.get(key):
             if key == "numerics":
-                return "numerics: other bits than the first worker computes, on the same kind of device"
+                return (
+                    "numerics: other bits than the first worker computes, on the same kind of "
+                    "device"
+                )
             return f"{key}: {other.get(key)}, but the first worker has {first[key]}"
     return None

@@ -1,8 +1,9 @@
 """Ray actors that hold the models, and a small scheduler that gives each task to an idle one.
 
-If an actor or a node dies or stops responding, only the task that it was running is repeated elsewhere; a new actor
-replaces it as soon as the cluster has room. Ray itself restarts nothing, so that the attempts of a task can be counted.
-A requested number of workers is a maximum: idle ones give their nodes back.
+If an actor or a node dies or stops responding, only the task that it was running is repeated
+elsewhere; a new actor replaces it as soon as the cluster has room. Ray itself restarts nothing, so
+that the attempts of a task can be counted. A requested number of workers is a maximum: idle ones
+give their nodes back.
 """
 
 from __future__ import annotations
@@ -34,7 +35,14 @@ from orchestrator.cluster.placement import (
     Slots,
     WorkerAgreement,
 )
-from orchestrator.cluster.tasks import EventSink, PoolError, SweepError, Task, TaskResult, lost_event
+from orchestrator.cluster.tasks import (
+    EventSink,
+    PoolError,
+    SweepError,
+    Task,
+    TaskResult,
+    lost_event,
+)
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
 from workers.data.shards import TimingSession
@@ -42,27 +50,35 @@ from workers.data.storage import StorageError
 from workers.runtime.logs import describe_task
 
 MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store
-LOST_NODE = 0.25  # attempts that a lost node counts for: spot nodes are reclaimed whatever runs on them
-_REFUSAL = "ValueError: "  # the start of a worker refused the sweep on its node: other files, another store
+# attempts that a lost node counts for: spot nodes are reclaimed whatever runs on them
+LOST_NODE = 0.25
+# the start of a worker refused the sweep on its node: other files, another store
+_REFUSAL = "ValueError: "
 _MAX_FAILED_STARTS = 3  # in a row, while no worker is alive
-_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")  # the config causes them: a retry is useless
-_MEMORY_MONITOR = re.compile(r"low on memory\b.*?\bwas ([\d.]+ ?\w+ used / [\d.]+ ?\w+ limit)", re.DOTALL)
+# the config causes them: a retry is useless
+_PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")
+_MEMORY_MONITOR = re.compile(
+    r"low on memory\b.*?\bwas ([\d.]+ ?\w+ used / [\d.]+ ?\w+ limit)", re.DOTALL
+)
 _IMAGE_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _WATCH_INTERVAL_S = 2.0  # between checks for silent and unneeded workers
 _MAX_CLOCK_STEP_S = 5.0
 _PING_INTERVAL_S = 10.0
-_SILENCE_TIMEOUT_S = 60.0  # a worker that computes responds within milliseconds, unless a library blocks Python
+# a worker that computes responds within milliseconds, unless a library blocks Python
+_SILENCE_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 _TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
 _RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
-_START_TIMEOUT_S = 1800.0  # until the first worker is ready; and for each one's models, once its process runs
+# until the first worker is ready; and for each one's models, once its process runs
+_START_TIMEOUT_S = 1800.0
 
 
 class AwakeClock:
     """Counts the seconds in which this process ran.
 
-    If it is stopped together with its workers (Ctrl-Z, a suspended machine), none of them is late when they go on.
+    If it is stopped together with its workers (Ctrl-Z, a suspended machine), none of them is late
+    when they go on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,7 +86,9 @@ class AwakeClock:
         self.now = 0.0
 
     def advance(self) -> None:
-        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this long."""
+        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this
+        long.
+        """
         present = self._clock()
         self.now += min(present - self._last, _MAX_CLOCK_STEP_S)
         self._last = present
@@ -83,10 +101,11 @@ class Attempts:
         self._nodes: dict[str, list[str]] = {}
 
     def last(self, task: Task, node: str = "", alive: Collection[str] = ("",)) -> int | None:
-        """Count a failure on a node; returns the number of failures if the task should be given up, else None.
+        """Count a failure on a node; returns the number of failures if the task should be given up,
+        else None.
 
-        A node's death is known some time after its worker's, so earlier failures are weighed again each time.
-        alive: ids of the nodes that are alive now.
+        A node's death is known some time after its worker's, so earlier failures are weighed again
+        each time. alive: ids of the nodes that are alive now.
         """
         nodes = self._nodes.setdefault(task.name, [])
         nodes.append(node)
@@ -101,12 +120,12 @@ class Attempts:
 class PoolWorker:
     """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
 
-    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of its machine, once it
-    is ready. roles: What it may do, once it is ready.
+    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of
+    its machine, once it is ready. roles: What it may do, once it is ready.
 
-    task: The task that it runs since `since`; without a task, `since` is the end of its last task, or when it was found
-    to have a process: until then (inf) it may wait for a node. is_obsolete: Whether the task's result is not needed.
-    All times are those of the pool's clock, in seconds.
+    task: The task that it runs since `since`; without a task, `since` is the end of its last task,
+    or when it was found to have a process: until then (inf) it may wait for a node. is_obsolete:
+    Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
     """
 
     handle: Any
@@ -131,7 +150,9 @@ class PoolWorker:
         return self.labels.get(NODE_ID_LABEL, "")
 
     def can_run(self, task: Task) -> bool:
-        return self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
+        return (
+            self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
+        )
 
     def request_facts(self) -> None:
         self.reply = self.handle.facts.remote()
@@ -150,7 +171,8 @@ class PoolWorker:
         """Cancel the task before its next pass; its result is not needed."""
         if self.task is not None and not self.is_obsolete:
             self.is_obsolete, self.since = True, now
-            self.handle.cancel.remote(dict(self.task.payload))  # the payload identifies it: a later one goes on
+            # the payload identifies it: a later one goes on
+            self.handle.cancel.remote(dict(self.task.payload))
 
     def kill(self) -> None:
         """Kill the actor; it may be dead already."""
@@ -181,9 +203,10 @@ class PoolWorker:
 class Pool:
     """Actors, and the tasks that wait for them.
 
-    spec: plain data from which an actor loads its models. environment: variables of the actors' processes. emit: called
-    with events of workers that cannot be used, and of those, and their nodes, that are lost. placement: on which nodes
-    workers generate and time. stored: facts of a resumed sweep that its workers must share (see `WorkerAgreement`).
+    spec: plain data from which an actor loads its models. environment: variables of the actors'
+    processes. emit: called with events of workers that cannot be used, and of those, and their
+    nodes, that are lost. placement: on which nodes workers generate and time. stored: facts of a
+    resumed sweep that its workers must share (see `WorkerAgreement`).
     """
 
     def __init__(
@@ -208,7 +231,9 @@ class Pool:
         self._nodes: list[Node] = []
         self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
         self._grow()
-        self._agreement = WorkerAgreement({worker.name for worker in self._workers}, placement, stored or {})
+        self._agreement = WorkerAgreement(
+            {worker.name for worker in self._workers}, placement, stored or {}
+        )
 
     @property
     def alive(self) -> int:
@@ -233,7 +258,8 @@ class Pool:
         return self._facts
 
     def submit(self, task: Task) -> None:
-        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.is_measurement))  # after its equals
+        # after its equals
+        bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.is_measurement))
         self._assign()
 
     def withdraw(self, names: Collection[str]) -> None:
@@ -293,7 +319,9 @@ class Pool:
             return None
         self._attempts.forget(task)
         self._agreement.active &= task.kind not in _IMAGE_TASKS
-        return TaskResult(task, output, cause, permanent=cause is None or cause.startswith(_PERMANENT_ERRORS))
+        return TaskResult(
+            task, output, cause, permanent=cause is None or cause.startswith(_PERMANENT_ERRORS)
+        )
 
     def _watch(self) -> list[TaskResult]:
         """Replace workers that do not respond, and release those that no task needs."""
@@ -305,7 +333,9 @@ class Pool:
         return [result for result in results if result]
 
     def _find_processes(self) -> None:
-        """Note which workers that waited for a node have a process: one that hangs may never answer a heartbeat."""
+        """Note which workers that waited for a node have a process: one that hangs may never answer
+        a heartbeat.
+        """
         waiting = [worker for worker in self._workers if math.isinf(worker.since)]
         if waiting and self._monitor.responds(max_age=0.0):
             found = ray_internals.have_processes([worker.handle for worker in waiting])
@@ -324,13 +354,21 @@ class Pool:
             self._warn(f"timing sessions wait for a worker on {self._agreement.timing_place}")
 
     def _release(self) -> None:
-        """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of each role."""
+        """Give up workers that no task needs: an autoscaling cluster stops their nodes. Keep one of
+        each role.
+        """
         if self._slots.count is None or self._waiting:
             return
         for worker in [*self._workers]:
             others = [other for other in self._workers if other.ready and other is not worker]
-            is_last = not all(any(role in other.roles for other in others) for role in self._placement.roles)
-            if worker.task is None and not is_last and self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
+            is_last = not all(
+                any(role in other.roles for other in others) for role in self._placement.roles
+            )
+            if (
+                worker.task is None
+                and not is_last
+                and self._clock.now - worker.since > _RELEASE_TIMEOUT_S
+            ):
                 self._remove(worker)
                 self._released += 1
 
@@ -341,7 +379,9 @@ class Pool:
         self._workers.remove(worker)
         worker.kill()
 
-    def _handle_start(self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None) -> None:
+    def _handle_start(
+        self, worker: PoolWorker, facts: Mapping[str, Any] | None, cause: str | None
+    ) -> None:
         """Use a worker that has started for what it may do, or replace it."""
         problems = self._agreement.add(worker.name, facts)
         roles = frozenset(ROLES) - problems.keys()
@@ -368,7 +408,8 @@ class Pool:
         what = f"{worker.name} on {worker.node}" if worker.node else worker.name
         self._emit(lost_event(what, death, self.alive))
         self._suspects[worker.node_id] = worker.node
-        for other in self._workers:  # the whole node may have died: give the others no task before they reply
+        # the whole node may have died: give the others no task before they reply
+        for other in self._workers:
             if other.is_idle:
                 other.request_facts()
         self._grow()
@@ -382,10 +423,12 @@ class Pool:
         return None
 
     def _handle_failed_start(self, worker: PoolWorker, cause: str) -> None:
-        """Schedule the next start with exponential backoff: one broken node must not stop the others.
+        """Schedule the next start with exponential backoff: one broken node must not stop the
+        others.
 
         Raises:
-            PoolError: no worker is alive, and the last one of all was refused, or too many starts have failed in a row.
+            PoolError: no worker is alive, and the last one of all was refused, or too many starts
+                have failed in a row.
         """
         self._remove(worker)
         self._failed_starts += 1
@@ -399,7 +442,11 @@ class Pool:
     def _assign(self) -> None:
         """Give waiting tasks to idle workers. Those that time are the last to get other tasks."""
         idle = [worker for worker in self._workers if worker.is_idle]
-        while idle and (task := next((task for task in self._waiting if any(w.can_run(task) for w in idle)), None)):
+        while idle and (
+            task := next(
+                (task for task in self._waiting if any(w.can_run(task) for w in idle)), None
+            )
+        ):
             able = [worker for worker in idle if worker.can_run(task)]
             worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
             worker.run(task, self._clock.now)
@@ -414,13 +461,19 @@ class Pool:
         self._monitor.check_node()
         self._nodes = alive_nodes()
         for node in self._suspects.keys() - self._node_ids:
-            self._emit(lost_event(f"node {self._suspects.pop(node)}", "it has left the cluster", self.alive))
+            self._emit(
+                lost_event(
+                    f"node {self._suspects.pop(node)}", "it has left the cluster", self.alive
+                )
+            )
         for _ in range(self._target_count() - len(self._workers)):
             labels = self._placement.next_labels([worker.labels for worker in self._workers])
             self._workers.append(self._start_worker(labels))
 
     def _start_worker(self, labels: Sequence[Labels]) -> PoolWorker:
-        """Start an actor and ask for its facts. labels: alternatives, one of which its node must have; none: any."""
+        """Start an actor and ask for its facts. labels: alternatives, one of which its node must
+        have; none: any.
+        """
         spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
         selectors = [{"label_selector": dict(alternative)} for alternative in labels]
         options = actor_class().options(

@@ -41,7 +41,10 @@ def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
             try:
                 path, problem = ray.get(done)
             except ray.exceptions.RayError as error:
-                path, problem = "", f"the node was lost, or cannot import this project ({type(error).__name__})"
+                path, problem = (
+                    "",
+                    f"the node was lost, or cannot import this project ({type(error).__name__})",
+                )
             yield Pulled(node, reference, path, problem)
 
 
@@ -59,4 +62,6 @@ def _pull(reference: str) -> tuple[str, str]:
     try:
         return str(HubFile.parse(reference).pull()), ""
     except Exception as error:  # whatever it is, it names the reference on the node
-        return "", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return "", str(error) if isinstance(
+            error, ValueError
+        ) else f"{type(error).__name__}: {error}"

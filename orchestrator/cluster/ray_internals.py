@@ -1,7 +1,8 @@
 """The private names of Ray that this project uses, and what is done if a version of Ray lacks one.
 
-No other module uses them. Ray may change them in any version, so `pyproject.toml` bounds its version. Without a name, a
-check is left to Ray's own, later one, and Ray starts all of its processes; only the loopback is not given up.
+No other module uses them. Ray may change them in any version, so `pyproject.toml` bounds its
+version. Without a name, a check is left to Ray's own, later one, and Ray starts all of its
+processes; only the loopback is not given up.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from orchestrator.cluster.tasks import PoolError
 ALIVE_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _PROXY_VARIABLE = "RAY_grpc_enable_http_proxy"
 _PING_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
-_AGENTS_ARE_LATE = b"Timed out waiting for file"  # with the port of an agent; last words of a raylet
+# with the port of an agent; last words of a raylet
+_AGENTS_ARE_LATE = b"Timed out waiting for file"
 
 
 class PrivateName(StrEnum):
@@ -61,7 +63,9 @@ def _private(name: PrivateName) -> Any:
         return attrgetter(name.partition(":")[2])(_module(name))
     except (ImportError, AttributeError) as error:
         problem = f"Ray {ray.__version__} has no {name}"
-        raise MissingName(f"{problem}; install a version that specfrontier's pyproject.toml allows") from error
+        raise MissingName(
+            f"{problem}; install a version that specfrontier's pyproject.toml allows"
+        ) from error
 
 
 def _module(name: PrivateName) -> Any:
@@ -69,7 +73,9 @@ def _module(name: PrivateName) -> Any:
 
 
 def forget_authentication() -> None:
-    """Make Ray read its mode and token again: it caches them, and this process's next cluster may have others."""
+    """Make Ray read its mode and token again: it caches them, and this process's next cluster may
+    have others.
+    """
     with suppress(MissingName):
         _private(PrivateName.CONFIG)("")
         _private(PrivateName.TOKENS)().reset_cache()
@@ -88,10 +94,11 @@ def _replaced(name: PrivateName, value: Any) -> Iterator[None]:
 
 @contextmanager
 def on_loopback() -> Iterator[None]:
-    """Clusters that start in the block use the loopback's address, so all of their sockets are bound to it.
+    """Clusters that start in the block use the loopback's address, so all of their sockets are
+    bound to it.
 
-    Ray does so by itself where it supports no clusters of machines (macOS, Windows). It replaces a given 127.0.0.1 by
-    the address of the network.
+    Ray does so by itself where it supports no clusters of machines (macOS, Windows). It replaces a
+    given 127.0.0.1 by the address of the network.
 
     Raises:
         MissingName: this version of Ray cannot be kept on the loopback.
@@ -102,12 +109,14 @@ def on_loopback() -> Iterator[None]:
 
 @contextmanager
 def without_services() -> Iterator[None]:
-    """Clusters that start in the block have no dashboard's server, autoscaler or log monitor. A sweep on one machine
-    uses none of them, and they are half of the CPU time of a start.
+    """Clusters that start in the block have no dashboard's server, autoscaler or log monitor. A
+    sweep on one machine uses none of them, and they are half of the CPU time of a start.
     """
     with ExitStack() as stack:
         with suppress(MissingName):
-            parameters = partial(_private(PrivateName.PARAMETERS), no_monitor=True, include_log_monitor=False)
+            parameters = partial(
+                _private(PrivateName.PARAMETERS), no_monitor=True, include_log_monitor=False
+            )
             stack.enter_context(_replaced(PrivateName.PARAMETERS, parameters))
             stack.enter_context(_replaced(PrivateName.API_SERVER, lambda *_, **__: ("", None)))
         yield
@@ -115,8 +124,8 @@ def without_services() -> Iterator[None]:
 
 @contextmanager
 def keeping_sigterm() -> Iterator[None]:
-    """What SIGTERM does stays as it is, in the block and after it. Ray would exit with code 15, and its C++ code prints
-    a stack; in a thread other than the main one, it does neither.
+    """What SIGTERM does stays as it is, in the block and after it. Ray would exit with code 15, and
+    its C++ code prints a stack; in a thread other than the main one, it does neither.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -137,8 +146,8 @@ def keeping_sigterm() -> Iterator[None]:
 
 
 def has_late_agents(folder: Path) -> bool:
-    """Whether a raylet whose files are in this folder aborted because its agents did not start within 15 s, as on a
-    machine with much other work. Ray has no setting for it (2.60).
+    """Whether a raylet whose files are in this folder aborted because its agents did not start
+    within 15 s, as on a machine with much other work. Ray has no setting for it (2.60).
     """
     logs = folder.glob("session_*/logs/raylet.*")
     return any(_AGENTS_ARE_LATE in log.read_bytes() for log in logs)
@@ -160,8 +169,8 @@ def dead_processes() -> set[str]:
 
 
 def have_processes(actors: Sequence[Any]) -> list[bool]:
-    """Whether each of these actors has a process, as Ray's GCS knows: the others wait for a node. False for those of a
-    Ray client, which cannot ask.
+    """Whether each of these actors has a process, as Ray's GCS knows: the others wait for a node.
+    False for those of a Ray client, which cannot ask.
     """
     with suppress(MissingName):
         if actors and not ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
@@ -186,19 +195,28 @@ def local_node_ids() -> list[str]:
 
 def ping_client_server(endpoint: str, timeout_s: float) -> None:
     """Call the server of Ray clients at HOST:PORT. Raises as `_ask`."""
-    _ask(endpoint, _PING_METHOD, _private(PrivateName.PING_REQUEST)(type=_private(PrivateName.PING_TYPE)), timeout_s)
+    _ask(
+        endpoint,
+        _PING_METHOD,
+        _private(PrivateName.PING_REQUEST)(type=_private(PrivateName.PING_TYPE)),
+        timeout_s,
+    )
 
 
 def check_alive(endpoint: str, nodes: Sequence[str], timeout_s: float) -> tuple[str, list[bool]]:
-    """The version of Ray of the GCS at HOST:PORT, and whether each of these nodes is alive there. Raises as `_ask`."""
+    """The version of Ray of the GCS at HOST:PORT, and whether each of these nodes is alive there.
+    Raises as `_ask`.
+    """
     request = _private(PrivateName.CHECK_ALIVE_REQUEST)(node_ids=map(bytes.fromhex, nodes))
-    reply = _private(PrivateName.CHECK_ALIVE_REPLY).FromString(_ask(endpoint, ALIVE_METHOD, request, timeout_s))
+    reply = _private(PrivateName.CHECK_ALIVE_REPLY).FromString(
+        _ask(endpoint, ALIVE_METHOD, request, timeout_s)
+    )
     return reply.ray_version, list(reply.raylet_alive)
 
 
 def _ask(endpoint: str, method: str, request: Any, timeout_s: float) -> bytes:
-    """The answer to one call, made with the user's token if RAY_AUTH_MODE says so. As Ray's own calls, it does not use
-    a proxy.
+    """The answer to one call, made with the user's token if RAY_AUTH_MODE says so. As Ray's own
+    calls, it does not use a proxy.
 
     Raises:
         grpc.RpcError: no answer, or a refusal.

@@ -1,4 +1,6 @@
-"""Tasks for workers and their results, and the interface of the pool that runs them (Ray, or a fake in tests)."""
+"""Tasks for workers and their results, and the interface of the pool that runs them (Ray, or a fake
+in tests).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ SWEEP = -1  # in the place of a trial: what all trials need
 class Task:
     """A file of the store, and what a worker must be told to make it.
 
-    name: relative to the storage's root. payload: the argument of the worker's `run`. needs: the tasks that make the
-    files it is made from. about: what is done, for a task without which the sweep cannot go on. trial: the first one
-    that wants the file, once workers have the task.
+    name: relative to the storage's root. payload: the argument of the worker's `run`. needs: the
+    tasks that make the files it is made from. about: what is done, for a task without which the
+    sweep cannot go on. trial: the first one that wants the file, once workers have the task.
     """
 
     name: str
@@ -46,8 +48,8 @@ class Task:
 
     @property
     def is_measurement(self) -> bool:
-        """Whether a trial waits for its content. It runs before the trial's other tasks; a worker that finds the file
-        reads it.
+        """Whether a trial waits for its content. It runs before the trial's other tasks; a worker
+        that finds the file reads it.
         """
         return self.kind == MeasureTask.kind
 
@@ -56,7 +58,8 @@ class Task:
 class TaskResult:
     """A finished task: its output, or the cause of its failure.
 
-    permanent: the config caused the failure, so a retry would fail again; otherwise a machine, network or file failed.
+    permanent: the config caused the failure, so a retry would fail again; otherwise a machine,
+    network or file failed.
     """
 
     task: Task
@@ -79,9 +82,10 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, a `plateau` of the front, or the
-    `space` or `pool` that is exhausted. lost: trials that failed because of a machine, a network or a file; --resume
-    runs them again. untimed: why the front was not timed once more at the end; "" if it was, or nothing is timed.
+    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, a `plateau` of
+    the front, or the `space` or `pool` that is exhausted. lost: trials that failed because of a
+    machine, a network or a file; --resume runs them again. untimed: why the front was not timed
+    once more at the end; "" if it was, or nothing is timed.
     """
 
     records: Sequence[TrialRecord]
@@ -91,7 +95,9 @@ class Outcome:
 
 
 def lost_event(what: str, cause: str, alive: int) -> dict[str, Any]:
-    """The event of a worker that was lost after it had started, or of its node; `alive` workers are left."""
+    """The event of a worker that was lost after it had started, or of its node; `alive` workers are
+    left.
+    """
     note = f"lost {what} ({cause}); {counted(alive, 'worker')} left"
     return {"event": "workers", "alive": alive, "lost": what, "note": note}
 
@@ -105,7 +111,9 @@ class Workers(Protocol):
         """Drop tasks that wait, and cancel those that run. Their results are not collected."""
 
     def collect(self, timeout: float) -> list[TaskResult]:
-        """Results since the last call; waits up to `timeout` seconds for the first. Raises PoolError."""
+        """Results since the last call; waits up to `timeout` seconds for the first. Raises
+        PoolError.
+        """
 
     @property
     def alive(self) -> int:
@@ -118,9 +126,9 @@ class Workers(Protocol):
 class Limits:
     """What ends a sweep: its budget, or a search that has nothing left to propose.
 
-    is_exhausted: whether the search's `source`, a space or a pool, has nothing left for a trial of this number.
-    is_plateau: whether the front no longer moves, by the trials that were told. images: generated or planned so far.
-    earlier_s: seconds that earlier launches took.
+    is_exhausted: whether the search's `source`, a space or a pool, has nothing left for a trial of
+    this number. is_plateau: whether the front no longer moves, by the trials that were told.
+    images: generated or planned so far. earlier_s: seconds that earlier launches took.
     """
 
     budget: Budget
@@ -133,7 +141,8 @@ class Limits:
     _on_plateau: bool = False
 
     def reached(self, number: int, *, is_stored: bool) -> str | None:
-        """The limit (see `Outcome.stopped_by`) that keeps trial `number` from starting; None if it may start.
+        """The limit (see `Outcome.stopped_by`) that keeps trial `number` from starting; None if it
+        may start.
 
         is_stored: the trial has finished in an earlier run, so it takes no time.
         """
@@ -151,18 +160,24 @@ class Limits:
     @property
     def is_time_spent(self) -> bool:
         hours = self.budget.hours
-        return hours is not None and self.earlier_s + time.monotonic() - self._start_time >= hours * 3600
+        return (
+            hours is not None
+            and self.earlier_s + time.monotonic() - self._start_time >= hours * 3600
+        )
 
 
 def seconds_taken(records: Iterable[TrialRecord]) -> float:
     """Wall clock in which the trials of earlier launches ran; several at a time count once.
 
-    Trials that did not finish are not counted, nor revived ones: their spans hold the time between launches.
+    Trials that did not finish are not counted, nor revived ones: their spans hold the time between
+    launches.
     """
     finished = [record for record in records if record.finished and not record.is_revived]
     spans = [(record.started, record.finished) for record in finished]
     total, end = 0.0, 0.0
-    for start_s, end_s in sorted(tuple(datetime.fromisoformat(at).timestamp() for at in span) for span in spans):
+    for start_s, end_s in sorted(
+        tuple(datetime.fromisoformat(at).timestamp() for at in span) for span in spans
+    ):
         total += max(0.0, end_s - max(start_s, end))
         end = max(end, end_s)
     return total

@@ -1,4 +1,6 @@
-"""`doctor --models`: whether the checkpoints of a models.yaml exist, are complete, match their family, and fit here."""
+"""`doctor --models`: whether the checkpoints of a models.yaml exist, are complete, match their
+family, and fit here.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from workers.models.checkpoint_files import WeightsError, collect_notes, content
 from workers.runtime.device import AUTO, pick_device
 from workers.runtime.memory import format_bytes
 
-_PRESET = "eagle2"  # a typical tree of 60 nodes; without an EAGLE drafter, memory is that of vanilla decoding
+# a typical tree of 60 nodes; without an EAGLE drafter, memory is that of vanilla decoding
+_PRESET = "eagle2"
 
 
 def check_models(source: str, batch: int) -> dict[str, Any]:
@@ -48,7 +51,11 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
     device = pick_device(AUTO)
     free = available_memory(device)
     found = [
-        _describe_invalid(name, entry) if isinstance(entry, ConfigError) else _check_entry(entry, batch, device, free)
+        (
+            _describe_invalid(name, entry)
+            if isinstance(entry, ConfigError)
+            else _check_entry(entry, batch, device, free)
+        )
         for name, entry in listed.items()
     ]
     return {
@@ -72,11 +79,19 @@ def _describe_invalid(name: str, error: ConfigError) -> dict[str, Any]:
     }
 
 
-def _check_entry(entry: Entry, batch: int, device: torch.device, free: int | None) -> dict[str, Any]:
-    """Findings on one entry: its files with sizes and hashes, its architecture, its memory at a batch size."""
+def _check_entry(
+    entry: Entry, batch: int, device: torch.device, free: int | None
+) -> dict[str, Any]:
+    """Findings on one entry: its files with sizes and hashes, its architecture, its memory at a
+    batch size.
+    """
     paths = entry.files | {f"metrics.{key}": path for key, path in entry.metrics.items()}
     files = [_check_file(key, path, entry.pull_fix) for key, path in paths.items()]
-    problems = [f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}" for file in files if file["problem"]]
+    problems = [
+        f"{entry.where}: {entry.name}.{file['key']}: {file['problem']}"
+        for file in files
+        if file["problem"]
+    ]
     found: dict[str, Any] = {
         "name": entry.name,
         "family": entry.family.kind,
@@ -108,13 +123,24 @@ def _metric_problems(entry: Entry) -> list[str]:
 
 
 def _check_file(key: str, place: str, pull_fix: str) -> dict[str, Any]:
-    """Size and hash of a file or folder, and which of several state dicts in it is read; or its problem."""
+    """Size and hash of a file or folder, and which of several state dicts in it is read; or its
+    problem.
+    """
     path = Path(place)
-    found: dict[str, Any] = {"key": key, "path": place, "bytes": None, "hash": None, "part": "", "problem": None}
+    found: dict[str, Any] = {
+        "key": key,
+        "path": place,
+        "bytes": None,
+        "hash": None,
+        "part": "",
+        "problem": None,
+    }
     if not path.exists() and place.startswith(hub.SCHEME.rstrip("/")):
         return found | {"problem": f"{place}: not in the cache of the Hugging Face Hub; {pull_fix}"}
     if not path.exists():
-        return found | {"problem": f"{path}: no such file or folder; check the path, or download it"}
+        return found | {
+            "problem": f"{path}: no such file or folder; check the path, or download it"
+        }
     try:
         size = size_on_disk(path)
         if size == 0 and path.is_dir():
@@ -130,7 +156,8 @@ def _check_file(key: str, place: str, pull_fix: str) -> dict[str, Any]:
 def _architecture(
     entry: Entry, batch: int, device: torch.device, free: int | None, problems: list[str]
 ) -> dict[str, Any]:
-    """The architecture in the files, checked against the family's, and its memory. Appends to `problems`.
+    """The architecture in the files, checked against the family's, and its memory. Appends to
+    `problems`.
 
     Raises:
         ValueError: a shape differs, a shard is truncated, or a file is of another family.
@@ -139,16 +166,22 @@ def _architecture(
     models = load_on_meta(entry, dtype)
     capabilities = Capabilities.of(models)
     config = preset(_PRESET) if "eagle" in capabilities.drafters else DecodingConfig()
-    needed, other = footprint(models, config, batch, batch), batch + 7  # two batch sizes show how memory grows
+    # two batch sizes show how memory grows
+    needed, other = footprint(models, config, batch, batch), batch + 7
     more = footprint(models, config, other, other)
     if device.type == "cuda":
         needed, more = needed.with_graphs(), more.with_graphs()
     nets = sum(metric_bytes(entry).values())
-    largest = None if free is None else largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
+    largest = (
+        None
+        if free is None
+        else largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
+    )
     if largest == 0:
         problems.append(
-            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters leave no room for "
-            f"one image ({format_bytes(free)} are free); use a larger device, or dtype bfloat16"
+            f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters "
+            f"leave no room for one image ({format_bytes(free)} are free); use a larger device, "
+            "or dtype bfloat16"
         )
     return {
         "numbers": sum(parameter.numel() for parameter in models.target.parameters()),
@@ -170,7 +203,9 @@ def memory_parts(needed: Footprint, metric_nets: int = 0) -> dict[str, int]:
 
 def describe_memory(parts: Mapping[str, int]) -> str:
     """The peak of `memory_parts`, and the parts."""
-    shown = ", ".join(f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in _PARTS if parts[kind])
+    shown = ", ".join(
+        f"{kind.replace('_', ' ')} {format_bytes(parts[kind])}" for kind in _PARTS if parts[kind]
+    )
     return f"{format_bytes(parts['total'])} ({shown})"
 
 
@@ -197,8 +232,11 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
         lines += [
             f"  {'target':<20} {entry['target']}: {shape}",
             f"  {'drafters':<20} {', '.join(entry['drafters']) or 'none'}",
-            f"  {'memory':<20} at batch {parts['batch']} in {entry['dtype']}: {describe_memory(parts)}; "
-            f"largest batch here: {'unknown' if parts['largest_batch'] is None else parts['largest_batch']}",
+            (
+                f"  {'memory':<20} at batch {parts['batch']} in {entry['dtype']}: "
+                f"{describe_memory(parts)}; largest batch here: "
+                f"{'unknown' if parts['largest_batch'] is None else parts['largest_batch']}"
+            ),
         ]
     problems = [f"PROBLEM: {problem}" for problem in found["problems"]]
     return [*lines, "", *(problems or ["No problems."])]

@@ -1,5 +1,5 @@
-"""A simple model of a GPU: a pass takes as long as the slowest of moving its bytes, computing, and launching its
-kernels one by one.
+"""A simple model of a GPU: a pass takes as long as the slowest of moving its bytes, computing, and
+launching its kernels one by one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ class Gpu:
     compute: float
 
     def seconds(self, work: Work) -> float:
-        """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same time."""
-        moving, computing = work.moved / (self.bandwidth * BANDWIDTH_SHARE), work.flops / (self.compute * COMPUTE_SHARE)
+        """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same
+        time.
+        """
+        moving, computing = (
+            work.moved / (self.bandwidth * BANDWIDTH_SHARE),
+            work.flops / (self.compute * COMPUTE_SHARE),
+        )
         return max(moving, computing, work.kernels * KERNEL_LAUNCH_S)
 
     def seconds_per_image(self, found: Footprint, passes: float, batch: int) -> float:
@@ -43,11 +48,14 @@ GPUS = (
 )
 
 
-def gpu_of(memory: float, bandwidth: float | None = None, compute: float | None = None, device: str = "") -> Gpu:
-    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s are given.
+def gpu_of(
+    memory: float, bandwidth: float | None = None, compute: float | None = None, device: str = ""
+) -> Gpu:
+    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s
+    are given.
 
-    device: its name, as torch gives it; of known GPUs of that kind, or else of all, the one with the nearest memory is
-    the most similar.
+    device: its name, as torch gives it; of known GPUs of that kind, or else of all, the one with
+    the nearest memory is the most similar.
     """
     kind = [known for known in GPUS if known.name.removeprefix("RTX ").split()[0] in device]
     like = min(kind or GPUS, key=lambda known: abs(known.memory - memory * GIB))

@@ -12,7 +12,9 @@ from typing import Any
 from workers.runtime.process import cores
 
 LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
-_WITHOUT_GPU = " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."
+_WITHOUT_GPU = (
+    " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."
+)
 SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "pyarrow", "torchmetrics")
 
 
@@ -25,7 +27,9 @@ def installed(name: str) -> str | None:
 
 
 def memory() -> tuple[int | None, int | None]:
-    """Total and free bytes of memory, within a container's limit; None if this system does not tell."""
+    """Total and free bytes of memory, within a container's limit; None if this system does not
+    tell.
+    """
     total = free = None
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -53,7 +57,9 @@ def torch_facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "kernels": implementation("cuda" if count else "cpu"),
         "cuda_graphs": are_supported(torch.device("cuda" if count else "cpu")),
-        "devices": [{"name": device.name, "memory_bytes": device.total_memory} for device in properties],
+        "devices": [
+            {"name": device.name, "memory_bytes": device.total_memory} for device in properties
+        ],
     }
 
 
@@ -64,25 +70,43 @@ def local_workers(torch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ray_access() -> dict[str, Any]:
-    """The user's access to Ray clusters. mode: RAY_AUTH_MODE. token: where a token is set, None if nowhere."""
+    """The user's access to Ray clusters. mode: RAY_AUTH_MODE. token: where a token is set, None if
+    nowhere.
+    """
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     usual = Path.home() / ".ray" / "auth_token"
     file = Path(named).expanduser() if named else usual
-    token = "RAY_AUTH_TOKEN" if os.environ.get("RAY_AUTH_TOKEN") else str(file) if file.is_file() else None
+    token = (
+        "RAY_AUTH_TOKEN"
+        if os.environ.get("RAY_AUTH_TOKEN")
+        else str(file)
+        if file.is_file()
+        else None
+    )
     return {"mode": os.environ.get("RAY_AUTH_MODE"), "token": token}
 
 
 def examine() -> dict[str, Any]:
-    """The findings of `doctor` as plain data. `problems`: one message each, empty if nothing is missing or damaged."""
+    """The findings of `doctor` as plain data. `problems`: one message each, empty if nothing is
+    missing or damaged.
+    """
     from workers.metrics import clip_score, features
     from workers.models.families.scenes import BUILTIN, BUILTIN_PARTS
 
     total, free = memory()
-    paths = [*(BUILTIN / f"{part}.safetensors" for part in BUILTIN_PARTS), features.BUILTIN, clip_score.BUILTIN]
+    paths = [
+        *(BUILTIN / f"{part}.safetensors" for part in BUILTIN_PARTS),
+        features.BUILTIN,
+        clip_score.BUILTIN,
+    ]
     weights = [examine_weights(path) for path in paths]
     libraries = {name: installed(name) for name in LIBRARIES}
     for_sweeps = {name: installed(name) for name in SWEEP_LIBRARIES}
-    problems = [f"{path}: {found['problem']}" for path, found in zip(paths, weights, strict=True) if found["problem"]]
+    problems = [
+        f"{path}: {found['problem']}"
+        for path, found in zip(paths, weights, strict=True)
+        if found["problem"]
+    ]
     for versions, reason in ((libraries, ""), (for_sweeps, " and sweeps need it")):
         missing = [name for name, found in versions.items() if found is None]
         problems += [f"{name} is not installed{reason}; pip install {name}" for name in missing]
@@ -106,7 +130,9 @@ def examine() -> dict[str, Any]:
 
 
 def examine_weights(path: Path) -> dict[str, Any]:
-    """The state of a weight file: "complete" with size, hash and number of parameters, else "missing" or "damaged"."""
+    """The state of a weight file: "complete" with size, hash and number of parameters, else
+    "missing" or "damaged".
+    """
     from workers.models.checkpoint_files import WeightsError, content_hash, load_tensors
 
     found: dict[str, Any] = {"file": path.name, "state": "missing", "problem": None}
@@ -117,7 +143,10 @@ def examine_weights(path: Path) -> dict[str, Any]:
         tensors = load_tensors(path)
     except WeightsError as error:
         return found | {"state": "damaged", "problem": str(error).removeprefix(f"{path}: ")}
-    return found | {"state": "complete", "parameters": sum(tensor.numel() for tensor in tensors.values())}
+    return found | {
+        "state": "complete",
+        "parameters": sum(tensor.numel() for tensor in tensors.values()),
+    }
 
 
 def _load_problems() -> list[str]:
@@ -150,12 +179,18 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
         ("cores", f"{machine['cores']}, torch uses {torch['threads']}"),
         ("memory", format_bytes(machine["memory_bytes"]) + free),
         ("torch", f"{torch['version']} ({torch['build']})"),
-        *(("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}") for device in torch["devices"]),
+        *(
+            ("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+            for device in torch["devices"]
+        ),
         *(() if torch["devices"] else [("GPU", "none that torch can use")]),
         ("kernels", describe_kernels(torch)),
         ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
-        *((name, found or "not installed") for name, found in findings["sweeps"]["libraries"].items()),
+        *(
+            (name, found or "not installed")
+            for name, found in findings["sweeps"]["libraries"].items()
+        ),
         ("sweeps", describe_workers(findings["sweeps"]["workers"])),
         ("ray clusters", describe_ray_access(findings["sweeps"]["ray"])),
         ("weights", findings["weights_folder"]),
@@ -174,7 +209,11 @@ def describe_kernels(torch: Mapping[str, Any]) -> str:
     """Say which code walks over draft trees and makes random bits."""
     if torch["kernels"] == "triton":
         return "Triton's"
-    return "Triton's do not run on this GPU, so trees take longer" if torch["devices"] else "plain torch, on a CPU"
+    return (
+        "Triton's do not run on this GPU, so trees take longer"
+        if torch["devices"]
+        else "plain torch, on a CPU"
+    )
 
 
 def describe_workers(workers: Mapping[str, Any]) -> str:
@@ -189,11 +228,18 @@ def describe_ray_access(ray: Mapping[str, Any]) -> str:
     """How this machine authenticates with Ray clusters."""
     mode, token = ray["mode"], ray["token"]
     if mode == "token":
-        return f"joined with the token in {token}" if token else "RAY_AUTH_MODE=token is set, but no token is found"
+        return (
+            f"joined with the token in {token}"
+            if token
+            else "RAY_AUTH_MODE=token is set, but no token is found"
+        )
     if token is None:
         return "this machine has no token (~/.ray/auth_token); it can join clusters that need none"
     use = "launch --address uses it" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"
-    return f"a token is in {token}: {use}; `ray` commands need RAY_AUTH_MODE=token for clusters that require it"
+    return (
+        f"a token is in {token}: {use}; `ray` commands need RAY_AUTH_MODE=token for clusters that "
+        "require it"
+    )
 
 
 def _describe_weight(weight: Mapping[str, Any]) -> str:

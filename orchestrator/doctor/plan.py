@@ -1,7 +1,9 @@
-"""`doctor --plan`: the memory, images and hours that a sweep needs on a kind of machine, without running it.
+"""`doctor --plan`: the memory, images and hours that a sweep needs on a kind of machine, without
+running it.
 
-Memory and work are counted by a dry run of the engine's own code on meta tensors (`workers.loading.dry_run`). Time
-follows from a simple model of a GPU (`orchestrator.doctor.gpus`). The plan lists every assumption.
+Memory and work are counted by a dry run of the engine's own code on meta tensors
+(`workers.loading.dry_run`). Time follows from a simple model of a GPU (`orchestrator.doctor.gpus`).
+The plan lists every assumption.
 """
 
 from __future__ import annotations
@@ -43,8 +45,9 @@ from workers.runtime.memory import RESERVED_BYTES, format_bytes
 
 @dataclass(frozen=True)
 class Sessions:
-    """The timing sessions of a sweep. sizes: settings of each, vanilla included. images: of a setting in a session at
-    one batch size, repetitions included. shapes: those besides vanilla's that the trials have.
+    """The timing sessions of a sweep. sizes: settings of each, vanilla included. images: of a
+    setting in a session at one batch size, repetitions included. shapes: those besides vanilla's
+    that the trials have.
     """
 
     sizes: Sequence[int]
@@ -61,7 +64,9 @@ class Sessions:
         """
         timing, vanilla = sweep.timing, DecodingConfig(sampling=sweep.sampling)
         configs = dict.fromkeys([vanilla, *(entry.config for entry in sweep.enqueue)])
-        found = (config for config, _ in random_settings(sweep, lambda config: config not in configs))
+        found = (
+            config for config, _ in random_settings(sweep, lambda config: config not in configs)
+        )
         configs |= dict.fromkeys(islice(found, trials - len(configs)))
         shapes = len({config.shape for config in configs} - {vanilla.shape})
         sizes = planned_sizes(sweep, list(configs)[:trials], min(shapes, MAX_SHAPES))
@@ -79,18 +84,22 @@ class Sessions:
         return sum(self.sizes) * self.images * len(self.batches)
 
     def seconds(self, small: Mapping[int, float], plain: Mapping[int, float]) -> float:
-        """Seconds of all sessions, from those of an image of a setting and of vanilla at each batch size. Each setting
-        first generates a batch that is not timed.
+        """Seconds of all sessions, from those of an image of a setting and of vanilla at each batch
+        size. Each setting first generates a batch that is not timed.
         """
         count, others = len(self.sizes), sum(self.sizes) - len(self.sizes)
-        return sum((self.images + batch) * (count * plain[batch] + others * small[batch]) for batch in self.batches)
+        return sum(
+            (self.images + batch) * (count * plain[batch] + others * small[batch])
+            for batch in self.batches
+        )
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a sweep's trials cost. label, config: the setting that every trial except vanilla is taken for. batches: of
-    timing (the largest one), quality and decoding to pixels. small, plain: its footprints and vanilla's in timing
-    sessions, by batch; big, slow: at the batch of quality. images: see `_image_counts`.
+    """What a sweep's trials cost. label, config: the setting that every trial except vanilla is
+    taken for. batches: of timing (the largest one), quality and decoding to pixels. small, plain:
+    its footprints and vanilla's in timing sessions, by batch; big, slow: at the batch of quality.
+    images: see `_image_counts`.
     """
 
     sweep: SweepConfig
@@ -107,7 +116,8 @@ class Workload:
 
     @classmethod
     def of(cls, sweep: SweepConfig, shapes: Models, memory: int) -> Self:
-        """The workload of a sweep whose trials are all like its heaviest setting. memory: bytes of a GPU for it.
+        """The workload of a sweep whose trials are all like its heaviest setting. memory: bytes of
+        a GPU for it.
 
         Raises:
             ConfigError: the models support none of the settings.
@@ -123,7 +133,19 @@ class Workload:
             batches["pictures"] //= 2  # as workers do when memory runs out
             big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
         slow = footprint(shapes, vanilla, batches["quality"], 1)
-        return cls(sweep, label, config, shapes, batches, small, plain, big, slow, _image_counts(sweep), notes)
+        return cls(
+            sweep,
+            label,
+            config,
+            shapes,
+            batches,
+            small,
+            plain,
+            big,
+            slow,
+            _image_counts(sweep),
+            notes,
+        )
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -136,17 +158,32 @@ class Workload:
         return self.shapes.target.grid.tokens
 
     def in_session(self, settings: int) -> Footprint:
-        """The footprint of a timing session of so many settings, which all keep their caches and graphs."""
+        """The footprint of a timing session of so many settings, which all keep their caches and
+        graphs.
+        """
         return self.small[self.batches["timing"]].with_graphs(settings)
 
     def hours(self, gpu: Gpu, length: float, gpus: int = 1) -> dict[str, float]:
         """The sweep's hours at a mean accepted length of all trials except vanilla."""
-        timed = {batch: gpu.seconds_per_image(self.small[batch], self.tokens / length, batch) for batch in self.small}
-        plain = {batch: gpu.seconds_per_image(self.plain[batch], self.tokens, batch) for batch in self.plain}
-        quality_image = gpu.seconds_per_image(self.big, self.tokens / length, self.batches["quality"])
+        timed = {
+            batch: gpu.seconds_per_image(self.small[batch], self.tokens / length, batch)
+            for batch in self.small
+        }
+        plain = {
+            batch: gpu.seconds_per_image(self.plain[batch], self.tokens, batch)
+            for batch in self.plain
+        }
+        quality_image = gpu.seconds_per_image(
+            self.big, self.tokens / length, self.batches["quality"]
+        )
         vanilla_image = gpu.seconds_per_image(self.slow, self.tokens, self.batches["quality"])
-        others, made = self.images["trials"] - 1, gpu.seconds(self.big.picture) / self.batches["pictures"]
-        total = self.images["quality"] * made + self.images["per trial"] * (vanilla_image + others * quality_image)
+        others, made = (
+            self.images["trials"] - 1,
+            gpu.seconds(self.big.picture) / self.batches["pictures"],
+        )
+        total = self.images["quality"] * made + self.images["per trial"] * (
+            vanilla_image + others * quality_image
+        )
         total += self.sessions.seconds(timed, plain)
         return {
             "accepted length": length,
@@ -157,17 +194,20 @@ class Workload:
 
 
 def models_for_plan(sweep: SweepConfig) -> Models:
-    """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the published architecture.
+    """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the
+    published architecture.
 
     Raises:
-        ValueError: no such entry or folder; a file is damaged; or nothing determines the architecture.
+        ValueError: no such entry or folder; a file is damaged; or nothing determines the
+            architecture.
     """
     entry = _entry(sweep)
     return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
 def peak_bytes(sweep: SweepConfig) -> int:
-    """Memory that the sweep's heaviest setting takes of a GPU, at least, with the networks of its metrics.
+    """Memory that the sweep's heaviest setting takes of a GPU, at least, with the networks of its
+    metrics.
 
     Raises:
         ValueError: see `models_for_plan`, `Workload.of`.
@@ -178,15 +218,21 @@ def peak_bytes(sweep: SweepConfig) -> int:
 
 
 def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
-    """A resolved sweep with the batch size of its heaviest setting in place of `auto`. memory: bytes of a GPU."""
+    """A resolved sweep with the batch size of its heaviest setting in place of `auto`. memory:
+    bytes of a GPU.
+    """
     if isinstance(sweep.quality.batch, int):
         return sweep
     _, config, shapes, _ = _heaviest(sweep, shapes)
-    return replace(sweep, quality=replace(sweep.quality, batch=automatic_batch(shapes, config, memory)))
+    return replace(
+        sweep, quality=replace(sweep.quality, batch=automatic_batch(shapes, config, memory))
+    )
 
 
 def _network_bytes(sweep: SweepConfig) -> int:
-    """Size of the networks of the sweep's metrics, as far as their files exist. ValueError: no such entry or folder."""
+    """Size of the networks of the sweep's metrics, as far as their files exist. ValueError: no such
+    entry or folder.
+    """
     sizes = metric_bytes(_entry(sweep))
     return sum(sizes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
 
@@ -212,12 +258,17 @@ def _batches(sweep: SweepConfig) -> dict[str, int]:
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     """The number of trials, and of their images, without those of timing sessions."""
     each, budget = sweep.captions.count * sweep.quality.samples, sweep.budget
-    trials = budget.trials if budget.images is None else max(1, min(budget.trials, -(-budget.images // each)))
+    trials = (
+        budget.trials
+        if budget.images is None
+        else max(1, min(budget.trials, -(-budget.images // each)))
+    )
     return {"trials": trials, "per trial": each, "quality": trials * each}
 
 
 def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, Models, list[str]]:
-    """The config with the most nodes in a pass that a sweep may try: label, config, models, notes on omitted configs.
+    """The config with the most nodes in a pass that a sweep may try: label, config, models, notes
+    on omitted configs.
 
     Raises:
         ConfigError: the models support none of the configs.
@@ -226,7 +277,9 @@ def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, 
     for label, config in sorted(_configs(sweep), key=_weight, reverse=True):
         if (found := add_drafter(shapes, config)) is not None:
             return label, config, found, list(notes)
-        notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = None
+        notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = (
+            None
+        )
     raise ConfigError(("space",), "no config can be planned: give the drafters' files")
 
 
@@ -234,7 +287,8 @@ def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     """Sort key: nodes and levels of a pass, columns of the neighbour table."""
     bounds, rule = setting[1].policy.bounds, setting[1].acceptance
     table = rule.neighbourhood.table_key
-    unverified = bounds.depth if rule.verification.implementation else 0  # a path in front of the tree
+    # a path in front of the tree
+    unverified = bounds.depth if rule.verification.implementation else 0
     return bounds.nodes + unverified, bounds.depth + unverified, table[1] if table else 0
 
 
@@ -248,13 +302,16 @@ def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
             yield "the largest of the space", branch.config(highest, sweep.sampling)
 
 
-def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float) -> dict[str, Any]:
+def plan(
+    sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float
+) -> dict[str, Any]:
     """What a sweep of these models needs on `gpus` GPUs, as plain data.
 
     accepted: mean accepted length of all trials except vanilla.
 
     Raises:
-        ValueError: the models do not support the sweep's settings, or there are too few captions to time them.
+        ValueError: the models do not support the sweep's settings, or there are too few captions to
+            time them.
     """
     target = shapes.target
     nets = _network_bytes(sweep)
@@ -270,7 +327,8 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         if batches["timing"] != batches["quality"]
         else footprint(models, work.config, 2 * batches["quality"], 1).with_graphs()
     )
-    at = batches["timing"] if other is small else 2 * batches["quality"]  # two batch sizes show how memory grows
+    # two batch sizes show how memory grows
+    at = batches["timing"] if other is small else 2 * batches["quality"]
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -278,8 +336,15 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         "dtype": str(target.dtype).removeprefix("torch."),
         "heaviest setting": work.label,
         "batches": batches,
-        "memory": {"timing": memory_parts(session), "quality": memory_parts(big), "metric nets": nets},
-        "fits": max(big.bytes, work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0) <= available,
+        "memory": {
+            "timing": memory_parts(session),
+            "quality": memory_parts(big),
+            "metric nets": nets,
+        },
+        "fits": (
+            max(big.bytes, work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0)
+            <= available
+        ),
         "largest batch": min(
             largest_batch((at, needed(other)), (batches["quality"], needed(big)), available)
             for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
@@ -291,7 +356,11 @@ def plan(sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: floa
         "bound": "" if sweep.budget.plateau is None else "at most ",
         "gpus": gpus,
         "gpu": asdict(gpu),
-        "assumed": [*work.shapes.assumptions, *work.notes, *_assumptions(gpu, work, session.bytes <= available)],
+        "assumed": [
+            *work.shapes.assumptions,
+            *work.notes,
+            *_assumptions(gpu, work, session.bytes <= available),
+        ],
     }
 
 
@@ -301,27 +370,39 @@ def _tokens_bytes(found: Footprint) -> int:
 
 
 def _pictures_bytes(found: Footprint, pictures: int) -> int:
-    """Peak memory while tokens are decoded to pixels, where decoding itself takes `pictures` bytes."""
+    """Peak memory while tokens are decoded to pixels, where decoding itself takes `pictures`
+    bytes.
+    """
     return replace(found, activations=0, pictures=pictures).bytes
 
 
 def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
-    """The assumptions behind images and hours. fits_session: whether the largest timing session fits."""
+    """The assumptions behind images and hours. fits_session: whether the largest timing session
+    fits.
+    """
     shapes, sizes = work.sessions.shapes, work.sessions.sizes
     timed = [
-        f"the trials have {counted(shapes, 'shape')} besides vanilla's: those of `enqueue` and of random settings of "
-        f"the space; {min(shapes, MAX_SHAPES)} of them are on the front"
+        f"the trials have {counted(shapes, 'shape')} besides vanilla's: those of `enqueue` and of "
+        f"random settings of the space; {min(shapes, MAX_SHAPES)} of them are on the front"
     ]
     if not fits_session:
-        timed.append(f"{max(sizes, default=1)} settings do not fit a timing session: each shape has one of its own")
+        timed.append(
+            f"{max(sizes, default=1)} settings do not fit a timing session: each shape has one of "
+            "its own"
+        )
     return [
         *(timed if sizes else []),
-        f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} TFLOP/s ({gpu.name}); "
-        f"{BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
-        f"{KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as long as the slowest of the three",
+        (
+            f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} "
+            f"TFLOP/s ({gpu.name}); {BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are "
+            f"reached; launching a kernel takes {KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as "
+            "long as the slowest of the three"
+        ),
         f"every trial except vanilla costs as much as {work.label}, with full caches",
-        f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and fragmentation; loading time and "
-        "metric nets without files are not included",
+        (
+            f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and "
+            "fragmentation; loading time and metric nets without files are not included"
+        ),
     ]
 
 
@@ -335,30 +416,47 @@ def _describe_fit(found: Mapping[str, Any]) -> str:
     keys = [f"{key}.batch" for key, batch in batches.items() if batch > found["largest batch"]]
     if not keys:
         return "  DOES NOT FIT: two settings of a timing session do not fit together"
-    return f"  DOES NOT FIT; batches of up to {found['largest batch']} images would: lower {' and '.join(keys)}"
+    return (
+        f"  DOES NOT FIT; batches of up to {found['largest batch']} images would: lower "
+        f"{' and '.join(keys)}"
+    )
 
 
 def describe_plan(found: Mapping[str, Any]) -> list[str]:
     """The plan as lines of text."""
     memory, images = found["memory"], found["images"]
     lines = [
-        f"{found['sweep']} on {found['gpus']} x {format_bytes(found['gpu']['memory'])} ({found['gpu']['name']})",
-        f"  target      {found['target']}, {found['dtype']}; heaviest setting: {found['heaviest setting']}",
+        (
+            f"{found['sweep']} on {found['gpus']} x {format_bytes(found['gpu']['memory'])} "
+            f"({found['gpu']['name']})"
+        ),
+        (
+            f"  target      {found['target']}, {found['dtype']}; heaviest setting: "
+            f"{found['heaviest setting']}"
+        ),
     ]
     sessions = found["timing sessions"]
-    for kind, more in (("timing", f", {counted(sessions['settings of the largest'], 'setting')}"), ("quality", "")):
+    for kind, more in (
+        ("timing", f", {counted(sessions['settings of the largest'], 'setting')}"),
+        ("quality", ""),
+    ):
         parts = memory[kind]
-        lines.append(f"  memory      {kind}, batch {found['batches'][kind]}{more}: {describe_memory(parts)}")
+        lines.append(
+            f"  memory      {kind}, batch {found['batches'][kind]}{more}: {describe_memory(parts)}"
+        )
     if memory["metric nets"]:
         lines.append(f"  memory      metric nets: another {format_bytes(memory['metric nets'])}")
     lines += [
         _describe_fit(found),
-        f"  images      {found['bound']}{images['trials']} trials x {images['per trial']} = {images['quality']:,}, and "
-        f"at most {images['timing']:,} in {counted(sessions['count'], 'timing session')}",
+        (
+            f"  images      {found['bound']}{images['trials']} trials x {images['per trial']} = "
+            f"{images['quality']:,}, and at most {images['timing']:,} in "
+            f"{counted(sessions['count'], 'timing session')}"
+        ),
     ]
     lines += [
-        f"  duration    {found['bound']}{describe_duration(3600 * case['hours'])} at mean accepted length "
-        f"{case['accepted length']:g} ({case['seconds per image']:.3g} s/image)"
+        f"  duration    {found['bound']}{describe_duration(3600 * case['hours'])} at mean accepted "
+        f"length {case['accepted length']:g} ({case['seconds per image']:.3g} s/image)"
         for case in found["time"]
     ]
     return [*lines, *(f"  assumed     {text}" for text in found["assumed"])]

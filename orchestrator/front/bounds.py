@@ -1,7 +1,7 @@
 """The choice of the best of several trials whose values have errors.
 
-The best measured value is often that of the largest error. So the trials are compared by their bounds: what 90 % of
-draws from all errors together exceed, or stay below if less is better.
+The best measured value is often that of the largest error. So the trials are compared by their
+bounds: what 90 % of draws from all errors together exceed, or stay below if less is better.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ MAX_NAMED = 3  # settings within error of the chosen one
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The trial that is chosen, by index. alternatives: the others that are within error of it, the best bound first.
-    preferred_to: the lossy one of these that has the best bound, if the chosen one was preferred as lossless.
+    """The trial that is chosen, by index. alternatives: the others that are within error of it, the
+    best bound first. preferred_to: the lossy one of these that has the best bound, if the chosen
+    one was preferred as lossless.
     """
 
     best: int
@@ -36,8 +37,8 @@ class Pick:
 class Bounds:
     """The bounds [n] of n trials in one metric.
 
-    joint: their values in several metrics, of which this is the first. sign: 1 if less is better, else -1. values: NaN
-    where an error is unknown.
+    joint: their values in several metrics, of which this is the first. sign: 1 if less is better,
+    else -1. values: NaN where an error is unknown.
     """
 
     joint: JointErrors
@@ -55,11 +56,15 @@ class Bounds:
     def best(self, trials: Sequence[int], is_lossless: Callable[[int], bool]) -> Pick | None:
         """The trial with the best bound; None without trials.
 
-        A lossless one takes the place of a lossy one that it is within error of, if its value is not worse than the
-        lossy one's bound. Values decide between equal bounds, and where no error is known; then the order of `trials`.
+        A lossless one takes the place of a lossy one that it is within error of, if its value is
+        not worse than the lossy one's bound. Values decide between equal bounds, and where no error
+        is known; then the order of `trials`.
         """
         costs, bounds = self.sign * self.joint.values[:, 0], self.sign * self.values
-        ranked = sorted(trials, key=lambda trial: (np.isnan(bounds[trial]), np.nan_to_num(bounds[trial]), costs[trial]))
+        ranked = sorted(
+            trials,
+            key=lambda trial: (np.isnan(bounds[trial]), np.nan_to_num(bounds[trial]), costs[trial]),
+        )
         if not ranked:
             return None
         leader, *_ = ranked
@@ -72,8 +77,14 @@ class Bounds:
         return Pick(leader, near)
 
     def _within_error(self, chosen: int, trials: Sequence[int]) -> list[int]:
-        """The other trials that are within error of the chosen one; an unknown error tells nothing."""
-        known = [trial for trial in trials if trial != chosen and not np.isnan(self.values[[trial, chosen]]).any()]
+        """The other trials that are within error of the chosen one; an unknown error tells
+        nothing.
+        """
+        known = [
+            trial
+            for trial in trials
+            if trial != chosen and not np.isnan(self.values[[trial, chosen]]).any()
+        ]
         if not known:
             return []
         differ = self.joint.differ(chosen, np.array(known))[:, 0]
@@ -83,13 +94,16 @@ class Bounds:
 def describe_choice(
     metric: Metric, bound: float | None, alternatives: Sequence[str], preferred_to: float | None
 ) -> list[str]:
-    """How a trial was chosen, in parts of a sentence. bound: None if it is unknown. alternatives: names of the trials
-    within error of it. preferred_to: the bound of the first of these, if the trial was preferred to it as lossless.
+    """How a trial was chosen, in parts of a sentence. bound: None if it is unknown. alternatives:
+    names of the trials within error of it. preferred_to: the bound of the first of these, if the
+    trial was preferred to it as lossless.
     """
     relation = "exceed" if metric.direction == "maximize" else "stay below"
     parts = ["chosen by its value, because no error is known"]
     if bound is not None:
-        parts = [f"chosen by the value that {percent(_SHARE)} of draws {relation}: {measured(bound)}"]
+        parts = [
+            f"chosen by the value that {percent(_SHARE)} of draws {relation}: {measured(bound)}"
+        ]
     if preferred_to is not None:
         parts.append(f"preferred, as lossless, to {alternatives[0]} with {measured(preferred_to)}")
     named = [*alternatives[:MAX_NAMED]]

@@ -1,4 +1,6 @@
-"""What a front recommends: the best trial within a quality bar, the best lossless one, and the knee."""
+"""What a front recommends: the best trial within a quality bar, the best lossless one, and the
+knee.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +20,17 @@ from workers.metrics.definition import Metric
 
 BEST, LOSSLESS, TRIAL = "best", "best_lossless", "trial"
 NO_KNEE = (
-    "the front has no knee: its trials are all lossless, or none is on the better side of the line between its ends"
+    "the front has no knee: its trials are all lossless, or none is on the better side of the line "
+    "between its ends"
 )
-# The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid have 0.96 to 1.0 of its
-# CLIP score and HPS v2 (LANTERN, Tables 2, 4 and 6; LANTERN++, Table 2).
+# The default bar: times vanilla's value. Published settings with 1.1 to 1.3 times vanilla's fid
+# have 0.96 to 1.0 of its CLIP score and HPS v2 (LANTERN, Tables 2, 4 and 6; LANTERN++, Table 2).
 DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.97}
 
 
 def choose(front: Front, limits: Sequence[str] = (), *, lossless: bool = False) -> dict[str, Trial]:
-    """The choices by kind: BEST if there are limits, LOSSLESS and KNEE, where the front has one. lossless: BEST is the
-    best lossless trial within the limits.
+    """The choices by kind: BEST if there are limits, LOSSLESS and KNEE, where the front has one.
+    lossless: BEST is the best lossless trial within the limits.
 
     Raises:
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
@@ -47,8 +50,8 @@ def default_choices(front: Front) -> dict[str, Trial]:
 
 
 def decisive_trials(front: Front) -> list[Trial]:
-    """The trials whose values decide what is recommended, vanilla left out: the choices; of those within error of each,
-    the ones with the best bounds; and the rest of the front.
+    """The trials whose values decide what is recommended, vanilla left out: the choices; of those
+    within error of each, the ones with the best bounds; and the rest of the front.
     """
     chosen = list(default_choices(front).values())
     rivals = [trial for choice in chosen for trial in (choice.alternatives or ())[:MAX_NAMED]]
@@ -57,9 +60,15 @@ def decisive_trials(front: Front) -> list[Trial]:
 
 
 def select(
-    front: Front, number: int | None = None, limits: Sequence[str] = (), *, lossless: bool = False, knee: bool = False
+    front: Front,
+    number: int | None = None,
+    limits: Sequence[str] = (),
+    *,
+    lossless: bool = False,
+    knee: bool = False,
 ) -> Trial:
-    """The trial with a number; else the knee; else the best one within the limits, of the lossless ones if `lossless`.
+    """The trial with a number; else the knee; else the best one within the limits, of the lossless
+    ones if `lossless`.
 
     Raises:
         NoChoiceError: there is none.
@@ -79,8 +88,14 @@ def select(
         raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
     if (found := front.best_lossless()) is None:
         trials = counted(len(front.candidates), "trial")
-        problem = f"no lossless trial among these {trials} is {metric.better} than vanilla in 90 % of draws"
-        raise NoChoiceError(f"{problem}; launch a sweep with more settings whose rule is exact, such as the preset sjd")
+        problem = (
+            f"no lossless trial among these {trials} is {metric.better} than vanilla in 90 % of "
+            "draws"
+        )
+        raise NoChoiceError(
+            f"{problem}; launch a sweep with more settings whose rule is exact, such as the "
+            "preset sjd"
+        )
     return found
 
 
@@ -95,18 +110,23 @@ def best_within(front: Front, limits: Sequence[str], *, lossless: bool = False) 
     if (best := front.best(limits, lossless=lossless)) is not None:
         return best
     wanted = [*(["lossless"] if lossless else []), *(f"within {limit}" for limit in limits)]
-    raise NoChoiceError(f"none of {counted(len(front.candidates), 'trial')} is {' and '.join(wanted) or 'measured'}")
+    raise NoChoiceError(
+        f"none of {counted(len(front.candidates), 'trial')} is {' and '.join(wanted) or 'measured'}"
+    )
 
 
 def _check_feasible(front: Front) -> None:
     """Raise NoChoiceError if the sweeps' constraints leave no trial."""
     if front.infeasible_note:
-        raise NoChoiceError(f"{front.infeasible_note}; --infeasible includes them, and --trial N takes any of them")
+        raise NoChoiceError(
+            f"{front.infeasible_note}; --infeasible includes them, and --trial N takes any of them"
+        )
 
 
 def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict[str, Any]:
-    """Plain data: the limits of BEST; by kind, its trial, or None; and what the choice says, with the kind before the
-    names."""
+    """Plain data: the limits of BEST; by kind, its trial, or None; and what the choice says, with
+    the kind before the names.
+    """
     found: dict[str, Any] = {"limits": list(limits)}
     for kind in (*([TRIAL] if TRIAL in choices else []), BEST, LOSSLESS, KNEE):
         trial = choices.get(kind)
@@ -114,8 +134,12 @@ def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict
         if trial is not None:
             within = trial.alternatives
             found[f"{kind}_bound"] = trial.bound
-            found[f"{kind}_within_error_of"] = None if within is None else [other.name for other in within]
-            found[f"{kind}_preferred_to"] = None if trial.preferred_to is None else trial.preferred_to.name
+            found[f"{kind}_within_error_of"] = (
+                None if within is None else [other.name for other in within]
+            )
+            found[f"{kind}_preferred_to"] = (
+                None if trial.preferred_to is None else trial.preferred_to.name
+            )
             found[f"{kind}_confidence"] = trial.probability
             found[f"{kind}_gain_confidence"] = trial.gain_probability
             found[f"{kind}_change"] = {
@@ -130,20 +154,33 @@ def choices_mapping(choices: Mapping[str, Trial], limits: Sequence[str]) -> dict
 
 
 def default_limit(front: Front) -> str | None:
-    """The default bar on the second metric, such as `fid <= 1.2 * vanilla`; None where it has no meaning: without
-    candidates, or with one in whose sweep the metric has none (see `has_default_bar`)."""
+    """The default bar on the second metric, such as `fid <= 1.2 * vanilla`; None where it has no
+    meaning: without candidates, or with one in whose sweep the metric has none (see
+    `has_default_bar`).
+    """
     quality, origins = front.metrics[1], {trial.origin for trial in front.candidates}
-    if not origins or not all(has_default_bar(front.sweeps[name].baseline, quality) for name in origins):
+    if not origins or not all(
+        has_default_bar(front.sweeps[name].baseline, quality) for name in origins
+    ):
         return None
     return f"{quality.name} {quality.no_worse} {DEFAULT_FACTORS[quality.direction]} * vanilla"
 
 
 def has_default_bar(vanilla: TrialRecord | None, quality: Metric) -> bool:
-    """Whether a multiple of vanilla's value is a bar: the metric is of the images' quality, its value says more than
-    that vanilla's images are its own, and it is positive in all draws from its error."""
-    if quality.is_of_counts or quality.is_of_vanilla or vanilla is None or quality.name not in vanilla.metrics:
+    """Whether a multiple of vanilla's value is a bar: the metric is of the images' quality, its
+    value says more than that vanilla's images are its own, and it is positive in all draws from its
+    error.
+    """
+    if (
+        quality.is_of_counts
+        or quality.is_of_vanilla
+        or vanilla is None
+        or quality.name not in vanilla.metrics
+    ):
         return False
-    return vanilla.metrics[quality.name].value > 0 and bool((limit_samples(vanilla, None, [quality])[0] > 0).all())
+    return vanilla.metrics[quality.name].value > 0 and bool(
+        (limit_samples(vanilla, None, [quality])[0] > 0).all()
+    )
 
 
 def example_limit(front: Front) -> str:

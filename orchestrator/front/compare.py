@@ -1,7 +1,7 @@
 """Comparison of fronts: whether their metrics are comparable, and by how much they differ.
 
-The indicators are hypervolume, additive epsilon and coverage. Points are [n, m] with a direction for each of m
-objectives; rows with NaN are ignored.
+The indicators are hypervolume, additive epsilon and coverage. Points are [n, m] with a direction
+for each of m objectives; rows with NaN are ignored.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from workers.metrics.definition import (
 )
 
 _MAX_VALUE_LENGTH = 60  # in a message
-_MARGIN = 0.1  # distance of a reference point from the worst value, as a share of the objective's range
+# distance of a reference point from the worst value, as a share of the objective's range
+_MARGIN = 0.1
 
 
 def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[str]) -> float:
-    """The volume that the points dominate, bounded by the reference point [m]; exact, for one to three objectives.
+    """The volume that the points dominate, bounded by the reference point [m]; exact, for one to
+    three objectives.
 
-    Its unit is the product of the objectives' units. Compare it only with hypervolumes of the same reference point. A
-    point that is not better than the reference in every objective adds nothing.
+    Its unit is the product of the objectives' units. Compare it only with hypervolumes of the same
+    reference point. A point that is not better than the reference in every objective adds nothing.
 
     Raises:
         ValueError: more than three objectives, or a reference point that is not m finite numbers.
@@ -59,20 +61,30 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
         return 0.0
     if len(corner) == 1:
         return float(corner[0] - cost.min())
-    return _area(cost, corner) if len(corner) == 2 else _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
+    return (
+        _area(cost, corner)
+        if len(corner) == 2
+        else _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
+    )
 
 
-def sampled_hypervolumes(samples: Floats, reference: ArrayLike, directions: Sequence[str]) -> Floats:
+def sampled_hypervolumes(
+    samples: Floats, reference: ArrayLike, directions: Sequence[str]
+) -> Floats:
     """The hypervolume [samples] of the front of each sample of [samples, n, m]."""
     candidates = samples[:, possible_front(samples, directions)]
     return np.array([hypervolume(sample, reference, directions) for sample in candidates])
 
 
-def additive_epsilon(a: ArrayLike, b: ArrayLike, directions: Sequence[str], scale: ArrayLike = 1.0) -> float:
-    """The smallest amount by which all of `a` must improve so that every point of `b` is matched by one of `a`.
+def additive_epsilon(
+    a: ArrayLike, b: ArrayLike, directions: Sequence[str], scale: ArrayLike = 1.0
+) -> float:
+    """The smallest amount by which all of `a` must improve so that every point of `b` is matched by
+    one of `a`.
 
-    0 or less: `a` already covers `b`. The same amount is added to every objective, in units of `scale` (one number per
-    objective; 1 mixes the objectives' own units). Infinite if only `a` is empty, NaN if `b` is.
+    0 or less: `a` already covers `b`. The same amount is added to every objective, in units of
+    `scale` (one number per objective; 1 mixes the objectives' own units). Infinite if only `a` is
+    empty, NaN if `b` is.
     """
     first, second = _measured(a, directions), _measured(b, directions)
     if not len(second):
@@ -84,26 +96,34 @@ def additive_epsilon(a: ArrayLike, b: ArrayLike, directions: Sequence[str], scal
 
 
 def coverage(a: ArrayLike, b: ArrayLike, directions: Sequence[str]) -> float:
-    """The share of `b`'s points that some point of `a` equals or dominates (the C metric); NaN if `b` is empty.
+    """The share of `b`'s points that some point of `a` equals or dominates (the C metric); NaN if
+    `b` is empty.
 
     Not symmetric: coverage(a, b) and coverage(b, a) need not add up to 1.
     """
     first, second = _measured(a, directions), _measured(b, directions)
     if not len(second):
         return float("nan")
-    return float((first[:, None] <= second[None]).all(axis=2).any(axis=0).mean()) if len(first) else 0.0
+    return (
+        float((first[:, None] <= second[None]).all(axis=2).any(axis=0).mean())
+        if len(first)
+        else 0.0
+    )
 
 
 def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
-    """A reference point [m] for these points: the worst value of each objective plus a tenth of its range, or a tenth
-    of its size if all values are equal. To compare fronts, pass the points of all of them.
+    """A reference point [m] for these points: the worst value of each objective plus a tenth of its
+    range, or a tenth of its size if all values are equal. To compare fronts, pass the points of all
+    of them.
 
     Raises:
         ValueError: no point was measured.
     """
     cost = _measured(points, directions)
     if not len(cost):
-        raise ValueError("no trial was measured in all of these objectives, so there is no reference point")
+        raise ValueError(
+            "no trial was measured in all of these objectives, so there is no reference point"
+        )
     low, high = cost.min(axis=0), cost.max(axis=0)
     size = np.where(high > low, high - low, np.maximum(np.abs(high), 1.0))
     signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
@@ -117,14 +137,18 @@ def _measured(points: ArrayLike, directions: Sequence[str]) -> Floats:
 
 
 def _area(cost: Floats, corner: Floats) -> float:
-    """The area between points [n, 2] and the corner: a strip for each, above the best of those to its left."""
+    """The area between points [n, 2] and the corner: a strip for each, above the best of those to
+    its left.
+    """
     x, y = cost[np.argsort(cost[:, 0], kind="stable")].T
     least = np.minimum.accumulate(y)
     return float(((corner[0] - x) * (np.concatenate([corner[1:], least[:-1]]) - least)).sum())
 
 
 def _volume(cost: Floats, corner: Floats) -> float:
-    """The volume over a front [n, 3]: slabs along the third objective, each with the area of the front below it."""
+    """The volume over a front [n, 3]: slabs along the third objective, each with the area of the
+    front below it.
+    """
     cost = cost[np.argsort(cost[:, 2], kind="stable")]
     tops = np.append(cost[1:, 2], corner[2])
     volume = 0.0
@@ -136,13 +160,14 @@ def _volume(cost: Floats, corner: Floats) -> float:
 
 MANIFOLD_METRICS = ("precision", "recall")  # these use the `manifold` extractor if configured
 DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
-UNBIASED = frozenset({"fid_debiased", "kid", "kd_dinov2", "precision"})  # no bias that depends on the number of images
+# no bias that depends on the number of images
+UNBIASED = frozenset({"fid_debiased", "kid", "kd_dinov2", "precision"})
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`. difference: the first's
-    hypervolume minus the second's, and its standard error.
+    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`.
+    difference: the first's hypervolume minus the second's, and its standard error.
     """
 
     first: str
@@ -154,7 +179,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """reference: the common reference point; scale: the range of each objective over all fronts, epsilon's unit."""
+    """reference: the common reference point; scale: the range of each objective over all fronts,
+    epsilon's unit.
+    """
 
     reference: tuple[float, ...]
     scale: tuple[float, ...]
@@ -172,8 +199,8 @@ def compare(
 ) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it. reference: by default
-        `reference_point` of the points of all groups.
+    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it.
+        reference: by default `reference_point` of the points of all groups.
 
     Raises:
         ValueError: a group has no measured point.
@@ -182,15 +209,24 @@ def compare(
     points = {name: joint.values[rows] for name, rows in groups.items()}
     fronts = {name: values[nondominated(values, toward)] for name, values in points.items()}
     if empty := [name for name, front in fronts.items() if not len(front)]:
-        raise ValueError(f"{empty[0]}: no trial was measured in {' and '.join(metric.name for metric in metrics)}")
+        raise ValueError(
+            f"{empty[0]}: no trial was measured in "
+            f"{' and '.join(metric.name for metric in metrics)}"
+        )
     every = np.concatenate(list(points.values()))
-    point = reference_point(every, toward) if reference is None else np.array(reference, dtype=np.float64)
+    point = (
+        reference_point(every, toward)
+        if reference is None
+        else np.array(reference, dtype=np.float64)
+    )
     front_points = np.concatenate(list(fronts.values()))
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
     volumes = {name: hypervolume(front, point, toward) for name, front in fronts.items()}
     samples = joint.samples()
-    sampled = {name: sampled_hypervolumes(samples[:, rows], point, toward) for name, rows in groups.items()}
+    sampled = {
+        name: sampled_hypervolumes(samples[:, rows], point, toward) for name, rows in groups.items()
+    }
     pairs = []
     for a, b in combinations(fronts, 2):
         ways = (fronts[a], fronts[b]), (fronts[b], fronts[a])
@@ -212,29 +248,42 @@ def compare(
 def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[str]]:
     """Objectives that all sweeps measure, and a clause on each one that only some do.
 
-    They are the first sweep's, up to three; fewer than two are filled up with the other sweeps' and the default ones.
+    They are the first sweep's, up to three; fewer than two are filled up with the other sweeps' and
+    the default ones.
 
     Raises:
         QueryError: fewer than two.
     """
-    first, names = identities[0], dict.fromkeys(metric.name for i in identities for metric in i.objectives)
-    owners = {name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)}
+    first, names = (
+        identities[0],
+        dict.fromkeys(metric.name for i in identities for metric in i.objectives),
+    )
+    owners = {
+        name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)
+    }
     shared = [name for name, found in owners.items() if len(found) == len(identities)]
     own = [metric.name for metric in first.objectives if metric.name in shared][:3]
     for name in (*names, *DEFAULT_OBJECTIVES):
         if len(own) < 2 and name in shared and name not in own:
             own.append(name)
     if len(own) < 2:
-        problem = "the sweeps have fewer than two objectives in common; choose metrics that all have with --x and --y"
+        problem = (
+            "the sweeps have fewer than two objectives in common; choose metrics that all have "
+            "with --x and --y"
+        )
         raise QueryError(f"{problem}: {', '.join(shared)}")
     only = {name: " and ".join(owners[name]) for name in names if name not in shared}
-    return own, [f"{name} is not compared: only {sweeps} measured it" for name, sweeps in only.items()]
+    return own, [
+        f"{name} is not compared: only {sweeps} measured it" for name, sweeps in only.items()
+    ]
 
 
 def require_comparable(identities: Sequence[Identity], metric: str) -> None:
     """Raise QueryError if there are `obstacles`."""
     if reasons := obstacles(identities, metric):
-        fine = [name for name in identities[0].metrics if all(name in i.metrics for i in identities)]
+        fine = [
+            name for name in identities[0].metrics if all(name in i.metrics for i in identities)
+        ]
         fine = [name for name in fine if not obstacles(identities, name)]
         choice = f"choose two of {', '.join(fine)} with --x and --y, or " if len(fine) > 1 else ""
         differences = "; in ".join(reasons)
@@ -243,22 +292,30 @@ def require_comparable(identities: Sequence[Identity], metric: str) -> None:
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
-    """Why the sweeps' values of a metric cannot be compared, one clause for each reason; empty if they are comparable.
+    """Why the sweeps' values of a metric cannot be compared, one clause for each reason; empty if
+    they are comparable.
 
-    Speed metrics can be compared, but times need the same device, threads and timing batch. A quality metric needs the
-    same captions, the same extractor and, if it is computed from them, the same reference images or the same target and
-    baseline. A statistic of all features, such as fid, also needs the same number of images. A missing timing property
-    or image count is no obstacle.
+    Speed metrics can be compared, but times need the same device, threads and timing batch. A
+    quality metric needs the same captions, the same extractor and, if it is computed from them, the
+    same reference images or the same target and baseline. A statistic of all features, such as fid,
+    also needs the same number of images. A missing timing property or image count is no obstacle.
     """
     needs = _needs(identities, metric)
     if _is_time(identities, metric):
-        return [f"{fact}: {_against(identities, values)}" for fact, values in _different_timing(identities)]
+        return [
+            f"{fact}: {_against(identities, values)}"
+            for fact, values in _different_timing(identities)
+        ]
     if needs <= COUNTS:
         return []
     facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
-    facts["its definition"] = [i.metrics[metric].definition for i in identities if metric in i.metrics]
+    facts["its definition"] = [
+        i.metrics[metric].definition for i in identities if metric in i.metrics
+    ]
     for name in _extractors(identities, metric, needs):
-        facts[f"the extractor {name!r}"] = [identity.extractors.get(name) for identity in identities]
+        facts[f"the extractor {name!r}"] = [
+            identity.extractors.get(name) for identity in identities
+        ]
     if REFERENCE in needs:
         facts["reference images"] = [(i.reference or {}).get("identity") for i in identities]
     if BASELINE in needs:
@@ -267,12 +324,23 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     is_statistic = needs & {FEATURES, DINOV2} and metric not in UNBIASED and ATTRIBUTES not in needs
     if is_statistic and None not in (images := [i.images for i in identities]):
         facts["the number of images"] = images
-    return [f"{fact}: {_against(identities, values)}" for fact, values in facts.items() if _differ(values)]
+    return [
+        f"{fact}: {_against(identities, values)}"
+        for fact, values in facts.items()
+        if _differ(values)
+    ]
 
 
 def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[str]:
-    """Differences between sweeps that a reader should know of, though they do not forbid the comparison."""
-    facts = {"targets": "target", "model files": "models", "seeds": "seed", "image sizes": "image_size"}
+    """Differences between sweeps that a reader should know of, though they do not forbid the
+    comparison.
+    """
+    facts = {
+        "targets": "target",
+        "model files": "models",
+        "seeds": "seed",
+        "image sizes": "image_size",
+    }
     found = [
         f"the sweeps' {name} differ"
         for name, attribute in facts.items()
@@ -280,25 +348,37 @@ def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[
     ]
     baselines = [identity.baseline for identity in identities]
     if _differ(baselines):
-        found.append(f"the sweeps' sampling differs, so their baselines do: {_against(identities, baselines)}")
+        found.append(
+            "the sweeps' sampling differs, so their baselines do: "
+            f"{_against(identities, baselines)}"
+        )
     speed = [metric.name for metric in metrics if not obstacles(identities, metric.name)]
     if speed and _differ([identity.caption_set for identity in identities]):
         found.append(f"{' and '.join(speed)} were measured on different captions")
     timed = [metric.name for metric in metrics if TIMINGS in _needs(identities, metric.name)]
     if ratios := [name for name in timed if not _is_time(identities, name)]:
         for fact, values in _different_timing(identities):
-            found.append(f"{' and '.join(ratios)}: timed with different {fact}, {_against(identities, values)}")
+            found.append(
+                f"{' and '.join(ratios)}: timed with different {fact}, "
+                f"{_against(identities, values)}"
+            )
     return found
 
 
 def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
     """What the metric is computed from."""
-    return frozenset(need for i in identities if metric in i.metrics for need in i.metrics[metric].needs)
+    return frozenset(
+        need for i in identities if metric in i.metrics for need in i.metrics[metric].needs
+    )
 
 
 def _is_time(identities: Sequence[Identity], metric: str) -> bool:
-    """Whether the metric is a time, which holds for one machine only, rather than a ratio of two times."""
-    return any(identity.metrics[metric].is_time for identity in identities if metric in identity.metrics)
+    """Whether the metric is a time, which holds for one machine only, rather than a ratio of two
+    times.
+    """
+    return any(
+        identity.metrics[metric].is_time for identity in identities if metric in identity.metrics
+    )
 
 
 def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[Any]]]:
@@ -306,13 +386,21 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
     facts: dict[str, list[Any]] = {
         "devices": [identity.timing_device for identity in identities],
         "threads": [identity.timing_threads for identity in identities],
-        "timing batches": [identity.timing_batch for identity in identities if "batch" in identity.timing],
+        "timing batches": [
+            identity.timing_batch for identity in identities if "batch" in identity.timing
+        ],
     }
-    return [(fact, values) for fact, values in facts.items() if _differ([v for v in values if v is not None])]
+    return [
+        (fact, values)
+        for fact, values in facts.items()
+        if _differ([v for v in values if v is not None])
+    ]
 
 
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
-    """The extractors that the metric depends on: the feature extractor, a score's own, or all if it is not recorded."""
+    """The extractors that the metric depends on: the feature extractor, a score's own, or all if it
+    is not recorded.
+    """
     if IMAGES in needs:
         return []
     names = list(dict.fromkeys(name for identity in identities for name in identity.extractors))
@@ -320,12 +408,17 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
     if scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
     if columns := [] if scores else [name for name in names if name in needs]:
-        return [*columns, *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else [])]
+        return [
+            *columns,
+            *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else []),
+        ]
     return names
 
 
 def _captions(identity: Identity) -> str:
-    """A sweep's captions in words; the start of their hash tells them from others of the same source and number."""
+    """A sweep's captions in words; the start of their hash tells them from others of the same
+    source and number.
+    """
     given = identity.captions
     return f"{given.get('count')} of {given.get('source')} ({str(given.get('hash'))[:8]})"
 
@@ -335,7 +428,9 @@ def _differ(values: Sequence[Any]) -> bool:
 
 
 def _against(identities: Sequence[Identity], values: Sequence[Any]) -> str:
-    """The different values in short, each with the sweeps that have it: `192 in one against 384 in two`."""
+    """The different values in short, each with the sweeps that have it: `192 in one against 384 in
+    two`.
+    """
     names: dict[str, list[str]] = {}
     for identity, value in zip(identities, values, strict=True):
         text = describe(value) if isinstance(value, DecodingConfig) else str(value)

@@ -50,15 +50,17 @@ class ShowingFront(Protocol):
 class Trial:
     """A finished trial of a sweep, and what a front says of it.
 
-    front: the front that shows it. origin: its sweep's name there. record: as the sweep stores it. row: its index in
-    the front's table of all trials. confidence: the share of draws from the errors of all trials together in which it
-    is on the front. distinct_from_next: the metrics in which it differs beyond error from the next trial on the front
-    (None for the last trial, and off the front). within_error_of: names of the other trials on the front that are
-    within error of it in every metric (None off the front).
+    front: the front that shows it. origin: its sweep's name there. record: as the sweep stores it.
+    row: its index in the front's table of all trials. confidence: the share of draws from the
+    errors of all trials together in which it is on the front. distinct_from_next: the metrics in
+    which it differs beyond error from the next trial on the front (None for the last trial, and off
+    the front). within_error_of: names of the other trials on the front that are within error of it
+    in every metric (None off the front).
 
-    choice: what it was chosen for, "" if it was not. limits: within which it was the best. alternatives: the other
-    trials within them that are within error of it in the first metric, by falling bound; None if it was not chosen by
-    its bound. preferred_to: the lossy one of these that has the best bound, if this one was preferred as lossless.
+    choice: what it was chosen for, "" if it was not. limits: within which it was the best.
+    alternatives: the other trials within them that are within error of it in the first metric, by
+    falling bound; None if it was not chosen by its bound. preferred_to: the lossy one of these that
+    has the best bound, if this one was preferred as lossless.
     """
 
     front: ShowingFront
@@ -128,18 +130,25 @@ class Trial:
 
     @property
     def bound(self) -> float | None:
-        """The value of the front's first metric that 90 % of draws exceed, or stay below if it is minimised; None if
-        its error is unknown, or the trial is no candidate."""
+        """The value of the front's first metric that 90 % of draws exceed, or stay below if it is
+        minimised; None if its error is unknown, or the trial is no candidate.
+        """
         return self.front.bound(self)
 
     @property
     def basis(self) -> list[str]:
-        """How `Front.best` chose it, and what is within error of it; empty if it was chosen otherwise."""
+        """How `Front.best` chose it, and what is within error of it; empty if it was chosen
+        otherwise.
+        """
         if self.alternatives is None:
             return []
-        names = [f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives]
+        names = [
+            f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives
+        ]
         other = self.preferred_to
-        return describe_choice(self.front.metrics[0], self.bound, names, None if other is None else other.bound)
+        return describe_choice(
+            self.front.metrics[0], self.bound, names, None if other is None else other.bound
+        )
 
     @property
     def objectives(self) -> tuple[str, ...]:
@@ -158,18 +167,29 @@ class Trial:
 
     @property
     def by_chance(self) -> frozenset[str]:
-        """The front's metrics in which it differs from vanilla by chance alone, as its setting is lossless."""
-        return frozenset(metric.name for metric in self.front.metrics if self.is_lossless and not metric.is_of_counts)
+        """The front's metrics in which it differs from vanilla by chance alone, as its setting is
+        lossless.
+        """
+        return frozenset(
+            metric.name
+            for metric in self.front.metrics
+            if self.is_lossless and not metric.is_of_counts
+        )
 
     @cached_property
     def probability(self) -> float | None:
-        """The share of draws in which it is within its limits, or is the knee if it was chosen as such; None where that
-        is certain, or an error unknown. A limit that is relative to vanilla is certain for vanilla.
+        """The share of draws in which it is within its limits, or is the knee if it was chosen as
+        such; None where that is certain, or an error unknown. A limit that is relative to vanilla
+        is certain for vanilla.
         """
         if self.choice == KNEE:
             return self.front.knee_confidence(self)
         relative = all(Constraint.parse(text).relative_to_vanilla for text in self.limits)
-        return None if relative and (self.is_vanilla or not self.limits) else self.limit_probability(self.limits)
+        return (
+            None
+            if relative and (self.is_vanilla or not self.limits)
+            else self.limit_probability(self.limits)
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -178,10 +198,13 @@ class Trial:
 
     @cached_property
     def gain_probability(self) -> float | None:
-        """The share of draws in which its first metric is better than vanilla's in its sweep; None for vanilla itself,
-        and where an error is unknown or vanilla lacks the metric."""
+        """The share of draws in which its first metric is better than vanilla's in its sweep; None
+        for vanilla itself, and where an error is unknown or vanilla lacks the metric.
+        """
         metric, vanilla = self.front.metrics[0], self._vanilla_with(self.front.metrics[0])
-        if vanilla is None or any(r.metrics[metric.name].known_error is None for r in (self.record, vanilla)):
+        if vanilla is None or any(
+            r.metrics[metric.name].known_error is None for r in (self.record, vanilla)
+        ):
             return None
         own, base = limit_samples(self.record, vanilla, [metric])
         ahead = own - base if metric.direction == "maximize" else base - own
@@ -189,15 +212,17 @@ class Trial:
 
     @cached_property
     def changes(self) -> Mapping[str, tuple[float, float]]:
-        """How far its values in the front's metrics are from vanilla's in its sweep, by name: per cent of vanilla's
-        value, and their standard error (NaN: unknown). Empty for vanilla itself; lacks metrics without a value of
-        vanilla that is far enough from 0.
+        """How far its values in the front's metrics are from vanilla's in its sweep, by name: per
+        cent of vanilla's value, and their standard error (NaN: unknown). Empty for vanilla itself;
+        lacks metrics without a value of vanilla that is far enough from 0.
         """
         found: dict[str, tuple[float, float]] = {}
         for metric in self.front.metrics:
             vanilla = self._vanilla_with(metric)
             if vanilla is not None and (base := vanilla.metrics[metric.name].value):
-                difference, error, _ = JointErrors.of([self.record, vanilla], [metric]).difference(0, 1)
+                difference, error, _ = JointErrors.of([self.record, vanilla], [metric]).difference(
+                    0, 1
+                )
                 value, spread = (100 * float(part[0]) / abs(base) for part in (difference, error))
                 found |= {metric.name: (value, spread)} if math.isfinite(value) else {}
         return found
@@ -210,15 +235,20 @@ class Trial:
         return vanilla if metric.name in self.metrics and metric.name in vanilla.metrics else None
 
     def change(self, metric: str) -> str:
-        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`, or `+7.5 ± 5.9 % by chance`; empty for one
-        without."""
+        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`, or `+7.5 ± 5.9 % by chance`;
+        empty for one without.
+        """
         if metric not in self.changes:
             return ""
-        return signed_percent(*self.changes[metric]) + (" by chance" if metric in self.by_chance else "")
+        return signed_percent(*self.changes[metric]) + (
+            " by chance" if metric in self.by_chance else ""
+        )
 
     def limit_probability(self, limits: Sequence[str]) -> float | None:
         """The share of draws in which it meets all limits (see `query.limit_confidence`)."""
-        return limit_confidence(self.record, self.sweep.baseline, limits, self.sweep.identity.metrics)
+        return limit_confidence(
+            self.record, self.sweep.baseline, limits, self.sweep.identity.metrics
+        )
 
     @property
     def header(self) -> str:
@@ -246,7 +276,8 @@ class Trial:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write `config_text` to a file, which `specfrontier generate --config` and `load_engine` read.
+        """Write `config_text` to a file, which `specfrontier generate --config` and `load_engine`
+        read.
 
         Raises:
             ValueError: the path does not end in .yaml or .yml.
@@ -267,31 +298,53 @@ class Trial:
             "setting": self.setting,
             "description": self.description,
             "config": self.config.to_mapping(),
-            "metrics": {name: {"value": e.value, "error": e.known_error} for name, e in self.metrics.items()},
+            "metrics": {
+                name: {"value": e.value, "error": e.known_error} for name, e in self.metrics.items()
+            },
             "confidence": self.confidence,
             "distinct_from_next": self.distinct_from_next,
             "within_error_of": self.within_error_of,
         }
 
     def __getitem__(self, metric: str) -> float:
-        """A metric's value. Raises KeyError, with the nearest name, for one that was not measured."""
+        """A metric's value. Raises KeyError, with the nearest name, for one that was not
+        measured.
+        """
         if metric not in self.metrics:
-            raise KeyError(f"trial {self.number}, {metric!r}: {unknown_key(metric, self.metrics, 'metric')}")
+            raise KeyError(
+                f"trial {self.number}, {metric!r}: {unknown_key(metric, self.metrics, 'metric')}"
+            )
         return self.metrics[metric].value
 
     def __repr__(self) -> str:
         values = []
         for place, name in enumerate(self.objectives):
-            against = f", against vanilla {self.change(name)}" if place and name in self.changes else ""
+            against = (
+                f", against vanilla {self.change(name)}" if place and name in self.changes else ""
+            )
             values.append(f"{name} {self.metrics[name]}{against}")
-        notes = "".join(f"; {text}" for text in (*self.basis, *(f"note: {note}" for note in self.notes)))
-        return clean(f"Trial {self.number}, {self.title}" + (f" ({'; '.join(values)})" if values else "") + notes)
+        notes = "".join(
+            f"; {text}" for text in (*self.basis, *(f"note: {note}" for note in self.notes))
+        )
+        return clean(
+            f"Trial {self.number}, {self.title}"
+            + (f" ({'; '.join(values)})" if values else "")
+            + notes
+        )
 
     def _repr_html_(self) -> str:
         rows = [(name, str(self.metrics[name])) for name in self.objectives]
-        rows += [(f"{name} against vanilla", self.change(name)) for name in self.objectives[1:] if name in self.changes]
+        rows += [
+            (f"{name} against vanilla", self.change(name))
+            for name in self.objectives[1:]
+            if name in self.changes
+        ]
         chances = {"holds": self.probability, "better than vanilla": self.gain_probability}
-        rows += [(name, f"in {percent(chance)} of draws") for name, chance in chances.items() if chance is not None]
+        rows += [
+            (name, f"in {percent(chance)} of draws")
+            for name, chance in chances.items()
+            if chance is not None
+        ]
         if self.gain_probability is not None and self.objectives[0] in self.by_chance:
             rows[-1] = rows[-1][0], f"{rows[-1][1]} by chance"
         rows += [("choice", text) for text in self.basis] + [("note", note) for note in self.notes]

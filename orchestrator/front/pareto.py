@@ -1,7 +1,8 @@
 """Pareto fronts of arrays: their points, the confidence in each, and the knee.
 
-Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN was not measured: it is
-never on a front and dominates no point."""
+Values are [n, m]: n points, m objectives, each to be maximised or minimised. A row with NaN was not
+measured: it is never on a front and dominates no point.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _BLOCK = 2_000_000  # numbers in memory at once while sampling or comparing pair
 
 
 def costs(values: Rows, directions: Sequence[str]) -> Floats:
-    """The values [n, m], negated where they are maximised, so that less is better; None becomes NaN.
+    """The values [n, m], negated where they are maximised, so that less is better; None becomes
+    NaN.
 
     Raises:
         ValueError: the shape does not match the directions, or a direction is unknown.
@@ -30,15 +32,20 @@ def costs(values: Rows, directions: Sequence[str]) -> Floats:
     if array.size == 0:
         array = array.reshape(0, len(directions))
     if array.ndim != 2 or array.shape[1] != len(directions) or not directions:
-        raise ValueError(f"values must be [n, m] with one direction for each of m columns, got {array.shape}")
+        raise ValueError(
+            f"values must be [n, m] with one direction for each of m columns, got {array.shape}"
+        )
     if unknown := set(directions) - {"maximize", "minimize"}:
         raise ValueError(f"a direction must be 'maximize' or 'minimize', got {sorted(unknown)}")
-    signed: Floats = array * np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
+    signed: Floats = array * np.array(
+        [-1.0 if direction == "maximize" else 1.0 for direction in directions]
+    )
     return signed
 
 
 def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
-    """Find the points [n] on the front: no other point is at least as good everywhere and better somewhere.
+    """Find the points [n] on the front: no other point is at least as good everywhere and better
+    somewhere.
 
     Equal points are all kept. O(n log n) for one and two objectives, O(n²) for more.
     """
@@ -50,7 +57,8 @@ def nondominated(values: Rows, directions: Sequence[str]) -> Bools:
 
 
 def front_confidence(samples: Floats, directions: Sequence[str]) -> Floats:
-    """The share of samples [n] in which each point is on the front, 0 for points that were not measured.
+    """The share of samples [n] in which each point is on the front, 0 for points that were not
+    measured.
 
     samples: of the values, [samples, n, m] (see `JointErrors.samples`).
     """
@@ -61,22 +69,28 @@ def front_confidence(samples: Floats, directions: Sequence[str]) -> Floats:
 
 
 def possible_front(samples: Floats, directions: Sequence[str]) -> NDArray[np.intp]:
-    """The points that may be on the front of some sample [samples, n, m]: their fronts are the fronts of all points."""
+    """The points that may be on the front of some sample [samples, n, m]: their fronts are the
+    fronts of all points.
+    """
     return _sampled_costs(samples, directions)[1]
 
 
 def dominated(samples: Floats, rivals: Floats, directions: Sequence[str]) -> Bools:
-    """Find the points that a rival dominates in each sample: [samples, n, m] and [samples, r, m] -> [samples, n].
+    """Find the points that a rival dominates in each sample: [samples, n, m] and [samples, r, m] ->
+    [samples, n].
 
     A sample takes O((n + r) log r) for two objectives, O(n r) for more.
     """
     count, n, m = samples.shape
-    own, against = (costs(part.reshape(-1, m), directions).reshape(count, -1, m) for part in (samples, rivals))
+    own, against = (
+        costs(part.reshape(-1, m), directions).reshape(count, -1, m) for part in (samples, rivals)
+    )
     against[np.isnan(against).any(axis=2)] = np.inf  # dominates no point
     found = np.zeros((count, n), dtype=np.bool_)
     if not found.size or not against.size:
         return found
-    against = against[:, _minimal_somewhere(against)]  # each of the others is dominated by one of these
+    # each of the others is dominated by one of these
+    against = against[:, _minimal_somewhere(against)]
     hopeless = _dominated_everywhere(own, against)
     found[:, hopeless] = True
     left = np.flatnonzero(~hopeless)
@@ -84,7 +98,9 @@ def dominated(samples: Floats, rivals: Floats, directions: Sequence[str]) -> Boo
     if m == 2:
         against = np.take_along_axis(against, np.argsort(against[..., :1], axis=1), axis=1)
     for index, (points, rows) in enumerate(zip(own, against, strict=True)):
-        found[index, left] = _dominated_by_sorted(points, rows) if m == 2 else _dominates(rows, points).any(axis=1)
+        found[index, left] = (
+            _dominated_by_sorted(points, rows) if m == 2 else _dominates(rows, points).any(axis=1)
+        )
     return found
 
 
@@ -94,19 +110,22 @@ def _dominated_by_sorted(points: Floats, rivals: Floats) -> Bools:
     Those of less x need a y of at most the point's, those of equal x one below it.
     """
     x, y = points.T
-    least = np.concatenate([[np.nan], np.minimum.accumulate(rivals[:, 1])])  # of the first 0, 1, ... rivals
+    # of the first 0, 1, ... rivals
+    least = np.concatenate([[np.nan], np.minimum.accumulate(rivals[:, 1])])
     less, at_most = (least[np.searchsorted(rivals[:, 0], x, side)] for side in ("left", "right"))
     found: Bools = ((less <= y) | (at_most < y)) & ~np.isnan(x)
     return found
 
 
 def knee(front: Rows, directions: Sequence[str]) -> int | None:
-    """The knee's row in a front [n, m]: beyond it, improving one objective costs much of another. None: no knee.
+    """The knee's row in a front [n, m]: beyond it, improving one objective costs much of another.
+    None: no knee.
 
-    Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The chord is the line (or
-    plane) on which the scaled objectives sum to 1; with two objectives it joins the ends of the front. The knee is the
-    point farthest from the chord on the ideal point's side, the first one on a tie. A straight front and one that
-    bulges away from the ideal point have no knee.
+    Every objective is scaled to its range over the front, 0 at its best and 1 at its worst. The
+    chord is the line (or plane) on which the scaled objectives sum to 1; with two objectives it
+    joins the ends of the front. The knee is the point farthest from the chord on the ideal point's
+    side, the first one on a tie. A straight front and one that bulges away from the ideal point
+    have no knee.
     """
     cost = costs(front, directions)
     if len(cost) == 0 or np.isnan(cost).any():
@@ -125,8 +144,8 @@ def knee_confidence(samples: Floats, directions: Sequence[str], row: int) -> flo
 
 
 def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
-    """The knee of each set of costs [sets, n, m], by index in the set; -1: it has none. on_front: [sets, n], at least
-    one in each set.
+    """The knee of each set of costs [sets, n, m], by index in the set; -1: it has none. on_front:
+    [sets, n], at least one in each set.
     """
     sets, members = np.nonzero(on_front)
     starts, points = np.flatnonzero(np.diff(sets, prepend=-1)), cost[sets, members]
@@ -141,7 +160,9 @@ def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
 
 
 def _sampled_costs(samples: Floats, directions: Sequence[str]) -> tuple[Floats, NDArray[np.intp]]:
-    """Costs [samples, p, m] of the p points of samples [samples, n, m] that may be on a front, and their indices."""
+    """Costs [samples, p, m] of the p points of samples [samples, n, m] that may be on a front, and
+    their indices.
+    """
     count, n, m = samples.shape
     cost = costs(samples.reshape(count * n, m), directions).reshape(count, n, m)
     measured = np.flatnonzero(~np.isnan(cost).any(axis=(0, 2)))
@@ -149,9 +170,11 @@ def _sampled_costs(samples: Floats, directions: Sequence[str]) -> tuple[Floats, 
     return cost[:, measured[kept]], measured[kept]
 
 
-def _sampled_fronts(samples: Floats, directions: Sequence[str]) -> Iterator[tuple[NDArray[np.intp], Floats, Bools]]:
-    """The fronts of samples [samples, n, m], some samples at a time: the p points that may be on one, their costs
-    [samples, p, m], and which are on the sample's front [samples, p].
+def _sampled_fronts(
+    samples: Floats, directions: Sequence[str]
+) -> Iterator[tuple[NDArray[np.intp], Floats, Bools]]:
+    """The fronts of samples [samples, n, m], some samples at a time: the p points that may be on
+    one, their costs [samples, p, m], and which are on the sample's front [samples, p].
     """
     cost, points = _sampled_costs(samples, directions)
     size = max(1, _BLOCK // max(1, cost[0].size))
@@ -161,7 +184,9 @@ def _sampled_fronts(samples: Floats, directions: Sequence[str]) -> Iterator[tupl
 
 
 def _minimal(cost: Floats) -> Bools:
-    """Find the points of each set that are not dominated, [sets, n, m] -> [sets, n]. Costs have no NaN."""
+    """Find the points of each set that are not dominated, [sets, n, m] -> [sets, n]. Costs have no
+    NaN.
+    """
     if cost.shape[2] == 1:
         best: Bools = cost[..., 0] == cost[..., 0].min(axis=1, keepdims=True, initial=np.inf)
         return best
@@ -169,8 +194,9 @@ def _minimal(cost: Floats) -> Bools:
 
 
 def _minimal_sorted(cost: Floats) -> Bools:
-    """`_minimal` for two objectives: sorted by x, then y, a point is minimal if its y is below all before it, or if it
-    equals the last such point."""
+    """`_minimal` for two objectives: sorted by x, then y, a point is minimal if its y is below all
+    before it, or if it equals the last such point.
+    """
     sets, n, _ = cost.shape
     mask = np.zeros((sets, n), dtype=np.bool_)
     if n == 0:
@@ -187,13 +213,17 @@ def _minimal_sorted(cost: Floats) -> Bools:
 
 
 def _minimal_pairs(cost: Floats) -> Bools:
-    """`_minimal` for any number of objectives: compares every pair, one block of points at a time."""
+    """`_minimal` for any number of objectives: compares every pair, one block of points at a
+    time.
+    """
     sets, n, m = cost.shape
     mask = np.ones((sets, n), dtype=np.bool_)
     rows = max(1, _BLOCK // max(1, n * m))
     for index, points in enumerate(cost):
         for start in range(0, n, rows):
-            mask[index, start : start + rows] = ~_dominates(points, points[start : start + rows]).any(axis=1)
+            mask[index, start : start + rows] = ~_dominates(
+                points, points[start : start + rows]
+            ).any(axis=1)
     return mask
 
 
@@ -201,27 +231,34 @@ def _dominates(points: Floats, others: Floats) -> Bools:
     """Find which points dominate which others: [others, points]."""
     nowhere_worse = np.ones((len(others), len(points)), dtype=np.bool_)
     better = np.zeros_like(nowhere_worse)
-    for other, point in zip(others.T, points.T, strict=True):  # by objective: short last axes are slow to reduce
+    # by objective: short last axes are slow to reduce
+    for other, point in zip(others.T, points.T, strict=True):
         nowhere_worse &= point <= other[:, None]
         better |= point < other[:, None]
     return nowhere_worse & better
 
 
 def _minimal_somewhere(samples: Floats) -> NDArray[np.intp]:
-    """The points that may be on the front of some sample [samples, n, m]: no other point's worst is below their best.
+    """The points that may be on the front of some sample [samples, n, m]: no other point's worst is
+    below their best.
 
-    Each of the other points is dominated by one of these in every sample, so the fronts of these are the fronts of all.
+    Each of the other points is dominated by one of these in every sample, so the fronts of these
+    are the fronts of all.
     """
     return np.flatnonzero(~_dominated_everywhere(samples, samples))
 
 
 def _dominated_everywhere(samples: Floats, rivals: Floats) -> Bools:
-    """Find the points of samples [samples, n, m] of which the best is worse in all objectives than a rival's worst."""
+    """Find the points of samples [samples, n, m] of which the best is worse in all objectives than
+    a rival's worst.
+    """
     found = np.zeros(samples.shape[1], dtype=np.bool_)
     if not samples.size or not rivals.size:
         return found
     best, worst = samples.min(axis=0), rivals.max(axis=0)
     rows = max(1, _BLOCK // worst.size)
     for start in range(0, len(best), rows):
-        found[start : start + rows] = (worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
+        found[start : start + rows] = (
+            (worst < best[start : start + rows, None]).all(axis=2).any(axis=1)
+        )
     return found

@@ -1,12 +1,14 @@
 """When a sweep ends because its front no longer moves: `budget: {plateau: 0.01, patience: 5}`.
 
-The share of the front's hypervolume that the last trials added is expected over joint draws from all errors, in which
-what the trials share cancels. A draw compares the front with and without these trials; the share is between 0 and 1 in
-each, so its mean exists whatever the tails of the errors. Trials that racing stopped, and settings outside of the
-constraints, are on no front, but they count as trials that did not move it.
+The share of the front's hypervolume that the last trials added is expected over joint draws from
+all errors, in which what the trials share cancels. A draw compares the front with and without these
+trials; the share is between 0 and 1 in each, so its mean exists whatever the tails of the errors.
+Trials that racing stopped, and settings outside of the constraints, are on no front, but they count
+as trials that did not move it.
 
-It depends on the trials' records alone. With P trials in flight, trial n starts when those before n - P + 1 have been
-told, and these decide whether it does: the same for any number of workers, and in a resumed sweep.
+It depends on the trials' records alone. With P trials in flight, trial n starts when those before n
+- P + 1 have been told, and these decide whether it does: the same for any number of workers, and in
+a resumed sweep.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from workers.metrics.definition import Metric
 
 @dataclass(frozen=True, slots=True)
 class PlateauState:
-    """How close a front is to its plateau. share, patience: see `Plateau`. trials: those searched, at most `patience`.
-    added: by the last `patience` of them (see `Plateau.added`).
+    """How close a front is to its plateau. share, patience: see `Plateau`. trials: those searched,
+    at most `patience`. added: by the last `patience` of them (see `Plateau.added`).
     """
 
     share: float
@@ -48,16 +50,27 @@ class PlateauState:
         """The state in a few words."""
         plateau = f"plateau {_percent(self.share)}"
         if self.trials < self.patience:
-            return f"{plateau} for {counted(self.patience, 'trial')} ({self.trials} of {self.patience})"
+            return (
+                f"{plateau} for {counted(self.patience, 'trial')} ({self.trials} of "
+                f"{self.patience})"
+            )
         last = f"the last {counted(self.patience, 'trial')}"
         if self.added is None:
             return f"{plateau}: no trial before {last} meets the constraints"
         reached = ", reached" if self.is_reached else ""
-        return f"front: +{_percent(self.added)} of the hypervolume expected from {last}, {plateau}{reached}"
+        return (
+            f"front: +{_percent(self.added)} of the hypervolume expected from {last}, "
+            f"{plateau}{reached}"
+        )
 
     def to_event(self) -> dict[str, Any]:
         """For the launch's events, and what they tell `status`."""
-        return {"event": "plateau", **asdict(self), "is_reached": self.is_reached, "text": self.text}
+        return {
+            "event": "plateau",
+            **asdict(self),
+            "is_reached": self.is_reached,
+            "text": self.text,
+        }
 
 
 def _percent(share: float) -> str:
@@ -66,8 +79,9 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """The rule of one sweep. share: of the hypervolume, below which the front does not move. patience: trials that must
-    not move it together. enqueued: the first trials, which all run and are not among these.
+    """The rule of one sweep. share: of the hypervolume, below which the front does not move.
+    patience: trials that must not move it together. enqueued: the first trials, which all run and
+    are not among these.
     """
 
     share: float
@@ -76,41 +90,62 @@ class Plateau:
     objectives: Sequence[Metric]
 
     @classmethod
-    def of(cls, budget: Mapping[str, Any], enqueued: int, objectives: Sequence[Metric]) -> Self | None:
-        """That of a resolved budget in plain data; None if it has none. enqueued: number of configs that run first."""
+    def of(
+        cls, budget: Mapping[str, Any], enqueued: int, objectives: Sequence[Metric]
+    ) -> Self | None:
+        """That of a resolved budget in plain data; None if it has none. enqueued: number of configs
+        that run first.
+        """
         if budget.get("plateau") is None:
             return None
         return cls(budget["plateau"], budget["patience"], enqueued, objectives)
 
     def added(self, records: Sequence[TrialRecord]) -> float | None:
-        """The expected share of the hypervolume that the last `patience` trials added; failed ones are not counted.
+        """The expected share of the hypervolume that the last `patience` trials added; failed ones
+        are not counted.
 
-        None while fewer than these have been searched, or no trial before them meets the constraints.
+        None while fewer than these have been searched, or no trial before them meets the
+        constraints.
 
         records: from trial 0, in order.
         """
-        last = [record.number for record in records[self.enqueued :] if record.state != FAILED][-self.patience :]
-        points = [record for record in records if record.feasible and not record.stop and record.duplicate_of is None]
+        last = [record.number for record in records[self.enqueued :] if record.state != FAILED][
+            -self.patience :
+        ]
+        points = [
+            record
+            for record in records
+            if record.feasible and not record.stop and record.duplicate_of is None
+        ]
         before = [index for index, record in enumerate(points) if last and record.number < last[0]]
         if len(last) < self.patience or not before:
             return None
         joint, toward = JointErrors.of(points, self.objectives), directions(self.objectives)
         corner = reference_point(joint.values[nondominated(joint.values, toward)], toward)
         samples = joint.samples()
-        whole, part = (sampled_hypervolumes(drawn, corner, toward) for drawn in (samples, samples[:, before]))
+        whole, part = (
+            sampled_hypervolumes(drawn, corner, toward) for drawn in (samples, samples[:, before])
+        )
         kept = np.divide(part, whole, out=np.ones_like(whole), where=whole > 0)
         return max(0.0, 1 - float(kept.mean()))  # below by rounding
 
     def state(self, records: Sequence[TrialRecord]) -> PlateauState:
         """What these trials say. records: see `added`."""
         searched = sum(record.state != FAILED for record in records[self.enqueued :])
-        return PlateauState(self.share, self.patience, min(searched, self.patience), self.added(records))
+        return PlateauState(
+            self.share, self.patience, min(searched, self.patience), self.added(records)
+        )
 
 
 def _read_plateau(sweep: Sweep) -> tuple[Plateau | None, Mapping[str, Any]]:
     """The rule of a stored sweep, and its sections as plain data."""
     plain = read_sweep_yaml(sweep.storage)
-    return Plateau.of(plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives), plain
+    return (
+        Plateau.of(
+            plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives
+        ),
+        plain,
+    )
 
 
 def plateau_state(sweep: Sweep) -> PlateauState | None:
@@ -129,7 +164,7 @@ def plateau_notes(sweep: Sweep) -> list[str]:
     if state.added is None or not state.is_reached:
         return []
     return [
-        f"the sweep ended because its front no longer moves: the {plateau.patience} trials before the decision added "
-        f"{_percent(state.added)} of its hypervolume, as expected from all errors, and budget.plateau is "
-        f"{_percent(plateau.share)}"
+        f"the sweep ended because its front no longer moves: the {plateau.patience} trials before "
+        f"the decision added {_percent(state.added)} of its hypervolume, as expected from all "
+        f"errors, and budget.plateau is {_percent(plateau.share)}"
     ]

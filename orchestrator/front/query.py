@@ -1,7 +1,9 @@
-"""Queries on tables of trials: filters such as `tree.depth>=4`, and constraints such as `fid<=vanilla+0.5`.
+"""Queries on tables of trials: filters such as `tree.depth>=4`, and constraints such as
+`fid<=vanilla+0.5`.
 
-A filter compares a column with given values. A constraint compares a metric with a number or with vanilla's value of
-it. A `QueryError` names the expression and, for an unknown name, the nearest and all known names.
+A filter compares a column with given values. A constraint compares a metric with a number or with
+vanilla's value of it. A `QueryError` names the expression and, for an unknown name, the nearest and
+all known names.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from workers.metrics.estimate import Estimate
 if TYPE_CHECKING:
     import pyarrow
 
-_ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}  # functions of pyarrow.compute
+# functions of pyarrow.compute
+_ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}
 _MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
-# Between two conditions; not inside quotes, nor in a value such as `red and blue`. {}: a true/false column
+# Between two conditions; not inside quotes, nor in a value such as `red and blue`. {}: a true/false
+# column
 _AND = (
     r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+and\s|\s*$))"""
     r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
@@ -41,14 +45,14 @@ _UNFINISHED = re.compile(r".*?((?<!\S)and|[-+*])")  # the end of a value
 def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """Find the rows of the table that pass all filters: bool [rows].
 
-    A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with values between commas;
-    quotes around a value are dropped; `and` joins several. The name of a true/false column alone is a filter, too, such
-    as `lossless` or `not lossless`. A row without a value in the column passes only `!=` and `not in`; the value `null`
-    means no value.
+    A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with
+    values between commas; quotes around a value are dropped; `and` joins several. The name of a
+    true/false column alone is a filter, too, such as `lossless` or `not lossless`. A row without a
+    value in the column passes only `!=` and `not in`; the value `null` means no value.
 
     Raises:
-        QueryError: a filter has another form, names an unknown column, or its value or relation does not suit the
-            column's type.
+        QueryError: a filter has another form, names an unknown column, or its value or relation
+            does not suit the column's type.
     """
     mask = np.ones(table.num_rows, dtype=np.bool_)
     for text in _conditions(table, where):
@@ -57,16 +61,22 @@ def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
 
 
 def require_list(texts: Iterable[str], name: str) -> None:
-    """Raise QueryError if a single text was given for a list, whose letters would be read one by one."""
+    """Raise QueryError if a single text was given for a list, whose letters would be read one by
+    one.
+    """
     if isinstance(texts, str):
         raise QueryError(f"{name}: give a list, such as {name}=[{texts!r}]")
 
 
 def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
-    """The filters, those that `and` joins one by one; none for an empty table, which lacks columns."""
+    """The filters, those that `and` joins one by one; none for an empty table, which lacks
+    columns.
+    """
     require_list(where, "where")
     between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
-    return [condition for text in where for condition in between.split(text)] if table.num_rows else []
+    return (
+        [condition for text in where for condition in between.split(text)] if table.num_rows else []
+    )
 
 
 def _flags(table: pyarrow.Table) -> list[str]:
@@ -82,7 +92,9 @@ def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
     for text in _conditions(table, where):
         name, passed = _passing_one(table, text)
         if not passed.any():
-            notes.append(f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}")
+            notes.append(
+                f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}"
+            )
     return notes
 
 
@@ -95,8 +107,9 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
         name, sign, rest = match.groups()
     else:
         raise QueryError(
-            f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as tree.depth>=4 or "
-            f"'acceptance.k in 10,100'; only true/false columns stand alone: {', '.join(_flags(table))}"
+            f"filter {text!r}: write COLUMN=VALUE, with =, !=, <, <=, >, >= or in, such as "
+            "tree.depth>=4 or 'acceptance.k in 10,100'; only true/false columns stand alone: "
+            f"{', '.join(_flags(table))}"
         )
     relation = " ".join(sign.split())
     values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
@@ -109,17 +122,20 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
 
 
 def script_patterns(flags: Iterable[str]) -> dict[str, str]:
-    """The grammar of filters and limits as regular expressions of JavaScript, for the report's script.
+    """The grammar of filters and limits as regular expressions of JavaScript, for the report's
+    script.
 
-    A query there also has words, and conditions without `and` between them, so a value with spaces needs quotes. flags:
-    the true/false columns.
+    A query there also has words, and conditions without `and` between them, so a value with spaces
+    needs quotes. flags: the true/false columns.
 
     Returns:
-        word: a word, flag or condition in named groups; values may be missing. bound: of a limit relative to vanilla.
+        word: a word, flag or condition in named groups; values may be missing. bound: of a limit
+            relative to vanilla.
     """
     key, quoted, not_and = r"[^\s=!<>≤≥]+", r"""(?:"[^"]*"|'[^']*')""", r"(?!and(?!\S))"
     bound, entry = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND), rf"(?:{quoted}|[^\s,]+)?"
-    flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))"
+    flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)"
+    flag += r"(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))"
     entries = rf"{not_and}(?:{entry}\s*,\s*{not_and})*{entry}"
     value = rf"{quoted}|{bound}(?!\S)|{not_and}[^\s=<>≤≥]\S*"
     parts = (
@@ -138,7 +154,11 @@ def _describe_values(column: pyarrow.ChunkedArray) -> str:
         return "has no value in any trial"
     if len(values) > _MAX_LISTED:
         listed = ", ".join(map(str, values[:_MAX_LISTED]))
-        return f"is {listed}, ..." if isinstance(values[0], str) else f"is from {values[0]:.4g} to {values[-1]:.4g}"
+        return (
+            f"is {listed}, ..."
+            if isinstance(values[0], str)
+            else f"is from {values[0]:.4g} to {values[-1]:.4g}"
+        )
     *others, last = map(str, values)
     return f"is {', '.join(others)} or {last}" if others else f"is {last}"
 
@@ -157,7 +177,9 @@ def column_of(table: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
 
 
 def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[str]) -> None:
-    """Raise ValueError if a filter ends too early. The empty text is a value, but in a list only within quotes."""
+    """Raise ValueError if a filter ends too early. The empty text is a value, but in a list only
+    within quotes.
+    """
     import pyarrow as pa
 
     is_text, is_bool = pa.types.is_string(column.type), pa.types.is_boolean(column.type)
@@ -168,11 +190,15 @@ def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[st
         if value[:1] in ("'", '"') and (len(value) == 1 or value[-1] != value[0]):
             raise ValueError(f": the closing {value[0]} of {value} is missing")
         if (found := _UNFINISHED.fullmatch(value)) and (not is_text or found[1] == "and"):
-            raise ValueError(f": the filter ends with {found[1]}; write what follows it, or leave it out")
+            raise ValueError(
+                f": the filter ends with {found[1]}; write what follows it, or leave it out"
+            )
 
 
 def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> Bools:
-    """Find the entries that stand in a relation to the values: bool [rows]. ValueError: the values do not suit it."""
+    """Find the entries that stand in a relation to the values: bool [rows]. ValueError: the values
+    do not suit it.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -182,13 +208,23 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
         raise ValueError(" holds text, which has no order; use =, != or in")
     if relation in _ORDER and values == [_NULL]:
         raise ValueError(f": {_NULL} has no order; use = or !=")
-    if is_bool and (wrong := [value for value in values if value != _NULL and value.lower() not in ("true", "false")]):
+    if is_bool and (
+        wrong := [
+            value for value in values if value != _NULL and value.lower() not in ("true", "false")
+        ]
+    ):
         raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
     kind = pa.bool_() if is_bool else pa.float64() if is_number else pa.string()
     try:
-        wanted = pa.array([None if value == _NULL else value for value in values], pa.string()).cast(kind)
+        wanted = pa.array(
+            [None if value == _NULL else value for value in values], pa.string()
+        ).cast(kind)
     except pa.ArrowInvalid:
-        hint = "; --subject-to takes limits relative to vanilla" if any("vanilla" in value for value in values) else ""
+        hint = (
+            "; --subject-to takes limits relative to vanilla"
+            if any("vanilla" in value for value in values)
+            else ""
+        )
         raise ValueError(f" holds numbers, got {', '.join(values)!r}{hint}") from None
     column = column.cast(kind)
     found: Any
@@ -200,14 +236,17 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
     return ~mask if relation in ("!=", "not in") else mask
 
 
-def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimate]) -> Callable[[TrialRecord], bool]:
-    """A function that tells whether a trial meets a constraint; a trial without the metric does not.
+def parse_limit(
+    text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimate]
+) -> Callable[[TrialRecord], bool]:
+    """A function that tells whether a trial meets a constraint; a trial without the metric does
+    not.
 
     metrics: the known ones. vanilla: vanilla's results.
 
     Raises:
-        QueryError: it cannot be read, names an unknown metric, needs a value that vanilla lacks, or multiplies a value
-            that is 0.
+        QueryError: it cannot be read, names an unknown metric, needs a value that vanilla lacks, or
+            multiplies a value that is 0.
     """
     try:
         constraint = Constraint.parse(text)
@@ -219,32 +258,52 @@ def parse_limit(text: str, metrics: Iterable[str], vanilla: Mapping[str, Estimat
     if name not in metrics:
         raise QueryError(f"limit {text!r}: {unknown_key(name, metrics, 'metric')}")
     if constraint.relative_to_vanilla and name not in vanilla:
-        raise QueryError(f"limit {text!r}: this sweep has not measured vanilla's {name}; give a number instead")
+        raise QueryError(
+            f"limit {text!r}: this sweep has not measured vanilla's {name}; give a number instead"
+        )
     baseline = vanilla[name].value if name in vanilla else None
-    return lambda record: name in record.metrics and constraint.violation(record.metrics[name].value, baseline) <= 0
+    return lambda record: (
+        name in record.metrics and constraint.violation(record.metrics[name].value, baseline) <= 0
+    )
 
 
 def limit_confidence(
-    record: TrialRecord, vanilla: TrialRecord | None, limits: Sequence[str], metrics: Mapping[str, Metric]
+    record: TrialRecord,
+    vanilla: TrialRecord | None,
+    limits: Sequence[str],
+    metrics: Mapping[str, Metric],
 ) -> float | None:
-    """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if one is unknown.
-    metrics: by name.
+    """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if
+    one is unknown. metrics: by name.
 
     Optimistic for the best of many trials near a limit, because luck helped to choose it.
     """
     constraints = [Constraint.parse(text) for text in limits]
     entries = [record.metrics[constraint.metric] for constraint in constraints]
-    entries += [vanilla.metrics[c.metric] for c in constraints if vanilla is not None and c.relative_to_vanilla]
+    entries += [
+        vanilla.metrics[c.metric]
+        for c in constraints
+        if vanilla is not None and c.relative_to_vanilla
+    ]
     if any(entry.known_error is None for entry in entries):
         return None
-    own, base = limit_samples(record, vanilla, [metrics[constraint.metric] for constraint in constraints])
+    own, base = limit_samples(
+        record, vanilla, [metrics[constraint.metric] for constraint in constraints]
+    )
     rows = zip(own.tolist(), base.tolist(), strict=True)
-    met = [all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True)) for row in rows]
+    met = [
+        all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True))
+        for row in rows
+    ]
     return sum(met) / len(met)
 
 
-def limit_samples(record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]) -> tuple[Floats, Floats]:
-    """Samples [samples, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the trial's twice."""
+def limit_samples(
+    record: TrialRecord, vanilla: TrialRecord | None, metrics: Sequence[Metric]
+) -> tuple[Floats, Floats]:
+    """Samples [samples, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the
+    trial's twice.
+    """
     records = [record] if vanilla is None or vanilla is record else [record, vanilla]
     samples = JointErrors.of(records, metrics).samples()
     return samples[:, 0], samples[:, -1]
@@ -255,13 +314,13 @@ def _unquote(value: str) -> str:
 
 
 def limit_notes(metrics: Sequence[Metric], limits: Sequence[str]) -> list[str]:
-    """A hint if every limit is on the first of a front's metrics, which is optimised, so that nothing limits the
-    others.
+    """A hint if every limit is on the first of a front's metrics, which is optimised, so that
+    nothing limits the others.
     """
     first, second = (metric.name for metric in metrics[:2])
     if not limits or any(Constraint.parse(text).metric != first for text in limits):
         return []
     return [
-        f"the limit is on {first} alone, whatever {second}; for the best {second} within {limits[0]} make it the "
-        f"first objective: --x {second}, in Python x={second!r}"
+        f"the limit is on {first} alone, whatever {second}; for the best {second} within "
+        f"{limits[0]} make it the first objective: --x {second}, in Python x={second!r}"
     ]

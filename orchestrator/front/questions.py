@@ -1,4 +1,6 @@
-"""What is asked of one sweep: its objectives, the records on its front, and the trials that pass filters."""
+"""What is asked of one sweep: its objectives, the records on its front, and the trials that pass
+filters.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-def objectives_of(sweep: Sweep, x: str | None = None, y: str | None = None, z: str | None = None) -> tuple[Metric, ...]:
-    """Two or three metrics: by default the sweep's own objectives, where they differ from those that are given.
+def objectives_of(
+    sweep: Sweep, x: str | None = None, y: str | None = None, z: str | None = None
+) -> tuple[Metric, ...]:
+    """Two or three metrics: by default the sweep's own objectives, where they differ from those
+    that are given.
 
     Raises:
         QueryError: an unknown metric, or the same one twice.
@@ -45,8 +50,11 @@ def front_records(sweep: Sweep) -> tuple[TrialRecord, ...]:
     return tuple(record for record, kept in zip(feasible, on_front, strict=True) if kept)
 
 
-def trial_rows(sweep: Sweep, where: Iterable[str] = (), columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """One row per finished trial, by number. Columns: see `trial_table`; `front`: on the front of the objectives.
+def trial_rows(
+    sweep: Sweep, where: Iterable[str] = (), columns: Sequence[str] | None = None
+) -> pyarrow.Table:
+    """One row per finished trial, by number. Columns: see `trial_table`; `front`: on the front of
+    the objectives.
 
     Raises:
         QueryError: an invalid filter, or an unknown column.
@@ -62,9 +70,12 @@ def trial_rows(sweep: Sweep, where: Iterable[str] = (), columns: Sequence[str] |
 
 
 def limit_on(sweep: Sweep, text: str) -> Callable[[TrialRecord], bool]:
-    """A function that tells whether a trial of the sweep meets a constraint such as `fid<=vanilla+0.5`.
+    """A function that tells whether a trial of the sweep meets a constraint such as
+    `fid<=vanilla+0.5`.
 
     Raises:
         QueryError: the constraint cannot be parsed, or needs a value that the sweep does not have.
     """
-    return parse_limit(text, sweep.identity.metrics, {} if sweep.baseline is None else sweep.baseline.metrics)
+    return parse_limit(
+        text, sweep.identity.metrics, {} if sweep.baseline is None else sweep.baseline.metrics
+    )

@@ -1,4 +1,6 @@
-"""Launches a sweep: start workers, resolve the sweep with their facts, check its identity, run the driver."""
+"""Launches a sweep: start workers, resolve the sweep with their facts, check its identity, run the
+driver.
+"""
 
 from __future__ import annotations
 
@@ -61,18 +63,43 @@ from workers.metrics.registry import uses_timings
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
-_KEYWORDS = ("scenes", "classes", NO_REFERENCE)  # values of captions and reference that are not paths
+# values of captions and reference that are not paths
+_KEYWORDS = ("scenes", "classes", NO_REFERENCE)
 # Facts of the workers that identity.json keeps.
-_IDENTITY_FACTS = ("models", "extractors", "captions", "reference", "versions", "device", "threads", "numerics")
+_IDENTITY_FACTS = (
+    "models",
+    "extractors",
+    "captions",
+    "reference",
+    "versions",
+    "device",
+    "threads",
+    "numerics",
+)
 # Parts of the identity that a resumed sweep must share.
-_FIXED = ("experiment", "target", "models", "extractors", "captions", "reference", "baseline", "seed")
+_FIXED = (
+    "experiment",
+    "target",
+    "models",
+    "extractors",
+    "captions",
+    "reference",
+    "baseline",
+    "seed",
+)
 
 
 def launch(
-    sweep: SweepConfig, storage: Storage, options: LaunchOptions, views: Views, emit: EventSink, *, cores: int
+    sweep: SweepConfig,
+    storage: Storage,
+    options: LaunchOptions,
+    views: Views,
+    emit: EventSink,
+    *,
+    cores: int,
 ) -> Outcome:
-    """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine. views: started here; the caller
-    ends them.
+    """Run a sweep, or the rest of a resumed one, to the end. cores: of this machine. views: started
+    here; the caller ends them.
 
     The caller holds the `driver_lock`. If a cluster on this machine is lost, another one goes on.
 
@@ -93,20 +120,34 @@ def launch(
 
 
 def _launch(
-    sweep: SweepConfig, storage: Storage, options: LaunchOptions, views: Views, emit: EventSink, cores: int
+    sweep: SweepConfig,
+    storage: Storage,
+    options: LaunchOptions,
+    views: Views,
+    emit: EventSink,
+    cores: int,
 ) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
     environment, placement = options.slots.environment(options.threads), Placement.of(sweep)
     environment |= {name: os.environ[name] for name in (PLUGINS_VARIABLE,) if name in os.environ}
-    phase = f"connecting to Ray at {options.address}" if options.address else "starting Ray on this machine"
+    phase = (
+        f"connecting to Ray at {options.address}"
+        if options.address
+        else "starting Ray on this machine"
+    )
     emit({"event": "phase", "phase": phase})
     with connected(options.address, options.slots, cores, environment, placement) as slots:
         if options.address:
             check_demand(options.slots, alive_nodes())
         variables = {} if options.address is None else environment
         earlier: Earlier = options.taken or Earlier()
-        spec = worker_spec(sweep, storage) | {"gpu_share": slots.gpus or 1.0, "earlier": earlier.worker_arguments()}
-        with closing(Pool(spec, slots, variables, emit, placement, _stored_facts(storage, earlier))) as pool:
+        spec = worker_spec(sweep, storage) | {
+            "gpu_share": slots.gpus or 1.0,
+            "earlier": earlier.worker_arguments(),
+        }
+        with closing(
+            Pool(spec, slots, variables, emit, placement, _stored_facts(storage, earlier))
+        ) as pool:
             emit({"event": "phase", "phase": "loading the models"})
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
@@ -126,7 +167,9 @@ def _launch(
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
             log = partial(_emit_note, emit)
-            if predictions := prediction_task(sweep, storage, capabilities, log, _configs(earlier_trials)):
+            if predictions := prediction_task(
+                sweep, storage, capabilities, log, _configs(earlier_trials)
+            ):
                 about = f"predicting {len(predictions.configs)} settings from a recording"
                 build.want(SWEEP, Task.of(PREDICTIONS, predictions, about=about))
 
@@ -136,22 +179,39 @@ def _launch(
 
             assert identity.baseline is not None
             metrics, captions = tuple(identity.metrics), facts["captions"]["count"]
-            plan = Plan(sweep, _experiment(sweep, facts), identity.baseline, captions, metrics, (reference,))
+            plan = Plan(
+                sweep,
+                _experiment(sweep, facts),
+                identity.baseline,
+                captions,
+                metrics,
+                (reference,),
+            )
             trials = Trials(plan, build, identity.objectives, emit, earlier.trials)
             search = Search(
-                sweep, [objective.direction for objective in identity.objectives], predicted_pool, earlier_trials
+                sweep,
+                [objective.direction for objective in identity.objectives],
+                predicted_pool,
+                earlier_trials,
             )
             driver = Driver(storage, trials, search, check=capabilities.check, update=views.update)
             outcome = driver.run(records, options.revived)
             finished = Sweep(storage, identity, tuple(outcome.records))
-            return replace(outcome, untimed=time_front(finished, plan.session, trials.sessions.made, build, emit))
+            return replace(
+                outcome,
+                untimed=time_front(finished, plan.session, trials.sessions.made, build, emit),
+            )
 
 
 def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
     """The trials' records. Damaged lines of the events are removed, with a note."""
     records = read_trials(storage)
     if lines := drop_damaged_lines(storage, EVENTS):
-        _emit_note(emit, f"{EVENTS}: {counted(lines, 'damaged line')} removed; the trials' own files are complete")
+        _emit_note(
+            emit,
+            f"{EVENTS}: {counted(lines, 'damaged line')} removed; the trials' own files are "
+            "complete",
+        )
     return records
 
 
@@ -160,7 +220,8 @@ def _emit_note(emit: EventSink, note: str) -> None:
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
-    """The workers' specification (`workers.runtime.specification`) as plain data, with absolute paths.
+    """The workers' specification (`workers.runtime.specification`) as plain data, with absolute
+    paths.
 
     Raises:
         ValueError: see `models_entry`.
@@ -178,7 +239,9 @@ def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
         "metrics": sorted(sweep.requested_metrics) or None,
         "batch_metrics": list(sweep.batch_metrics),
         "torchmetrics": {
-            name: {key: _absolute(part) if key == CLIP_FOLDER else part for key, part in entry.items()}
+            name: {
+                key: _absolute(part) if key == CLIP_FOLDER else part for key, part in entry.items()
+            }
             for name, entry in sweep.torchmetrics.items()
         },
     }
@@ -193,28 +256,39 @@ def _absolute(source: str) -> str:
 
 
 def _store_id(storage: Storage) -> str:
-    """A random id, written before any worker starts. A worker that reads another id has another store at this path."""
+    """A random id, written before any worker starts. A worker that reads another id has another
+    store at this path.
+    """
     if not storage.exists(STORE_ID):
         storage.write(STORE_ID, uuid.uuid4().hex.encode())
     return storage.read(STORE_ID).decode("utf-8", "replace")
 
 
 def _stored_facts(storage: Storage, earlier: Earlier | None = None) -> dict[str, Any]:
-    """What workers must share with those that generated a resumed sweep's images, or those of earlier sweeps, and with
-    those that timed its settings; empty for a new sweep.
+    """What workers must share with those that generated a resumed sweep's images, or those of
+    earlier sweeps, and with those that timed its settings; empty for a new sweep.
     """
     identity = read_identity(storage)
     if identity is None:
         return earlier.required_facts if earlier else {}
     own = read_prices(storage).own
-    facts = {"device": identity.device, "numerics": identity.numerics or None, "timing_device": own and own.hardware}
+    facts = {
+        "device": identity.device,
+        "numerics": identity.numerics or None,
+        "timing_device": own and own.hardware,
+    }
     return {key: value for key, value in facts.items() if value is not None}
 
 
 def _take_over(
-    sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier, storage: Storage, emit: EventSink
+    sweep: SweepConfig,
+    facts: Mapping[str, Any],
+    earlier: Earlier,
+    storage: Storage,
+    emit: EventSink,
 ) -> list[TrialRecord]:
-    """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell the search.
+    """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell
+    the search.
 
     Raises:
         EarlierSweepError: their images depend on something else.
@@ -235,13 +309,24 @@ def _take_over(
 
 
 def _copies_event(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
-    """How many shards of each of the first trials will be copied, and how many shards and images a trial has."""
-    captions, quality, rungs = facts["captions"], sweep.quality, sweep.racing.rungs if sweep.racing else ()
+    """How many shards of each of the first trials will be copied, and how many shards and images a
+    trial has.
+    """
+    captions, quality, rungs = (
+        facts["captions"],
+        sweep.quality,
+        sweep.racing.rungs if sweep.racing else (),
+    )
     copied = Counter(number for number, *_ in earlier.copies(sweep, captions))
     vanilla, count = DecodingConfig(sampling=sweep.sampling), captions["count"]
     shards = len(plan_quality(vanilla, count, quality.shard, quality.samples, quality.batch, rungs))
     shards += uses_timings(sweep.requested_metrics)
-    return {"event": "copies", "copied": copied, "shards": shards, "images": count * quality.samples}
+    return {
+        "event": "copies",
+        "copied": copied,
+        "shards": shards,
+        "images": count * quality.samples,
+    }
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:
@@ -249,26 +334,34 @@ def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:
 
 
 def _check_facts(
-    sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities, options: LaunchOptions
+    sweep: SweepConfig,
+    facts: Mapping[str, Any],
+    capabilities: Capabilities,
+    options: LaunchOptions,
 ) -> None:
-    """Check the sweep with what a worker knows of the loaded models. `preflight` cannot check all of it everywhere.
+    """Check the sweep with what a worker knows of the loaded models. `preflight` cannot check all
+    of it everywhere.
 
     Raises:
-        ConfigError: the models do not support an enqueued config, or cannot give a metric that the sweep names.
+        ConfigError: the models do not support an enqueued config, or cannot give a metric that the
+            sweep names.
         PoolError: the sweep's peak does not fit a worker's share of a GPU.
     """
     available, peak = facts["memory"], options.peak_bytes
     if available is not None and peak > available:
         raise PoolError(
-            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(peak)} at its peak, and a worker "
-            f"has {format_bytes(available)}; give it a larger share, or lower quality.batch"
+            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(peak)} at "
+            f"its peak, and a worker has {format_bytes(available)}; give it a larger share, or "
+            "lower quality.batch"
         )
     with sweep.locate_errors():
         check_enqueued(sweep, capabilities)
         for path, name in sweep.named_metrics:
             if name not in facts["metrics"]:
                 given = ", ".join(facts["metrics"])
-                raise ConfigError(path, f"these models cannot give the metric {name!r}; they give {given}")
+                raise ConfigError(
+                    path, f"these models cannot give the metric {name!r}; they give {given}"
+                )
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:
@@ -317,8 +410,9 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
 
 
 def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> Identity:
-    """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns the stored identity,
-    with the plugins of both. The models' path is kept as an absolute one: commands read it in other folders.
+    """Write the identity and sweep.yaml of a new sweep, or check those of a resumed one; returns
+    the stored identity, with the plugins of both. The models' path is kept as an absolute one:
+    commands read it in other folders.
 
     Raises:
         IdentityError: weights, captions, reference or seed have changed since the sweep started.

@@ -1,1 +1,3 @@
-"""The `replay` sampler and `specfrontier predict`: settings predicted from a few recorded images."""
+"""The `replay` sampler and `specfrontier predict`: settings predicted from a few recorded
+images.
+"""

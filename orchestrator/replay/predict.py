@@ -1,8 +1,10 @@
-"""Predicts settings of a search space from a few recorded images: the pool of a sweep's search, and a space's front.
+"""Predicts settings of a search space from a few recorded images: the pool of a sweep's search, and
+a space's front.
 
-Both are one task (`PredictTask`), run by one function (`predict_settings`) and read by another (`read_predictions`). A
-sweep keeps the table in its store. It is written once, before the sampler is asked, so a resumed sweep chooses from the
-same pool. `specfrontier predict` also times some settings, and corrects the predictions by trials that have run.
+Both are one task (`PredictTask`), run by one function (`predict_settings`) and read by another
+(`read_predictions`). A sweep keeps the table in its store. It is written once, before the sampler
+is asked, so a resumed sweep chooses from the same pool. `specfrontier predict` also times some
+settings, and corrects the predictions by trials that have run.
 """
 
 from __future__ import annotations
@@ -59,30 +61,43 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
 _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
 _BATCH = 32  # of recordings, with `quality.batch: auto`
 _LEVEL_COST = 0.1  # seconds of a drafted level over those of a pass of the target
-_FACTS = {"setting": str, "label": str, "family": str, "on_front": bool, "approximate": bool, "digest": str}
+_FACTS = {
+    "setting": str,
+    "label": str,
+    "family": str,
+    "on_front": bool,
+    "approximate": bool,
+    "digest": str,
+}
 SPEEDUP = "speedup"
 _OBJECTIVES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
 
 
 def sample_settings(
-    sweep: SweepConfig, capabilities: Capabilities, count: int, earlier: Collection[DecodingConfig] = ()
+    sweep: SweepConfig,
+    capabilities: Capabilities,
+    count: int,
+    earlier: Collection[DecodingConfig] = (),
 ) -> Iterator[tuple[DecodingConfig, Mapping[str, Any] | None]]:
-    """The enqueued settings, those of earlier sweeps' trials, then `count` random ones of the space, each once
-    (`Settings`); the model supports all but the first.
+    """The enqueued settings, those of earlier sweeps' trials, then `count` random ones of the
+    space, each once (`Settings`); the model supports all but the first.
 
     sweep: resolved. The random ones depend on the space and the search's seed alone.
     """
     given = dict.fromkeys(entry.config for entry in sweep.enqueue)
     given |= dict.fromkeys(config for config in earlier if _can_run(capabilities, config))
     yield from ((config, sweep.space.params_of(config, sweep.sampling)) for config in given)
-    settings = random_settings(sweep, lambda config: config not in given and _can_run(capabilities, config))
+    settings = random_settings(
+        sweep, lambda config: config not in given and _can_run(capabilities, config)
+    )
     yield from islice(settings, count)
 
 
 def random_settings(
     sweep: SweepConfig, is_wanted: Callable[[DecodingConfig], bool] = lambda config: True
 ) -> Iterator[tuple[DecodingConfig, Mapping[str, Any]]]:
-    """Different random settings of a space with their parameters, until many samples in a row give no new one.
+    """Different random settings of a space with their parameters, until many samples in a row give
+    no new one.
 
     They depend on the space and the search's seed alone.
     """
@@ -121,10 +136,14 @@ def _split_predictable(settings: Settings) -> tuple[Settings, Counter[str]]:
 
 
 def check_pool(sweep: SweepConfig, capabilities: Capabilities) -> None:
-    """Raise ValueError if the sampler of a resolved sweep needs predictions, and replay can describe no setting."""
+    """Raise ValueError if the sampler of a resolved sweep needs predictions, and replay can
+    describe no setting.
+    """
     if SAMPLERS.lookup(sweep.search.sampler).from_pool:
         options = PoolOptions.split(sweep.search.options)[0]
-        check_predictable(config for config, _ in sample_settings(sweep, capabilities, options.pool))
+        check_predictable(
+            config for config, _ in sample_settings(sweep, capabilities, options.pool)
+        )
 
 
 def prediction_task(
@@ -134,7 +153,8 @@ def prediction_task(
     log: Callable[[str], None],
     earlier: Collection[DecodingConfig] = (),
 ) -> PredictTask | None:
-    """The task that predicts the pool of a resolved sweep; None if its sampler needs none, or the store has it.
+    """The task that predicts the pool of a resolved sweep; None if its sampler needs none, or the
+    store has it.
 
     earlier: configs of earlier sweeps' trials, which the sampler is told.
 
@@ -144,7 +164,9 @@ def prediction_task(
     if not SAMPLERS.lookup(sweep.search.sampler).from_pool or storage.exists(PREDICTIONS):
         return None
     options = PoolOptions.split(sweep.search.options)[0]
-    settings, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, options.pool, earlier)))
+    settings, left_out = _split_predictable(
+        dict(sample_settings(sweep, capabilities, options.pool, earlier))
+    )
     for why, count in left_out.items():
         log(f"the pool lacks {count} settings: {why}")
     return _task(sweep, _without_own_recordings(settings), options.captions)
@@ -153,32 +175,44 @@ def prediction_task(
 def _task(sweep: SweepConfig, settings: Settings, captions: int) -> PredictTask:
     params = tuple(json.dumps(entry) for entry in settings.values())
     batch = sweep.quality.batch
-    return PredictTask(tuple(settings), params, captions, batch if isinstance(batch, int) else _BATCH)
+    return PredictTask(
+        tuple(settings), params, captions, batch if isinstance(batch, int) else _BATCH
+    )
 
 
 def _without_own_recordings(settings: Settings) -> Settings:
-    """Without enqueued settings that would need a recording which no setting of the space shares."""
+    """Without enqueued settings that would need a recording which no setting of the space
+    shares.
+    """
     keys = {config: recording_key(config) for config in settings if not config.is_vanilla}
     shared = {key for config, key in keys.items() if settings[config] is not None}
-    return {config: params for config, params in settings.items() if config not in keys or keys[config] in shared}
+    return {
+        config: params
+        for config, params in settings.items()
+        if config not in keys or keys[config] in shared
+    }
 
 
 def read_pool(
     sweep: SweepConfig, storage: Storage, experiment: str, earlier: Collection[DecodingConfig] = ()
 ) -> SettingsPool:
-    """The pool in the store. experiment: digest of what the sweep's results depend on. earlier: see `prediction_task`.
+    """The pool in the store. experiment: digest of what the sweep's results depend on. earlier: see
+    `prediction_task`.
 
     Raises:
-        ValueError: it is damaged, or of other weights, captions or seeds, or of another version of the program.
+        ValueError: it is damaged, or of other weights, captions or seeds, or of another version of
+            the program.
     """
     table, metadata = read_shard(storage, PREDICTIONS, kind=PredictTask.kind)
     if metadata["experiment"] != experiment:
         raise ValueError(
-            f"{storage.locate(PREDICTIONS)}: predicted with other weights, captions or seed than this sweep's; "
-            "launch under another --name, or restore the file"
+            f"{storage.locate(PREDICTIONS)}: predicted with other weights, captions or seed than "
+            "this sweep's; launch under another --name, or restore the file"
         )
     settings = read_predictions(table, metadata["captions"])
-    values = {name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES}
+    values = {
+        name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES
+    }
     features, guesses = describe_settings([setting.config for setting in settings], values)
     inside = [row for row, setting in enumerate(settings) if setting.params is not None]
     enqueued = {*(entry.config for entry in sweep.enqueue), *earlier}
@@ -186,7 +220,9 @@ def read_pool(
         [setting.params for setting in settings if setting.params is not None],
         features[inside],
         guesses[inside],
-        outside={s.config.digest(): features[row] for row, s in enumerate(settings) if s.params is None},
+        outside={
+            s.config.digest(): features[row] for row, s in enumerate(settings) if s.params is None
+        },
         enqueued=sum(settings[row].config in enqueued for row in inside),
     )
 
@@ -194,24 +230,33 @@ def read_pool(
 def describe_settings(
     configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]
 ) -> tuple[Floats, Floats]:
-    """Features [N, d] of settings from their predictions, and guesses [N, 2] of their seconds and their quality.
+    """Features [N, d] of settings from their predictions, and guesses [N, 2] of their seconds and
+    their quality.
 
-    values: [N] by name: the mean accepted length, and what the relaxation costs per token (`MEASURES` of replay).
+    values: [N] by name: the mean accepted length, and what the relaxation costs per token
+    (`MEASURES` of replay).
 
-    The features are the logs of the passes per token, and of the levels and nodes drafted per token; the square roots
-    of what the relaxation costs, since most rules are close to the exact one; and which drafter, tree and neighbourhood
-    the setting has: 1 for its own, 0 for others. The guess of the seconds takes a drafted level as a tenth of a pass;
-    that of the quality is the mean rank among the settings in what the relaxation costs.
+    The features are the logs of the passes per token, and of the levels and nodes drafted per
+    token; the square roots of what the relaxation costs, since most rules are close to the exact
+    one; and which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others. The
+    guess of the seconds takes a drafted level as a tenth of a pass; that of the quality is the mean
+    rank among the settings in what the relaxation costs.
     """
     passes = 1 / np.array(values[LENGTH], dtype=np.float64)
-    levels, nodes = (np.array([getattr(c.policy.bounds, of) for c in configs]) for of in ("depth", "nodes"))
-    measures = [np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH]
+    levels, nodes = (
+        np.array([getattr(c.policy.bounds, of) for c in configs]) for of in ("depth", "nodes")
+    )
+    measures = [
+        np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH
+    ]
     columns = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
     columns += [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
     kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
     for labels in zip(*kinds, strict=True):
         names = sorted(set(labels))
-        columns += [np.array([float(label == name) for label in labels]) for name in names if len(names) > 1]
+        columns += [
+            np.array([float(label == name) for label in labels]) for name in names if len(names) > 1
+        ]
     ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
     guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
     return np.stack(columns, axis=1), guesses
@@ -221,8 +266,8 @@ def describe_settings(
 class PredictedSpace:
     """The settings of a space with their predictions, which include the speed-up.
 
-    left_out: number of settings that could not be predicted, by reason. corrected_by: trials that the predictions were
-    corrected by.
+    left_out: number of settings that could not be predicted, by reason. corrected_by: trials that
+    the predictions were corrected by.
     """
 
     sweep: SweepConfig
@@ -233,7 +278,10 @@ class PredictedSpace:
     @cached_property
     def front(self) -> list[PredictedSetting]:
         """The settings that no other beats in predicted speed-up and excess, by rising speed-up."""
-        values = [[setting.prediction.values[name].value for name, _ in _OBJECTIVES] for setting in self.settings]
+        values = [
+            [setting.prediction.values[name].value for name, _ in _OBJECTIVES]
+            for setting in self.settings
+        ]
         front = nondominated(values, [direction for _, direction in _OBJECTIVES])
         members = [setting for setting, member in zip(self.settings, front, strict=True) if member]
         return sorted(members, key=lambda setting: setting.prediction.values[SPEEDUP].value)
@@ -249,7 +297,9 @@ class PredictedSpace:
         return SettingNames(self.sweep.sampling)
 
     def table(self) -> pyarrow.Table:
-        """A row per setting: name, label, front, config digest, every key of the config, every value with its error."""
+        """A row per setting: name, label, front, config digest, every key of the config, every
+        value with its error.
+        """
         rows, front = [], {setting.config for setting in self.front}
         for setting in self.settings:
             config, prediction = setting.config, setting.prediction
@@ -282,34 +332,50 @@ def predict_space(
     captions: those that are recorded. trials: a sweep whose trials correct the predictions.
 
     Raises:
-        ConfigError, ValueError: replay can describe none of the space; the trials are of other weights.
+        ConfigError, ValueError: replay can describe none of the space; the trials are of other
+            weights.
         DecodingError: logits are not finite.
     """
     capabilities = Capabilities.of(models)
     sampled, left_out = _split_predictable(dict(sample_settings(sweep, capabilities, count)))
     measured = [] if trials is None else measured_trials(trials, models, capabilities)
     task = replace(
-        _task(sweep, sampled | {config: None for config, _ in measured if config not in sampled}, len(captions)),
+        _task(
+            sweep,
+            sampled | {config: None for config, _ in measured if config not in sampled},
+            len(captions),
+        ),
         timed=tuple(configs_to_time(sampled)),
         timing_batch=sweep.timing.batches[0],
     )
-    predicted = read_predictions(predict_settings(models, captions, task, seed=sweep.seed, log=log), len(captions))
+    predicted = read_predictions(
+        predict_settings(models, captions, task, seed=sweep.seed, log=log), len(captions)
+    )
     by_config = {setting.config: setting.prediction for setting in predicted}
     observations = [Observation(config, by_config[config], length) for config, length in measured]
     settings = predicted[: len(sampled)]
     if observations:
         correction = Correction.fit(observations)
         settings = [s._replace(prediction=correction(s.config, s.prediction)) for s in settings]
-    return PredictedSpace(sweep, _with_speedups(settings, capabilities), left_out, len(observations))
+    return PredictedSpace(
+        sweep, _with_speedups(settings, capabilities), left_out, len(observations)
+    )
 
 
-def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -> list[tuple[DecodingConfig, Estimate]]:
-    """The settings of a sweep that these models can run and replay can describe, with their mean accepted lengths.
+def measured_trials(
+    trials: Sweep, models: Models, capabilities: Capabilities
+) -> list[tuple[DecodingConfig, Estimate]]:
+    """The settings of a sweep that these models can run and replay can describe, with their mean
+    accepted lengths.
 
     Raises:
         ValueError: the sweep's weights are not these models'.
     """
-    changed = [name for name, known in trials.identity.models.items() if models.hashes.get(name, known) != known]
+    changed = [
+        name
+        for name, known in trials.identity.models.items()
+        if models.hashes.get(name, known) != known
+    ]
     if changed:
         problem = f"other weights of {', '.join(changed)}; name a sweep of the same models"
         raise ValueError(f"{trials.storage.display_name}: its trials ran with {problem}")
@@ -323,7 +389,9 @@ def measured_trials(trials: Sweep, models: Models, capabilities: Capabilities) -
     return found
 
 
-def _with_speedups(settings: Sequence[PredictedSetting], capabilities: Capabilities) -> list[PredictedSetting]:
+def _with_speedups(
+    settings: Sequence[PredictedSetting], capabilities: Capabilities
+) -> list[PredictedSetting]:
     """The settings with predicted speed-ups, by the costs of those that were timed."""
     timed = {setting.config: setting.cost for setting in settings if setting.cost is not None}
     costs, tokens = CostModel(timed), capabilities.rows * capabilities.cols

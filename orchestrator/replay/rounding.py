@@ -18,10 +18,14 @@ _DIGITS = 3
 
 
 def rounded(value: Any, distribution: BaseDistribution) -> Any:
-    """A real number with three significant digits, or with more if the distribution would have fewer than a hundred
-    such numbers. Other values, and numbers with a step, stay as they are.
+    """A real number with three significant digits, or with more if the distribution would have
+    fewer than a hundred such numbers. Other values, and numbers with a step, stay as they are.
     """
-    if not isinstance(distribution, FloatDistribution) or distribution.step is not None or distribution.single():
+    if (
+        not isinstance(distribution, FloatDistribution)
+        or distribution.step is not None
+        or distribution.single()
+    ):
         return value
     width = distribution.high - distribution.low
     decimals = _DIGITS - 1 - math.floor(math.log10(min(abs(value) or width, width)))
@@ -34,7 +38,9 @@ class RoundingSampler(BaseSampler):
     def __init__(self, sampler: BaseSampler) -> None:
         self._sampler = sampler
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         return self._sampler.infer_relative_search_space(study, trial)
 
     def sample_relative(
@@ -44,7 +50,11 @@ class RoundingSampler(BaseSampler):
         return {name: rounded(value, search_space[name]) for name, value in found.items()}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         value = self._sampler.sample_independent(study, trial, param_name, param_distribution)
         return rounded(value, param_distribution)
@@ -52,7 +62,9 @@ class RoundingSampler(BaseSampler):
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         self._sampler.before_trial(study, trial)
 
-    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
         self._sampler.after_trial(study, trial, state, values)
 
     def reseed_rng(self) -> None:

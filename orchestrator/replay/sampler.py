@@ -1,12 +1,14 @@
 """An Optuna sampler that chooses from a pool of described settings: `search: {sampler: replay}`.
 
     pool = SettingsPool(params, features)
-    study = optuna.create_study(directions=["maximize", "minimize"], sampler=ReplaySampler(pool, seed=0))
-    trial = study.ask()  # its suggestions are those of one setting of the pool, which no other trial gets
+    sampler = ReplaySampler(pool, seed=0)
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    trial = study.ask()  # suggests one setting of the pool, which no other trial gets
 
-A choice depends on the finished trials, on the parameters of the running ones, and on the seed. It is kept in the
-trial's attributes, so that other processes with the same study see it before all parameters are suggested. If two
-choose the same setting at the same moment, each one that sees it chooses again.
+A choice depends on the finished trials, on the parameters of the running ones, and on the seed. It
+is kept in the trial's attributes, so that other processes with the same study see it before all
+parameters are suggested. If two choose the same setting at the same moment, each one that sees it
+chooses again.
 """
 
 from __future__ import annotations
@@ -42,17 +44,19 @@ class PoolExhausted(ValueError):
 class SettingsPool:
     """N settings that a sampler chooses from.
 
-    params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it. In a conditional
-    space settings of different branches share few parameters. What replay predicts of them is the same for all: how
-    many passes an image takes, how much is drafted in them, and how far the emitted tokens are from the target's.
-    Measured objectives are smooth functions of these numbers.
+    params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it.
+    In a conditional space settings of different branches share few parameters. What replay predicts
+    of them is the same for all: how many passes an image takes, how much is drafted in them, and
+    how far the emitted tokens are from the target's. Measured objectives are smooth functions of
+    these numbers.
 
-    guesses [N, g]: of the objectives, less is better; the first trials come from their front. outside: features [d] of
-    settings that no parameters describe, by their digest. enqueued: number of settings of the pool that run in any
-    case.
+    guesses [N, g]: of the objectives, less is better; the first trials come from their front.
+    outside: features [d] of settings that no parameters describe, by their digest. enqueued: number
+    of settings of the pool that run in any case.
 
     Raises:
-        ValueError: the lengths differ, a feature is not finite, or two settings have the same parameters.
+        ValueError: the lengths differ, a feature is not finite, or two settings have the same
+            parameters.
     """
 
     params: Sequence[Mapping[str, Any]]
@@ -63,13 +67,22 @@ class SettingsPool:
     _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if self.features.ndim != 2 or len(self.features) != len(self.params) or not np.isfinite(self.features).all():
-            raise ValueError(f"a pool of {len(self.params)} settings needs a row of finite features for each, got an "
-                             f"array of shape {self.features.shape}")  # fmt: skip
+        if (
+            self.features.ndim != 2
+            or len(self.features) != len(self.params)
+            or not np.isfinite(self.features).all()
+        ):
+            raise ValueError(
+                f"a pool of {len(self.params)} settings needs a row of finite features for each, "
+                f"got an array of shape {self.features.shape}"
+            )
         for row, params in enumerate(self.params):
             first = self._rows.setdefault(_key(params), row)
             if first != row:
-                raise ValueError(f"settings {first} and {row} of the pool have the same parameters {dict(params)}")
+                raise ValueError(
+                    f"settings {first} and {row} of the pool have the same parameters "
+                    f"{dict(params)}"
+                )
 
     @classmethod
     def empty(cls) -> SettingsPool:
@@ -86,10 +99,11 @@ class SettingsPool:
 class ReplaySampler(BaseSampler):
     """Chooses settings of a pool by noisy expected hypervolume improvement.
 
-    startup: finished trials that the model needs; until then proposals spread over the front of the pool's guesses.
-    samples: of the posterior. reference: the point that bounds the hypervolume, a value for each objective (default: a
-    little worse than the worst finished trial). Trials may carry the standard errors of their values
-    (`trial.set_user_attr("errors", [0.02, 0.8])`), and constraints (`trial.set_constraint`).
+    startup: finished trials that the model needs; until then proposals spread over the front of the
+    pool's guesses. samples: of the posterior. reference: the point that bounds the hypervolume, a
+    value for each objective (default: a little worse than the worst finished trial). Trials may
+    carry the standard errors of their values (`trial.set_user_attr("errors", [0.02, 0.8])`), and
+    constraints (`trial.set_constraint`).
 
     Raises:
         ValueError: `startup` or `samples` is below 1; `reference` is not a list of numbers.
@@ -112,7 +126,9 @@ class ReplaySampler(BaseSampler):
         self._reference = None if reference is None else np.array(reference, dtype=np.float64)
         self._lock = threading.Lock()
 
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
         return {}
 
     def sample_relative(
@@ -121,13 +137,18 @@ class ReplaySampler(BaseSampler):
         return {}
 
     def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
     ) -> Any:
         """The parameter's value in the setting that was chosen for this trial.
 
         Raises:
             PoolExhausted: no setting is left.
-            ValueError: the pool's setting has no such parameter, or a value that the distribution does not contain.
+            ValueError: the pool's setting has no such parameter, or a value that the distribution
+                does not contain.
         """
         with self._lock:
             row = trial.system_attrs.get(_CHOICE)
@@ -139,15 +160,16 @@ class ReplaySampler(BaseSampler):
         ):
             return params[param_name]
         raise ValueError(
-            f"the pool was not sampled from this space: {param_name} in {param_distribution} was asked for, and its "
-            f"setting is {dict(params)}"
+            f"the pool was not sampled from this space: {param_name} in {param_distribution} was "
+            f"asked for, and its setting is {dict(params)}"
         )
 
     def _claim(self, study: Study, trial: FrozenTrial) -> int:
         """A row of the pool that no other trial keeps.
 
-        Of two trials that write the same row, the one that reads later sees the other. Every trial that sees one gives
-        the row up. The k-th of them takes its k-th best other row, so that they do not meet again.
+        Of two trials that write the same row, the one that reads later sees the other. Every trial
+        that sees one gives the row up. The k-th of them takes its k-th best other row, so that they
+        do not meet again.
         """
         given_up: set[int] = set()
         places = 1
@@ -167,8 +189,13 @@ class ReplaySampler(BaseSampler):
         taken = [row for other in others if (row := self._row(other)) is not None]
         free = np.setdiff1d(np.arange(len(self._pool)), [*taken, *given_up])
         if not len(free):
-            raise PoolExhausted(f"all {len(self._pool)} settings of the pool have been proposed; sample a larger pool")
-        finished = [t for t in others if t.state == TrialState.COMPLETE and self._describe(t) is not None]
+            raise PoolExhausted(
+                f"all {len(self._pool)} settings of the pool have been proposed; sample a larger "
+                "pool"
+            )
+        finished = [
+            t for t in others if t.state == TrialState.COMPLETE and self._describe(t) is not None
+        ]
         running = [t for t in others if t.state in (TrialState.RUNNING, TrialState.WAITING)]
         pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])
         if len(finished) < self._startup:
@@ -177,13 +204,21 @@ class ReplaySampler(BaseSampler):
 
         observations = self._observe(study, finished)
         candidates = self._pool.features[free]
-        row = most_promising(observations, pending, candidates, samples=self._samples, seed=self._seed)
+        row = most_promising(
+            observations, pending, candidates, samples=self._samples, seed=self._seed
+        )
         return int(free[row])
 
     def _row(self, trial: FrozenTrial) -> int | None:
-        """The pool's row of a trial: chosen here, or of its parameters; those of a waiting trial are not set yet."""
+        """The pool's row of a trial: chosen here, or of its parameters; those of a waiting trial
+        are not set yet.
+        """
         row = trial.system_attrs.get(_CHOICE)
-        return self._pool.find(trial.params or trial.system_attrs.get("fixed_params", {})) if row is None else int(row)
+        return (
+            self._pool.find(trial.params or trial.system_attrs.get("fixed_params", {}))
+            if row is None
+            else int(row)
+        )
 
     def _describe(self, trial: FrozenTrial) -> Floats | None:
         """Features [d]; None if nothing describes the trial."""
@@ -195,11 +230,17 @@ class ReplaySampler(BaseSampler):
         return None if own is None else np.array(own, dtype=np.float64)
 
     def _start(self, free: set[int]) -> int:
-        """A free setting on the front of the guesses: its middle, its quarters, its eighths, and so on."""
+        """A free setting on the front of the guesses: its middle, its quarters, its eighths, and so
+        on.
+        """
         guesses = self._pool.features if self._pool.guesses is None else self._pool.guesses
         front = np.flatnonzero(nondominated(guesses, ["minimize"] * guesses.shape[1]))
         front = front[np.lexsort(guesses[front].T[::-1])]
-        places = (int(len(front) * (odd / 2**level)) for level in range(1, 12) for odd in range(1, 2**level, 2))
+        places = (
+            int(len(front) * (odd / 2**level))
+            for level in range(1, 12)
+            for odd in range(1, 2**level, 2)
+        )
         return next((int(front[place]) for place in places if int(front[place]) in free), min(free))
 
     def _observe(self, study: Study, finished: Sequence[FrozenTrial]) -> Observations:
@@ -208,10 +249,17 @@ class ReplaySampler(BaseSampler):
         count = len(study.directions)
         names = sorted({name for trial in finished for name in trial.constraints})
         return Observations(
-            features=_stack([self._describe(trial) for trial in finished], self._pool.features.shape[1]),
+            features=_stack(
+                [self._describe(trial) for trial in finished], self._pool.features.shape[1]
+            ),
             values=np.array([trial.values for trial in finished], dtype=np.float64),
-            errors=np.array([trial.user_attrs.get(ERRORS, [math.nan] * count) for trial in finished], dtype=np.float64),
-            violations=np.array([[trial.constraints.get(name, 0.0) for name in names] for trial in finished]),
+            errors=np.array(
+                [trial.user_attrs.get(ERRORS, [math.nan] * count) for trial in finished],
+                dtype=np.float64,
+            ),
+            violations=np.array(
+                [[trial.constraints.get(name, 0.0) for name in names] for trial in finished]
+            ),
             directions=[direction.name.lower() for direction in study.directions],
             reference=self._reference,
         )

@@ -1,8 +1,10 @@
-"""Gaussian processes of objectives over a pool's features, and the setting whose result promises most.
+"""Gaussian processes of objectives over a pool's features, and the setting whose result promises
+most.
 
-The acquisition is noisy expected hypervolume improvement (Daulton, Balandat, Bakshy 2021), by BoTorch. A pool needs no
-gradients, so it is the plain expectation: its smoothed logarithm picks the same settings here, takes ten to thirty
-times as long, and compiles C++ code where it finds a compiler.
+The acquisition is noisy expected hypervolume improvement (Daulton, Balandat, Bakshy 2021), by
+BoTorch. A pool needs no gradients, so it is the plain expectation: its smoothed logarithm picks the
+same settings here, takes ten to thirty times as long, and compiles C++ code where it finds a
+compiler.
 """
 
 from __future__ import annotations
@@ -26,14 +28,16 @@ if TYPE_CHECKING:
 
 _BLOCK = 256  # candidates evaluated at once
 _MIN_RELATIVE_NOISE = 1e-3  # smallest error, as a share of the objective's spread
-_FIT_TOLERANCE = 1e-6  # relative, of a fit's likelihood; SciPy's default takes up to eight times as long
+# relative, of a fit's likelihood; SciPy's default takes up to eight times as long
+_FIT_TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
-    """Measured settings. features [n, d]. values [n, m]: of objectives with `directions`. errors [n, m]: their standard
-    errors, NaN where they are not known. violations [n, c]: of constraints, met at 0 or less. reference [m]: the point
-    that bounds the hypervolume; None: a tenth of each objective's range worse than the worst value.
+    """Measured settings. features [n, d]. values [n, m]: of objectives with `directions`. errors
+    [n, m]: their standard errors, NaN where they are not known. violations [n, c]: of constraints,
+    met at 0 or less. reference [m]: the point that bounds the hypervolume; None: a tenth of each
+    objective's range worse than the worst value.
     """
 
     features: Floats
@@ -49,17 +53,24 @@ class Observations:
         if self.reference is not None:
             return self.reference
         feasible = (self.violations <= 0).all(axis=1)
-        return reference_point(self.values[feasible if feasible.any() else slice(None)], self.directions)
+        return reference_point(
+            self.values[feasible if feasible.any() else slice(None)], self.directions
+        )
 
 
-def most_promising(observations: Observations, pending: Floats, candidates: Floats, *, samples: int, seed: int) -> int:
-    """The row of `candidates` [N, d] with the largest expected improvement of the feasible hypervolume.
+def most_promising(
+    observations: Observations, pending: Floats, candidates: Floats, *, samples: int, seed: int
+) -> int:
+    """The row of `candidates` [N, d] with the largest expected improvement of the feasible
+    hypervolume.
 
-    pending [p, d]: settings that run now, whose results are integrated over. samples: of the joint posterior, from a
-    Sobol sequence of `seed`. The choice is the same for any number of threads.
+    pending [p, d]: settings that run now, whose results are integrated over. samples: of the joint
+    posterior, from a Sobol sequence of `seed`. The choice is the same for any number of threads.
     """
     with _reproducible(seed):
-        surrogate = Surrogate(observations, np.concatenate([observations.features, pending, candidates]))
+        surrogate = Surrogate(
+            observations, np.concatenate([observations.features, pending, candidates])
+        )
         gains = surrogate.improvements(pending, candidates, samples=samples, seed=seed)
         if not (gains > 0).any():  # no sample improves the front: look where the model knows least
             gains = surrogate.uncertainty(candidates)
@@ -67,7 +78,9 @@ def most_promising(observations: Observations, pending: Floats, candidates: Floa
 
 
 class Surrogate:
-    """A Gaussian process for each objective and constraint. everything [N, d]: all features, for their scale."""
+    """A Gaussian process for each objective and constraint. everything [N, d]: all features, for
+    their scale.
+    """
 
     def __init__(self, observations: Observations, everything: Floats) -> None:
         self.observations = observations
@@ -76,24 +89,36 @@ class Surrogate:
         self.objectives = len(observations.directions)
         self._x = self._scaled(observations.features)
         errors = observations.errors
-        self._outcomes = [_Outcome.objective(v, e) for v, e in zip(observations.values.T, errors.T, strict=True)]
-        self._outcomes += [_Outcome.constraint(violation) for violation in observations.violations.T]
+        self._outcomes = [
+            _Outcome.objective(v, e) for v, e in zip(observations.values.T, errors.T, strict=True)
+        ]
+        self._outcomes += [
+            _Outcome.constraint(violation) for violation in observations.violations.T
+        ]
         self.model = _fit(self._x, self._outcomes)
 
-    def improvements(self, pending: Floats, candidates: Floats, *, samples: int, seed: int) -> Floats:
+    def improvements(
+        self, pending: Floats, candidates: Floats, *, samples: int, seed: int
+    ) -> Floats:
         """The expected gain [N] in feasible hypervolume of each candidate; see `most_promising`.
 
         The hypervolume is that of the report: of the objectives as they are, not of their logs.
         """
-        from botorch.acquisition.multi_objective.monte_carlo import qNoisyExpectedHypervolumeImprovement
+        from botorch.acquisition.multi_objective.monte_carlo import (
+            qNoisyExpectedHypervolumeImprovement,
+        )
         from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
         from botorch.sampling.normal import SobolQMCNormalSampler
 
         directions, outcomes = self.observations.directions, self._outcomes[: self.objectives]
-        signs = torch.tensor([-1.0 if direction == "minimize" else 1.0 for direction in directions]).double()
+        signs = torch.tensor(
+            [-1.0 if direction == "minimize" else 1.0 for direction in directions]
+        ).double()
 
         def objective(samples: Tensor, X: Tensor | None = None) -> Tensor:
-            values = [outcome.restore(samples[..., index]) for index, outcome in enumerate(outcomes)]
+            values = [
+                outcome.restore(samples[..., index]) for index, outcome in enumerate(outcomes)
+            ]
             return torch.stack(values, dim=-1) * signs
 
         acquisition = qNoisyExpectedHypervolumeImprovement(
@@ -103,17 +128,25 @@ class Surrogate:
             X_pending=self._scaled(pending) if len(pending) else None,
             sampler=SobolQMCNormalSampler(torch.Size([samples]), seed=seed),
             objective=GenericMCMultiOutputObjective(objective),
-            constraints=[partial(_column, index) for index in range(self.objectives, len(self._outcomes))] or None,
+            constraints=[
+                partial(_column, index) for index in range(self.objectives, len(self._outcomes))
+            ]
+            or None,
             prune_baseline=True,
         )
         with torch.no_grad():
-            gains = [acquisition(block[:, None]) for block in torch.split(self._scaled(candidates), _BLOCK)]
+            gains = [
+                acquisition(block[:, None])
+                for block in torch.split(self._scaled(candidates), _BLOCK)
+            ]
         return torch.cat(gains).numpy()
 
     def uncertainty(self, candidates: Floats) -> Floats:
         """The product over objectives of the posterior variance [N]."""
         with torch.no_grad():
-            variance = self.model.posterior(self._scaled(candidates)).variance[..., : self.objectives]
+            variance = self.model.posterior(self._scaled(candidates)).variance[
+                ..., : self.objectives
+            ]
         return variance.prod(dim=-1).numpy()
 
     def _scaled(self, features: Floats) -> Tensor:
@@ -187,7 +220,8 @@ def _reproducible(seed: int) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # BoTorch advises gradients' log acquisition, and warns of refits
+            # BoTorch advises gradients' log acquisition, and warns of refits
+            warnings.simplefilter("ignore")
             torch.manual_seed(seed)
             yield
     finally:

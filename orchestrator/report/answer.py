@@ -1,5 +1,6 @@
-"""The report's recommendation: the best setting within a quality bar that a slider moves, the front's knee, and the
-fastest lossless setting."""
+"""The report's recommendation: the best setting within a quality bar that a slider moves, the
+front's knee, and the fastest lossless setting.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ _PLACEHOLDER = "PROMPT"  # without images in the store
 def answer(front: Front) -> dict[str, Any]:
     """What the slider and the recommendation need; empty without a front.
 
-    `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is better than vanilla
-    in the first metric; `better`, `best` and `best_lossless` are words. `basis`: see `Trial.basis`. `warnings`: see
-    `plateau_notes` and `timing_notes`.
+    `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is
+    better than vanilla in the first metric; `better`, `best` and `best_lossless` are words.
+    `basis`: see `Trial.basis`. `warnings`: see `plateau_notes` and `timing_notes`.
     """
     if not front.candidates:
         return {}
@@ -56,18 +57,22 @@ def answer(front: Front) -> dict[str, Any]:
 
 
 def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
-    """The quality bar that a slider moves, and the trials that are the best within it somewhere, by name.
+    """The quality bar that a slider moves, and the trials that are the best within it somewhere, by
+    name.
 
-    The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric that is maximised.
-    `steps` has, for each position of the slider, the trial that `pareto --best` finds (None: no trial is within the
-    bar), the share of draws in which it is within the bar (None: unknown), and how it was chosen (see `Trial.basis`).
+    The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric
+    that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best`
+    finds (None: no trial is within the bar), the share of draws in which it is within the bar
+    (None: unknown), and how it was chosen (see `Trial.basis`).
     """
     quality, relative = front.metrics[1], default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
     steps, chosen = [], dict[str, Trial]()
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         level = slider["low"] + number * slider["step"]
-        limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (" * vanilla" if relative else "")
+        limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (
+            " * vanilla" if relative else ""
+        )
         best = front.best([limit])
         share = None if best is None else best.limit_probability([limit])
         name, basis = (None, []) if best is None else (best.name, best.basis)
@@ -77,9 +82,10 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
 
 
 def _ends(front: Front, relative: bool) -> tuple[float, float]:
-    """The lowest and the highest bar of use: one that a single trial meets, and one that the best trial in the first
-    metric meets, and the one that this was preferred to. In units of vanilla of each trial's own sweep, or of the
-    metric."""
+    """The lowest and the highest bar of use: one that a single trial meets, and one that the best
+    trial in the first metric meets, and the one that this was preferred to. In units of vanilla of
+    each trial's own sweep, or of the metric.
+    """
     quality, best = front.metrics[1], front.best()
 
     def level(trial: Trial) -> float:
@@ -89,13 +95,16 @@ def _ends(front: Front, relative: bool) -> tuple[float, float]:
 
     strict, loose = (min, max) if quality.direction == "minimize" else (max, min)
     strictest = strict(map(level, front.candidates))
-    loosest = loose(level(trial) for trial in (best, best and best.preferred_to) if trial is not None)
+    loosest = loose(
+        level(trial) for trial in (best, best and best.preferred_to) if trial is not None
+    )
     return min(strictest, loosest), max(strictest, loosest)
 
 
 def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str, Any]:
-    """Ends that the bars from low to high lie between, start and step: multiples of a round step, or so far from the
-    default bar."""
+    """Ends that the bars from low to high lie between, start and step: multiples of a round step,
+    or so far from the default bar.
+    """
     span = (high - low) or abs(high) or 1.0
     step = 10.0 ** math.floor(math.log10(span / _STEPS))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= _STEPS)
@@ -115,7 +124,9 @@ def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str
 
 
 def _commands(front: Front) -> dict[str, str]:
-    """`pareto`, to which the page adds --best or --knee, and `generate`, with the file that both name."""
+    """`pareto`, to which the page adds --best or --knee, and `generate`, with the file that both
+    name.
+    """
     sweeps = list(front.sweeps.values())
     words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
     words += sweeps[0].price_options
@@ -124,7 +135,8 @@ def _commands(front: Front) -> dict[str, str]:
     prompt = _short_caption(sweeps[0])
     models = sweeps[0].models
     plugins = {module for trial in front.candidates for module in trial.config.plugins}
-    plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}  # the target's family may be one's
+    # the target's family may be one's
+    plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}
     generate = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
     generate += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]
     generate += ["--", prompt] if prompt.startswith("-") else []
@@ -132,7 +144,9 @@ def _commands(front: Front) -> dict[str, str]:
 
 
 def _short_caption(sweep: Sweep) -> str:
-    """The shortest caption of the sweep's first shard, on one line; a placeholder if no image can be read."""
+    """The shortest caption of the sweep's first shard, on one line; a placeholder if no image can
+    be read.
+    """
     shard = next((shard for record in sweep.records for shard in record.image_shards), None)
     try:
         table = None if shard is None else read_table(sweep.storage, shard, ["caption"], fix="")

@@ -1,8 +1,8 @@
 """A sweep as one self-contained HTML page: an interactive front, tables, images, settings to copy.
 
-User input (names, labels, captions, failure causes) enters the page only as JSON, and its script shows it only as text.
-The page's security policy allows no network access and only its own script, by hash; a page that is served may ask
-its own server.
+User input (names, labels, captions, failure causes) enters the page only as JSON, and its script
+shows it only as text. The page's security policy allows no network access and only its own script,
+by hash; a page that is served may ask its own server.
 """
 
 from __future__ import annotations
@@ -43,20 +43,30 @@ from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
 _STYLES = ("style.css", "sections.css", "narrow.css")
-_LIBRARIES = {"vendor/d3.min.js": "vendor/d3.LICENSE", "vendor/plot.umd.min.js": "vendor/plot.LICENSE"}
+_LIBRARIES = {
+    "vendor/d3.min.js": "vendor/d3.LICENSE",
+    "vendor/plot.umd.min.js": "vendor/plot.LICENSE",
+}
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
 def write_report(
-    storage: Storage, note: Note = ignore, *, decode: bool = True, device: str | None = None, batch: int | None = None
+    storage: Storage,
+    note: Note = ignore,
+    *,
+    decode: bool = True,
+    device: str | None = None,
+    batch: int | None = None,
 ) -> str:
-    """Write the report of the sweep in `storage` to report.html there; returns that name. note: called with a sentence
-    about each damaged file whose image or captions are missing. decode: make images from tokens; without it, which
-    needs no model, the page has the first images of each trial only. device, batch: of the speeds, see `Sweep.open`.
+    """Write the report of the sweep in `storage` to report.html there; returns that name. note:
+    called with a sentence about each damaged file whose image or captions are missing. decode: make
+    images from tokens; without it, which needs no model, the page has the first images of each
+    trial only. device, batch: of the speeds, see `Sweep.open`.
 
     Raises:
         QueryError: see `Sweep.open`.
-        ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage fails.
+        ValueError: the sweep does not exist, or one of its files is damaged. OSError: the storage
+            fails.
     """
     page = report_page(storage, note, decode=decode, device=device, batch=batch)
     storage.write(REPORT, dump_text(page, HTML))
@@ -64,8 +74,9 @@ def write_report(
 
 
 class ReportView(View[Sweep]):
-    """The report of a sweep that runs: written once, when the sweep ends, with images decoded from tokens unless the
-    user interrupts it."""
+    """The report of a sweep that runs: written once, when the sweep ends, with images decoded from
+    tokens unless the user interrupts it.
+    """
 
     may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
 
@@ -77,22 +88,36 @@ class ReportView(View[Sweep]):
 
 
 def report_page(
-    storage: Storage, note: Note = ignore, *, decode: bool = True, device: str | None = None, batch: int | None = None
+    storage: Storage,
+    note: Note = ignore,
+    *,
+    decode: bool = True,
+    device: str | None = None,
+    batch: int | None = None,
 ) -> str:
     """The report of the sweep in `storage`, as HTML. Arguments, errors: as `write_report`."""
     return render(page_data([Sweep.open(storage, device, batch)], note, decode=decode))
 
 
 def render(data: dict[str, Any], version: str = "") -> str:
-    """The page that shows the data of `page_data`. version: of a page that is served and asks its server for others."""
+    """The page that shows the data of `page_data`. version: of a page that is served and asks its
+    server for others.
+    """
     data = data | {"version": version}
-    scripts = {entry["script"]: _script(SECTIONS[name], entry["script"]) for name, entry in data["sections"].items()}
+    scripts = {
+        entry["script"]: _script(SECTIONS[name], entry["script"])
+        for name, entry in data["sections"].items()
+    }
     parts = {
         "style": "\n".join(map(_asset, _STYLES)),
-        "libraries": "\n".join(f"/*\n{_asset(terms)}*/\n{_asset(library)}" for library, terms in _LIBRARIES.items()),
+        "libraries": "\n".join(
+            f"/*\n{_asset(terms)}*/\n{_asset(library)}" for library, terms in _LIBRARIES.items()
+        ),
         "script": bundle(scripts),
     }
-    parts |= {f"{name}_hash": _hash(text) for name, text in parts.items()} | {"data": as_script_data(data)}
+    parts |= {f"{name}_hash": _hash(text) for name, text in parts.items()} | {
+        "data": as_script_data(data)
+    }
     parts["connect"] = "connect-src 'self'; " if version else ""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("template.html"))
 
@@ -114,10 +139,12 @@ def page_data(
     comparison: Comparison | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Everything that the page shows, as plain data with credentials redacted. Of several sweeps: their common metrics.
+    """Everything that the page shows, as plain data with credentials redacted. Of several sweeps:
+    their common metrics.
 
-    objectives: the two metrics shown first; by default the first sweep's. decode: as `write_report`. comparison: of the
-    sweeps' fronts. warnings: on how far the sweeps can be compared.
+    objectives: the two metrics shown first; by default the first sweep's. decode: as
+    `write_report`. comparison: of the sweeps' fronts. warnings: on how far the sweeps can be
+    compared.
 
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
@@ -127,11 +154,21 @@ def page_data(
     front = front and replace(front, form=Form.ABBREVIATED)  # as `pareto` shows it
     candidates = [] if front is None else front.candidates
     named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
-    trials, members = page_trials(named), {candidate.name for candidate in candidates if candidate.on_front}
+    trials, members = (
+        page_trials(named),
+        {candidate.name for candidate in candidates if candidate.on_front},
+    )
     ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
-    shown = [trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.state == COMPLETE]
+    shown = [
+        trial
+        for trial in ordered
+        if trial.rank(members) < OTHERS and trial.record.state == COMPLETE
+    ]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
-    keys, confidence = config_keys(named), {candidate.name: candidate.confidence for candidate in candidates}
+    keys, confidence = (
+        config_keys(named),
+        {candidate.name: candidate.confidence for candidate in candidates},
+    )
     settings = sweeps[0].names if front is None else front.names
     entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
@@ -139,19 +176,35 @@ def page_data(
     texts: dict[str, Any] = redact_values(
         {
             "name": " and ".join(named),
-            "about": str(read_sweep_yaml(sweeps[0].storage).get("about") or "") if len(named) == 1 else "",
+            "about": str(read_sweep_yaml(sweeps[0].storage).get("about") or "")
+            if len(named) == 1
+            else "",
             "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
             "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
             "summary": _summary(sweeps),
-            "sweeps": [_sweep_entry(name, named[name], vanilla.get(index)) for index, name in enumerate(named)],
+            "sweeps": [
+                _sweep_entry(name, named[name], vanilla.get(index))
+                for index, name in enumerate(named)
+            ],
             "critical": _critical_values(),
-            "axes": {"names": names, "x": axes[0].name if axes else None, "y": axes[-1].name if axes else None},
-            "metrics": {metric.name: _metric_entry(metric) for metric in map(sweeps[0].metric, names)},
+            "axes": {
+                "names": names,
+                "x": axes[0].name if axes else None,
+                "y": axes[-1].name if axes else None,
+            },
+            "metrics": {
+                metric.name: _metric_entry(metric) for metric in map(sweeps[0].metric, names)
+            },
             "keys": keys,
             "trials": entries,
             "looks": group_looks(entries),
             "answer": {} if front is None else answer(front),
-            "configs": {r.digest: trial_text(sweep.identity, r) for sweep in sweeps for r in sweep.records if r.config},
+            "configs": {
+                r.digest: trial_text(sweep.identity, r)
+                for sweep in sweeps
+                for r in sweep.records
+                if r.config
+            },
         }
     )
     return texts | {
@@ -177,9 +230,15 @@ def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]:
-    """captions: trials of sweeps that share it were measured on the same captions. vanilla: a trial's id."""
+    """captions: trials of sweeps that share it were measured on the same captions. vanilla: a
+    trial's id.
+    """
     captions = sweep.identity.captions
-    return {"name": name, "captions": f"{captions.get('hash')} {captions.get('count')}", "vanilla": vanilla}
+    return {
+        "name": name,
+        "captions": f"{captions.get('hash')} {captions.get('count')}",
+        "vanilla": vanilla,
+    }
 
 
 def _metric_entry(metric: Metric) -> dict[str, Any]:
@@ -202,7 +261,11 @@ def _metric_entry(metric: Metric) -> dict[str, Any]:
 
 def _script(section: Section, name: str) -> Traversable:
     """The file of a section's script."""
-    module = section.data.func.__module__ if isinstance(section.data, partial) else section.data.__module__
+    module = (
+        section.data.func.__module__
+        if isinstance(section.data, partial)
+        else section.data.__module__
+    )
     return files(module.rpartition(".")[0]) / f"{name}.js"
 
 
@@ -212,7 +275,9 @@ def _asset(name: str) -> str:
 
 def _critical_values() -> list[float]:
     """The critical value of a difference by its degrees of freedom; 0: more than all others."""
-    return [round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))]
+    return [
+        round(float(value), 4) for value in critical_t(np.array([np.inf, *range(1, _MAX_DOF + 1)]))
+    ]
 
 
 def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, ...]:
@@ -229,8 +294,9 @@ def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, .
 
 
 def _metric_names(sweeps: Sequence[Sweep]) -> list[str]:
-    """The metrics that all sweeps measured and whose values can be compared, in the first sweep's order; all metrics of
-    the first one if none was measured."""
+    """The metrics that all sweeps measured and whose values can be compared, in the first sweep's
+    order; all metrics of the first one if none was measured.
+    """
     identities = [sweep.identity for sweep in sweeps]
     measured = [{name for record in sweep.records for name in record.metrics} for sweep in sweeps]
     shared = [
@@ -254,7 +320,8 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     return [
         *([f"target {' and '.join(targets)}"] if targets else []),
         *(f"speeds on {sweep.machine}" for sweep in sweeps if sweep.machine),
-        counted(len(records), "trial") + "".join(f", {count} of them {word}" for count, word in others if count),
+        counted(len(records), "trial")
+        + "".join(f", {count} of them {word}" for count, word in others if count),
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",
     ]

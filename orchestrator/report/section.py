@@ -1,4 +1,6 @@
-"""Sections of the page: each is a file in `orchestrator.report.sections` and the script of its name beside it."""
+"""Sections of the page: each is a file in `orchestrator.report.sections` and the script of its name
+beside it.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ def ignore(text: str) -> None:
 class Subject:
     """What a page is about.
 
-    sweeps: by name. axes: shown first. metrics: names of all. front: of the axes; None if there are not two. trials:
-    the complete ones that are vanilla, on the front or labelled, in this order. note: called with a sentence about each
-    damaged file. decode: whether images may be decoded from tokens. comparison: of the sweeps' fronts. warnings: on how
-    far the sweeps can be compared.
+    sweeps: by name. axes: shown first. metrics: names of all. front: of the axes; None if there are
+    not two. trials: the complete ones that are vanilla, on the front or labelled, in this order.
+    note: called with a sentence about each damaged file. decode: whether images may be decoded from
+    tokens. comparison: of the sweeps' fronts. warnings: on how far the sweeps can be compared.
     """
 
     sweeps: Mapping[str, Sweep]
@@ -45,9 +47,10 @@ class Subject:
 class Section:
     """A part of the page below its first screen.
 
-    title: its heading. place: sections come in rising order. data: makes what the script gets, as plain data; None: the
-    page lacks the section. link: its name in the page's head, "" for none. lead: a text below the heading, with code
-    between backticks. script: its name, if it is not the section's; it is beside the module of `data`.
+    title: its heading. place: sections come in rising order. data: makes what the script gets, as
+    plain data; None: the page lacks the section. link: its name in the page's head, "" for none.
+    lead: a text below the heading, with code between backticks. script: its name, if it is not the
+    section's; it is beside the module of `data`.
     """
 
     title: str

@@ -1,4 +1,6 @@
-"""The report of a sweep as a page that a browser of this machine loads and that follows the sweep."""
+"""The report of a sweep as a page that a browser of this machine loads and that follows the
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ REQUEST_TIMEOUT_S = 30.0  # for each read from a reader and each write to it
 
 
 def version_of(storage: Storage) -> str:
-    """What the page of a sweep is of: changes with its trials, its timing sessions and the end of its launch."""
-    state = find_launch(storage).state == RUNNING, [_files(storage, folder) for folder in (TRIALS, TIMINGS)]
+    """What the page of a sweep is of: changes with its trials, its timing sessions and the end of
+    its launch.
+    """
+    state = (
+        find_launch(storage).state == RUNNING,
+        [_files(storage, folder) for folder in (TRIALS, TIMINGS)],
+    )
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -37,7 +44,8 @@ def _files(storage: Storage, folder: str) -> dict[str, float]:
 class ReportServer(ThreadingHTTPServer):
     """Serves the page at / and its version at /version, to this machine only and by GET only.
 
-    make: the page of a version. It is called when a reader asks for a page and the version is another.
+    make: the page of a version. It is called when a reader asks for a page and the version is
+    another.
     """
 
     daemon_threads = True
@@ -84,7 +92,9 @@ class _Handler(BaseHTTPRequestHandler):
                 return self.send_error(HTTPStatus.NOT_FOUND)
             version, page = self.server.page()
         except (ValueError, OSError) as error:  # a file that is damaged, or a storage that is away
-            return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, explain(error).encode(), "text/plain")
+            return self._answer(
+                HTTPStatus.INTERNAL_SERVER_ERROR, explain(error).encode(), "text/plain"
+            )
         tag = f'"{version}"'
         if self.headers.get("If-None-Match") == tag:
             return self._answer(HTTPStatus.NOT_MODIFIED, b"", "text/html", tag)
@@ -92,10 +102,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: HTTPStatus, body: bytes, kind: str, tag: str = "") -> None:
         self.send_response(status)
-        for name, value in {
-            "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), "ETag": tag,
-            "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY",
-        }.items():  # fmt: skip
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "ETag": tag,
+            "Cache-Control": "no-cache",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }
+        for name, value in headers.items():
             if value:
                 self.send_header(name, value)
         self.end_headers()

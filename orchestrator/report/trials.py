@@ -1,4 +1,6 @@
-"""What the page holds of each trial: its facts, its config by flat key, its metrics with the parts of their errors."""
+"""What the page holds of each trial: its facts, its config by flat key, its metrics with the parts
+of their errors.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 
 @dataclass(frozen=True, slots=True)
 class PageTrial:
-    """A trial of one of the page's sweeps. index: of the sweep. owner: its name in the page; "" if there is only one.
-    is_vanilla: the trial is its baseline.
+    """A trial of one of the page's sweeps. index: of the sweep. owner: its name in the page; "" if
+    there is only one. is_vanilla: the trial is its baseline.
     """
 
     sweep: Sweep
@@ -48,16 +50,23 @@ class PageTrial:
         return f"{self.index}/{self.record.digest}" if self.index else self.record.digest
 
     def rank(self, front: Collection[str]) -> int:
-        """Its place in the order in which images are embedded: vanilla (0), trials on the front (1), then labelled ones
-        (2), then others (`OTHERS`). front: ids."""
+        """Its place in the order in which images are embedded: vanilla (0), trials on the front
+        (1), then labelled ones (2), then others (`OTHERS`). front: ids.
+        """
         if self.is_vanilla:
             return 0
         return 1 if self.id in front else 2 if self.record.label else OTHERS
 
     def entry(
-        self, metrics: Sequence[str], keys: Sequence[str], confidence: float | None, names: SettingNames
+        self,
+        metrics: Sequence[str],
+        keys: Sequence[str],
+        confidence: float | None,
+        names: SettingNames,
     ) -> dict[str, Any]:
-        """Plain data. keys: of `flat`, its config's values. confidence: None if on no front. names: of settings."""
+        """Plain data. keys: of `flat`, its config's values. confidence: None if on no front. names:
+        of settings.
+        """
         record, twin = self.record, self.record.duplicate_of
         flat = record.config.flat() if record.config else {}
         return {shared: getattr(record, shared) for shared in _SHARED} | {
@@ -72,7 +81,11 @@ class PageTrial:
             "description": names.name(record.config),
             "lossless": record.is_lossless(self.sweep.identity),
             "violated": [text for text, excess in record.constraints.items() if excess > 0],
-            "metrics": {name: _measured(self.sweep.metric(name), record) for name in metrics if name in record.metrics},
+            "metrics": {
+                name: _measured(self.sweep.metric(name), record)
+                for name in metrics
+                if name in record.metrics
+            },
         }
 
 
@@ -81,7 +94,9 @@ def page_trials(sweeps: Mapping[str, Sweep]) -> list[PageTrial]:
     found = []
     for index, (name, sweep) in enumerate(sweeps.items()):
         owner, vanilla = name if len(sweeps) > 1 else "", sweep.baseline
-        found += [PageTrial(sweep, record, index, owner, record is vanilla) for record in sweep.records]
+        found += [
+            PageTrial(sweep, record, index, owner, record is vanilla) for record in sweep.records
+        ]
     return found
 
 
@@ -93,14 +108,22 @@ def metric_title(name: str) -> str:
 def config_keys(sweeps: Mapping[str, Sweep]) -> list[str]:
     """The flat keys of all configs, in the order of their first occurrence."""
     records = [record for sweep in sweeps.values() for record in sweep.records]
-    return list(dict.fromkeys(key for record in records if record.config for key in record.config.flat()))
+    return list(
+        dict.fromkeys(key for record in records if record.config for key in record.config.flat())
+    )
 
 
 def group_looks(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The look of each group in the chart, by way of colouring; vanilla comes first."""
     colourings = entries[0]["groups"] if entries else COLOURINGS
-    found = {colouring: looks([entry["groups"][colouring] for entry in entries]) for colouring in colourings}
-    return {colouring: {name: look._asdict() for name, look in own.items()} for colouring, own in found.items()}
+    found = {
+        colouring: looks([entry["groups"][colouring] for entry in entries])
+        for colouring in colourings
+    }
+    return {
+        colouring: {name: look._asdict() for name, look in own.items()}
+        for colouring, own in found.items()
+    }
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
@@ -109,15 +132,28 @@ def groups(setting: DecodingConfig | None) -> dict[str, str]:
         return dict.fromkeys(COLOURINGS, "none")
     if setting.is_vanilla:
         return dict.fromkeys(COLOURINGS, VANILLA)
-    return {"acceptance": family(setting), "tree": setting.policy.kind, "drafter": setting.drafter.kind}
+    return {
+        "acceptance": family(setting),
+        "tree": setting.policy.kind,
+        "drafter": setting.drafter.kind,
+    }
 
 
 def _measured(metric: Metric, record: TrialRecord) -> list[Any]:
-    """Value and standard error; then the error's parts: effects of the blocks of captions, the noise that trials of one
-    shape share, and what is shared with no other trial (see `JointErrors`); degrees of freedom of both, 0 for many.
+    """Value and standard error; then the error's parts: effects of the blocks of captions, the
+    noise that trials of one shape share, and what is shared with no other trial (see
+    `JointErrors`); degrees of freedom of both, 0 for many.
     """
     entry, joint = record.metrics[metric.name], JointErrors.of([record], [metric])
     own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
-    return [entry.value, entry.known_error, effects, noise, own, noise_dof, own_dof if np.isfinite(own_dof) else 0]
+    return [
+        entry.value,
+        entry.known_error,
+        effects,
+        noise,
+        own,
+        noise_dof,
+        own_dof if np.isfinite(own_dof) else 0,
+    ]

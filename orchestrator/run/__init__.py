@@ -1,1 +1,3 @@
-"""Running a sweep: the driver, trials and what they are built of, the search, racing, timing and progress."""
+"""Running a sweep: the driver, trials and what they are built of, the search, racing, timing and
+progress.
+"""

@@ -1,7 +1,8 @@
 """The build: files that trials want, made by workers out of other files.
 
-A file's name follows from its content, so a task whose file exists is done. One whose needs are missing waits for them.
-A file that a worker finds damaged or missing is set aside, and those who wanted what is made from it want it again.
+A file's name follows from its content, so a task whose file exists is done. One whose needs are
+missing waits for them. A file that a worker finds damaged or missing is set aside, and those who
+wanted what is made from it want it again.
 """
 
 from __future__ import annotations
@@ -52,23 +53,32 @@ class _Wanted:
 
 
 class Build:
-    """Has workers make the files that trials want. Trials are numbers; those of lower ones are made first.
+    """Has workers make the files that trials want. Trials are numbers; those of lower ones are made
+    first.
 
-    files: names of the shards in the store. seconds: of workers, by the trial that they were spent on.
+    files: names of the shards in the store. seconds: of workers, by the trial that they were spent
+    on.
     """
 
     def __init__(self, storage: Storage, workers: Workers, emit: EventSink) -> None:
-        self.files = {intern(f"{folder}/{name}") for folder in (SHARDS, TIMINGS) for name in storage.names(folder)}
+        self.files = {
+            intern(f"{folder}/{name}")
+            for folder in (SHARDS, TIMINGS)
+            for name in storage.names(folder)
+        }
         self.seconds: defaultdict[int, float] = defaultdict(float)
         self._storage, self._workers, self._emit = storage, workers, emit
         self._wanted: dict[str, _Wanted] = {}
         self._waiting: dict[str, _Wanted] = {}  # those that are not submitted to the workers
         self._results: list[Result] = []
-        self._repeats = Counter[str]()  # by a file that was damaged, or a measurement whose worker could not read one
+        # by a file that was damaged, or a measurement whose worker could not read one
+        self._repeats = Counter[str]()
         self._alive = -1
 
     def want(self, trial: int, *tasks: Task) -> None:
-        """Make the files of tasks, and all that they need, unless they exist. trial: `SWEEP` for all of them."""
+        """Make the files of tasks, and all that they need, unless they exist. trial: `SWEEP` for
+        all of them.
+        """
         for task in tasks:
             self._add(task, trial)
         self._submit_ready()
@@ -84,11 +94,13 @@ class Build:
         self._workers.withdraw(obsolete)
 
     def collect(self, timeout: float) -> list[Result]:
-        """The measurements that ended since the last call. Waits up to `timeout` seconds for a worker's next result.
+        """The measurements that ended since the last call. Waits up to `timeout` seconds for a
+        worker's next result.
 
         Raises:
             PoolError: no worker is left and none can be started.
-            SweepError: the sweep cannot go on without a task that failed, or a file is damaged again and again.
+            SweepError: the sweep cannot go on without a task that failed, or a file is damaged
+                again and again.
         """
         if not self._results:
             self._work(timeout)
@@ -146,7 +158,10 @@ class Build:
             self.seconds[task.trial] += output.get("seconds", 0.0)
             self._end(task.name, Result((), output))
         elif output["name"] != task.name:
-            cause = f"{output['worker']} wrote {output['name']} instead of {task.name}: its models or captions differ"
+            cause = (
+                f"{output['worker']} wrote {output['name']} instead of {task.name}: its models or "
+                "captions differ"
+            )
             self._fail(task, cause, permanent=False)
         else:
             self._add_file(task, output)
@@ -172,7 +187,9 @@ class Build:
         self._drop(frozenset([task.name]), cause, permanent)
 
     def _drop(self, lost: frozenset[str], cause: str | None = None, permanent: bool = True) -> None:
-        """End the measurements that wait for one of these files. Those who want them decide what follows."""
+        """End the measurements that wait for one of these files. Those who want them decide what
+        follows.
+        """
         for name, wanted in list(self._waiting.items()):
             if needs := lost.intersection(need.name for need in wanted.task.needs):
                 self._end(name, Result((), None, needs, cause, permanent))
@@ -186,8 +203,11 @@ class Build:
         return self._wanted.pop(name)
 
     def _set_aside(self, task: Task, unusable: Mapping[str, str]) -> None:
-        """Set damaged files aside, and end the measurements that need them. unusable: the reasons by name."""
-        if not task.is_measurement:  # a worker found the task's own file, which an earlier launch had written
+        """Set damaged files aside, and end the measurements that need them. unusable: the reasons
+        by name.
+        """
+        # a worker found the task's own file, which an earlier launch had written
+        if not task.is_measurement:
             self.files.add(task.name)
         removed = frozenset(name for name, reason in unusable.items() if self._remove(name, reason))
         if task.name in removed:
@@ -201,7 +221,10 @@ class Build:
             self._end(task.name, Result((), None, removed))
             self._drop(removed)
         else:
-            cause = f"{'; '.join(unusable.values())}; only its worker cannot read it: check that machine"
+            cause = (
+                f"{'; '.join(unusable.values())}; only its worker cannot read it: check that "
+                "machine"
+            )
             self._fail(task, cause, permanent=False)
 
     def _remove(self, name: str, reason: str) -> bool:
@@ -219,7 +242,9 @@ class Build:
         self.files.discard(name)
         self._repeats[name] += 1
         if self._repeats[name] > _MAX_REPEATS:
-            raise SweepError(f"{reason}: made {_MAX_REPEATS} times and damaged again; check the disk or bucket")
+            raise SweepError(
+                f"{reason}: made {_MAX_REPEATS} times and damaged again; check the disk or bucket"
+            )
         self._emit({"event": "shard_damaged", "note": f"{reason}, so it is made again{kept}"})
         return True
 
@@ -227,12 +252,16 @@ class Build:
         """Rename a file to a name that no other has; returns it."""
         stem, dot, ending = name.rpartition("/")[2].rpartition(".")
         taken = set(self._storage.names(DAMAGED))
-        free = next(new for n in range(len(taken) + 1) if (new := f"{stem}-{n}{dot}{ending}") not in taken)
+        free = next(
+            new for n in range(len(taken) + 1) if (new := f"{stem}-{n}{dot}{ending}") not in taken
+        )
         self._storage.move(name, f"{DAMAGED}/{free}")
         return f"{DAMAGED}/{free}"
 
     def _emit_phase(self, changed: Task) -> None:
         """Say what the sweep still waits for, if it waited for this task or does now."""
         if changed.about:
-            waiting = dict.fromkeys(wanted.task.about for wanted in self._wanted.values() if wanted.task.about)
+            waiting = dict.fromkeys(
+                wanted.task.about for wanted in self._wanted.values() if wanted.task.about
+            )
             self._emit({"event": "phase", "phase": "; ".join(waiting)})

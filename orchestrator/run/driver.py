@@ -1,9 +1,11 @@
-"""The driver's loop: ask the search for a config, have its trial's files built, write its record, tell the search.
+"""The driver's loop: ask the search for a config, have its trial's files built, write its record,
+tell the search.
 
-Trials run in parallel and end in any order. They are told in the order of their numbers, so the search proposes the
-same configs whatever the workers do. If a worker dies, the pool repeats its task; if a task fails for good, its trial
-ends with the cause. The store's files are the only state: a shard that exists is not generated again, and a trial with
-a record is only told. So a resumed sweep runs the same loop on a store that is not empty.
+Trials run in parallel and end in any order. They are told in the order of their numbers, so the
+search proposes the same configs whatever the workers do. If a worker dies, the pool repeats its
+task; if a task fails for good, its trial ends with the cause. The store's files are the only state:
+a shard that exists is not generated again, and a trial with a record is only told. So a resumed
+sweep runs the same loop on a store that is not empty.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from orchestrator.front.plateau import Plateau, PlateauState
 from orchestrator.run.progress import finished_event
 from orchestrator.run.racing import at_full_size, with_constraints
 from orchestrator.run.search import Proposal, Search
-from orchestrator.run.trial import RunningTrial, RunningTrials, Trials, copy_record, make_record, revive
+from orchestrator.run.trial import (
+    RunningTrial,
+    RunningTrials,
+    Trials,
+    copy_record,
+    make_record,
+    revive,
+)
 from orchestrator.store.files import write_trial
 from orchestrator.store.records import FAILED, STOPPED, TrialRecord
 from search_spaces.params import ConfigError
@@ -28,7 +37,8 @@ _MAX_LOST_IN_A_ROW = 10  # trials
 class Driver:
     """Runs a sweep.
 
-    check: raises ConfigError for a config that the model refuses. update: called with each record that was written.
+    check: raises ConfigError for a config that the model refuses. update: called with each record
+    that was written.
     """
 
     def __init__(
@@ -40,12 +50,22 @@ class Driver:
         check: Callable[[DecodingConfig], None],
         update: Callable[[TrialRecord], object],
     ) -> None:
-        self.storage, self.trials, self.search, self.check, self.update = storage, trials, search, check, update
+        self.storage, self.trials, self.search, self.check, self.update = (
+            storage,
+            trials,
+            search,
+            check,
+            update,
+        )
         self.sweep, self.racing = trials.plan.sweep, trials.racing
         self._records: list[TrialRecord] = []  # of all trials that were told
-        self._plateau = Plateau.of(self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives)
+        self._plateau = Plateau.of(
+            self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives
+        )
         self._state: PlateauState | None = None  # as it was emitted last
-        self._limits = Limits(self.sweep.budget, search.is_exhausted, search.source, self._is_plateau)
+        self._limits = Limits(
+            self.sweep.budget, search.is_exhausted, search.source, self._is_plateau
+        )
         self._running = RunningTrials(trials.build)
         self._first_trials: dict[DecodingConfig, int] = {}
         self._lost: set[int] = set()
@@ -53,7 +73,8 @@ class Driver:
     def run(self, stored: Sequence[TrialRecord] = (), revived: Collection[int] = ()) -> Outcome:
         """Run until the budget is spent, then go on with stopped trials that may be on the front.
 
-        stored: the records that the store holds already. revived: numbers of stopped trials to run to the end.
+        stored: the records that the store holds already. revived: numbers of stopped trials to run
+        to the end.
 
         Raises:
             PoolError: no worker is left and none can be started.
@@ -69,11 +90,15 @@ class Driver:
             self._finish_oldest(known)
         if stopped_by != "plateau":
             self._is_plateau()  # says where the front ended
-        revive(self.trials, self._records, self._write, revived, lambda: not self._limits.is_time_spent)
+        revive(
+            self.trials, self._records, self._write, revived, lambda: not self._limits.is_time_spent
+        )
         return Outcome(self._records, stopped_by or "trials", self._lost)
 
     def _start_trials(self, known: Mapping[int, TrialRecord]) -> str | None:
-        """Start trials until `parallel` are in flight; returns the limit that is reached (see `Outcome`), or None."""
+        """Start trials until `parallel` are in flight; returns the limit that is reached (see
+        `Outcome`), or None.
+        """
         while len(self._running) < self.sweep.search.parallel:
             number = len(self._records) + len(self._running)
             record = known.get(number)
@@ -85,7 +110,9 @@ class Driver:
 
     def _prepare(self, proposal: Proposal, record: TrialRecord | None) -> RunningTrial:
         """A trial that has a record, repeats an earlier config, cannot run, or else is measured."""
-        problem = proposal.problem or (self._problem(proposal.config) if proposal.config else "no config was proposed")
+        problem = proposal.problem or (
+            self._problem(proposal.config) if proposal.config else "no config was proposed"
+        )
         if problem or proposal.config is None:
             return RunningTrial(proposal, make_record(proposal, FAILED, cause=problem))
         if self._first_trials.setdefault(proposal.config, proposal.number) != proposal.number:
@@ -106,17 +133,23 @@ class Driver:
     def _finish_oldest(self, known: Mapping[int, TrialRecord]) -> None:
         """Wait for the oldest trial in flight, write its record, and tell it to the search.
 
-        The next proposal follows at once: it must not depend on how many trials end at the same time.
+        The next proposal follows at once: it must not depend on how many trials end at the same
+        time.
         """
         trial = self._running.take(len(self._records))
         number, record = trial.proposal.number, trial.record
         if record is None:
             assert trial.proposal.config is not None
             first = self._first_trials[trial.proposal.config]
-            record, trial.is_lost = copy_record(trial.proposal, self._records[first]), first in self._lost
+            record, trial.is_lost = (
+                copy_record(trial.proposal, self._records[first]),
+                first in self._lost,
+            )
         if trial.is_lost and not self.search.is_stateful:
             self._add_lost(record)
-        told = with_constraints(self.racing.before_revival(record), self.sweep.constraints, self.racing.finished)
+        told = with_constraints(
+            self.racing.before_revival(record), self.sweep.constraints, self.racing.finished
+        )
         self._records.append(known.get(number, told))
         self.racing.finished.append(told)
         if told.state == STOPPED and told.duplicate_of is None:
@@ -129,7 +162,9 @@ class Driver:
         self.trials.emit(event | {"new": number not in known})
 
     def _is_plateau(self) -> bool:
-        """Whether the front no longer moves, by the trials that were told; emits how close it is."""
+        """Whether the front no longer moves, by the trials that were told; emits how close it
+        is.
+        """
         if self._plateau is None:
             return False
         if (state := self._plateau.state(self._records)) != self._state:
@@ -138,10 +173,14 @@ class Driver:
         return state.is_reached
 
     def _add_lost(self, record: TrialRecord) -> None:
-        """Count a trial that a machine, network or file made fail. Raises SweepError after too many in a row."""
+        """Count a trial that a machine, network or file made fail. Raises SweepError after too many
+        in a row.
+        """
         self._lost.add(record.number)
         if self._lost.issuperset(range(record.number - _MAX_LOST_IN_A_ROW + 1, record.number + 1)):
-            raise SweepError(f"{_MAX_LOST_IN_A_ROW} trials in a row were lost, the last one to: {record.cause}")
+            raise SweepError(
+                f"{_MAX_LOST_IN_A_ROW} trials in a row were lost, the last one to: {record.cause}"
+            )
 
     def _write(self, record: TrialRecord) -> None:
         write_trial(self.storage, record)

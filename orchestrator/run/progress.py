@@ -1,4 +1,5 @@
-"""Progress of a sweep: a live view on a terminal, else lines or JSON events; all events also go to a file.
+"""Progress of a sweep: a live view on a terminal, else lines or JSON events; all events also go to
+a file.
 
 The time left is a plain extrapolation: what is left of the budget, at the pace of this launch.
 """
@@ -36,8 +37,10 @@ _MIN_TIME_LEFT_S = 1.0  # the least that is shown
 _BAR_WIDTH = 20  # columns
 _MAX_SHARE = 0.99  # the most that is shown: a sweep is done when its launch returns
 _MIN_TRIALS = 3  # finished, before their spread is known
-_EARLY_RANGE = (0.4, 1.5)  # the range before that, over the estimate: vanilla is first, and most others are faster
-_OVERRUN = 0.1  # share of what was left after the last shard, if the next one takes longer than all of it
+# the range before that, over the estimate: vanilla is first, and most others are faster
+_EARLY_RANGE = (0.4, 1.5)
+# share of what was left after the last shard, if the next one takes longer than all of it
+_OVERRUN = 0.1
 _NINETY_PERCENT = 1.645  # standard errors
 
 
@@ -47,7 +50,12 @@ def utc_now() -> str:
 
 def trial_event(event: str, trial: Proposal | TrialRecord, names: SettingNames) -> dict[str, Any]:
     """An event of a trial, with its label and the name of its setting."""
-    return {"event": event, "trial": trial.number, "label": trial.label, "setting": names.name(trial.config)}
+    return {
+        "event": event,
+        "trial": trial.number,
+        "label": trial.label,
+        "setting": names.name(trial.config),
+    }
 
 
 def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict[str, Any]:
@@ -58,7 +66,11 @@ def finished_event(event: str, record: TrialRecord, names: SettingNames) -> dict
         "feasible": record.feasible,
         "images": record.images,
         "metrics": {name: entry.value for name, entry in record.metrics.items()},
-        "errors": {name: entry.error for name, entry in record.metrics.items() if math.isfinite(entry.error)},
+        "errors": {
+            name: entry.error
+            for name, entry in record.metrics.items()
+            if math.isfinite(entry.error)
+        },
     }
 
 
@@ -72,8 +84,9 @@ class TimeLeft(NamedTuple):
 
 @dataclass
 class _Trial:
-    """A trial in flight. images: of all captions. missing: shards that do not exist yet; racing may stop the trial
-    before the last. copies: those among them that will be copied. seconds: spent on its shards in this launch.
+    """A trial in flight. images: of all captions. missing: shards that do not exist yet; racing may
+    stop the trial before the last. copies: those among them that will be copied. seconds: spent on
+    its shards in this launch.
     """
 
     name: str
@@ -93,11 +106,12 @@ class _Trial:
 class Progress:
     """The state of a sweep, updated by its events.
 
-    planned, planned_images: the budget (None: no limit). is_upper_bound: whether it may end before. done, failed,
-    stopped: numbers of trials, those of earlier launches included. plateau: how close the front is to it. images:
-    generated in this launch. taken: images that it copied from earlier sweeps. objectives: metric and direction.
-    running: trials by number. candidates: the last events of trials that meet the constraints, by number. phase: what
-    is prepared. is_over: whether the launch has returned. Times are in seconds, by the monotonic clock.
+    planned, planned_images: the budget (None: no limit). is_upper_bound: whether it may end before.
+    done, failed, stopped: numbers of trials, those of earlier launches included. plateau: how close
+    the front is to it. images: generated in this launch. taken: images that it copied from earlier
+    sweeps. objectives: metric and direction. running: trials by number. candidates: the last events
+    of trials that meet the constraints, by number. phase: what is prepared. is_over: whether the
+    launch has returned. Times are in seconds, by the monotonic clock.
     """
 
     planned: int | None
@@ -119,7 +133,8 @@ class Progress:
     start_time: float = field(default_factory=time.monotonic)
     _done_images: int = 0
     _given: float = 0.0  # share of the budget that this launch found done
-    _costs: list[float] = field(default_factory=list)  # seconds of the shards of each trial that this launch finished
+    # seconds of the shards of each trial that this launch finished
+    _costs: list[float] = field(default_factory=list)
     _copies: dict[int, int] = field(default_factory=dict)  # shards of trials that have not begun
     _trial_shards: int = 0
     _trial_images: int = 0
@@ -147,9 +162,12 @@ class Progress:
             self._given += (self.share or 0.0) - before if TAKEN_FROM in event else 0.0
         elif kind in ("trial_finished", "trial_revived", "revival_failed"):
             is_made = self._finish(event)
-            self._given += 0.0 if is_made and event.get("new", True) else (self.share or 0.0) - before
+            self._given += (
+                0.0 if is_made and event.get("new", True) else (self.share or 0.0) - before
+            )
         elif kind == "workers":
-            self.note = "" if event["alive"] and not self.workers else self.note  # that none was running
+            # that none was running
+            self.note = "" if event["alive"] and not self.workers else self.note
             self.workers = event["alive"]
         elif kind == "phase":
             self.phase = event["phase"]
@@ -160,7 +178,9 @@ class Progress:
         elif kind == "plateau":
             self.plateau = event["text"]
         elif kind == "identity":
-            self.objectives = tuple((entry["metric"], entry["direction"]) for entry in event["objectives"])
+            self.objectives = tuple(
+                (entry["metric"], entry["direction"]) for entry in event["objectives"]
+            )
         self.note = event.get("note", self.note)
 
     def _add_shard(self, event: Event, now: float) -> None:
@@ -204,12 +224,17 @@ class Progress:
         return min(max(self._shares())[0], 1.0) if self.planned or self.planned_images else None
 
     def _shares(self) -> Iterator[tuple[float, float]]:
-        """The share of each budget that is done, and that of the images that are still to be copied."""
+        """The share of each budget that is done, and that of the images that are still to be
+        copied.
+        """
         running = self.running.values()
         copies = sum(trial.copies / (trial.shards + 1) for trial in running)
         copies += sum(self._copies.values()) / (self._trial_shards + 1)
         if self.planned:
-            yield (self.done + sum(trial.share for trial in running)) / self.planned, copies / self.planned
+            yield (
+                (self.done + sum(trial.share for trial in running)) / self.planned,
+                copies / self.planned,
+            )
         if self.planned_images:
             images = self._done_images + sum(trial.share * trial.images for trial in running)
             yield images / self.planned_images, copies * self._trial_images / self.planned_images
@@ -217,8 +242,9 @@ class Progress:
     def time_left(self, now: float) -> TimeLeft | None:
         """What the rest of the budget takes at the pace of this launch so far, with its 90 % range.
 
-        Images that will be copied take no time. Stopped trials that go on at the end are not counted. None without a
-        budget of trials or images, without workers, or before the first shard.
+        Images that will be copied take no time. Stopped trials that go on at the end are not
+        counted. None without a budget of trials or images, without workers, or before the first
+        shard.
         """
         share, began, count = self.share, self._began, len(self._costs)
         if share is None or not self.workers:
@@ -227,29 +253,45 @@ class Progress:
             return TimeLeft(0.0, 0.0, 0.0)
         if share <= self._given or began is None:
             return None
-        left = max(1 - sum(max(self._shares())), 0.0) / (share - self._given)  # for each second so far
+        # for each second so far
+        left = max(1 - sum(max(self._shares())), 0.0) / (share - self._given)
         if not left:
             return TimeLeft(0.0, 0.0, 0.0)
         value = self._shard_at - began
-        if count < _MIN_TRIALS:  # shards in flight, of which there are many for the few that are done, count as none
+        # shards in flight, of which there are many for the few that are done, count as none
+        if count < _MIN_TRIALS:
             value = min(value, self._worked / self.workers)
         value *= left
         value = max(value - (now - self._shard_at), _OVERRUN * value)
         if count < _MIN_TRIALS or not (mean := fmean(self._costs)):
             return TimeLeft(value, *(bound * value for bound in _EARLY_RANGE))
         # of the mean so far, and of that of the trials to come
-        error = _NINETY_PERCENT * stdev(self._costs) / mean * math.sqrt(1 / count + 1 / (left * count)) * value
+        error = (
+            _NINETY_PERCENT
+            * stdev(self._costs)
+            / mean
+            * math.sqrt(1 / count + 1 / (left * count))
+            * value
+        )
         return TimeLeft(value, max(value - error, 0.0), value + error)
 
     @property
     def activity(self) -> str:
         """What happens now, in one line."""
         if self.running:
-            return "running: " + ", ".join(f"{number} {trial.name}" for number, trial in sorted(self.running.items()))
+            return "running: " + ", ".join(
+                f"{number} {trial.name}" for number, trial in sorted(self.running.items())
+            )
         if self.phase:
             return self.phase
         is_done = self.planned is not None and self.done >= self.planned
-        return "all trials are done" if is_done else "waiting for the next trial" if self.done else "starting"
+        return (
+            "all trials are done"
+            if is_done
+            else "waiting for the next trial"
+            if self.done
+            else "starting"
+        )
 
     @property
     def elapsed(self) -> float:
@@ -260,13 +302,22 @@ class Progress:
         """The nondominated trials by number, ordered by the first objective."""
         from orchestrator.front.pareto import nondominated
 
-        names, directions = [name for name, _ in self.objectives], [direction for _, direction in self.objectives]
-        rows = [(n, trial) for n, trial in self.candidates.items() if trial["metrics"].keys() >= set(names)]
+        names, directions = (
+            [name for name, _ in self.objectives],
+            [direction for _, direction in self.objectives],
+        )
+        rows = [
+            (n, trial)
+            for n, trial in self.candidates.items()
+            if trial["metrics"].keys() >= set(names)
+        ]
         if not rows or not names:
             return []
         import numpy as np
 
-        values = np.array([[trial["metrics"][name] for name in names] for _, trial in rows], dtype=float)
+        values = np.array(
+            [[trial["metrics"][name] for name in names] for _, trial in rows], dtype=float
+        )
         on_front = nondominated(values, directions)
         front = [row for row, kept in zip(rows, on_front, strict=True) if kept]
         return sorted(front, key=lambda row: row[1]["metrics"][names[0]])
@@ -286,13 +337,21 @@ def describe_time_left(left: TimeLeft | None, *, is_upper_bound: bool = False) -
     if left.value < _MIN_TIME_LEFT_S:
         return "finishing"
     value, low, high = (format_duration(seconds) for seconds in left)
-    return f"{'at most ' * is_upper_bound}{value} left" + (f" ({low} to {high})" if low != high else "")
+    return f"{'at most ' * is_upper_bound}{value} left" + (
+        f" ({low} to {high})" if low != high else ""
+    )
 
 
 def headline(progress: Progress) -> str:
     """The sweep's state in one line."""
     percent = "" if progress.share is None else f"{_percent(progress)} % · "
-    parts = [_trials(progress), _rate(progress), _elapsed(progress), _time_left(progress), progress.plateau]
+    parts = [
+        _trials(progress),
+        _rate(progress),
+        _elapsed(progress),
+        _time_left(progress),
+        progress.plateau,
+    ]
     return percent + " · ".join(filter(None, parts))
 
 
@@ -319,11 +378,15 @@ def _elapsed(progress: Progress) -> str:
 
 
 def _time_left(progress: Progress) -> str:
-    return describe_time_left(progress.time_left(time.monotonic()), is_upper_bound=progress.is_upper_bound)
+    return describe_time_left(
+        progress.time_left(time.monotonic()), is_upper_bound=progress.is_upper_bound
+    )
 
 
 def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
-    """Shows events as lines for logs: phases, each finished trial, and the headline every few seconds."""
+    """Shows events as lines for logs: phases, each finished trial, and the headline every few
+    seconds.
+    """
     last = 0.0
 
     def write(text: str) -> None:
@@ -331,7 +394,9 @@ def show_lines(progress: Progress, out: TextIO | None = None) -> EventSink:
 
     def show(event: Event) -> None:
         nonlocal last
-        if event["event"] == "trial_revived" or (event["event"] == "trial_finished" and event["new"]):
+        if event["event"] == "trial_revived" or (
+            event["event"] == "trial_finished" and event["new"]
+        ):
             write(trial_line(event, progress))
         elif text := event.get("note") or event.get("phase"):
             write(text)
@@ -352,7 +417,9 @@ def trial_line(event: Event, progress: Progress) -> str:
     if event["state"] == "stopped":
         return f"{name}: stopped at {event['images']} images: {event['cause']}"
     metrics, errors = event["metrics"], event["errors"]
-    values = [f"{n} {measured(metrics[n], errors.get(n))}" for n, _ in progress.objectives if n in metrics]
+    values = [
+        f"{n} {measured(metrics[n], errors.get(n))}" for n, _ in progress.objectives if n in metrics
+    ]
     return f"{name}: {', '.join(values)}" + ("" if event["feasible"] else "; infeasible")
 
 
@@ -368,7 +435,9 @@ def show_live(progress: Progress, console: Console | None = None) -> Iterator[Ev
     from rich.live import Live
 
     console = console or Console(stderr=True)
-    with Live(console=console, refresh_per_second=4, get_renderable=lambda: render(progress)) as live:
+    with Live(
+        console=console, refresh_per_second=4, get_renderable=lambda: render(progress)
+    ) as live:
 
         def write(line: str, style: str) -> None:
             live.console.print(clean(line), style=style, markup=False, highlight=False)
@@ -395,11 +464,15 @@ def render(progress: Progress) -> RenderableType:
     state = Table.grid(padding=(0, 1))
     if progress.share is not None:
         percent = _percent(progress)
-        state.add_row(ProgressBar(completed=percent, width=_BAR_WIDTH), f"{percent:2} %", _time_left(progress))
+        state.add_row(
+            ProgressBar(completed=percent, width=_BAR_WIDTH), f"{percent:2} %", _time_left(progress)
+        )
     trials = Text(f"{_trials(progress)} · {_elapsed(progress)}")
     activity = Text(clean(progress.activity), overflow="ellipsis", no_wrap=True)
     notes = [Text(clean(note), style="yellow") for note in (progress.note,) if note]
-    notes += [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
+    notes += (
+        [Text(clean(progress.phase), style="cyan")] if progress.phase and progress.running else []
+    )
     rows = progress.front()
     notes += [Text(progress.plateau, style="dim")] if progress.plateau else []
     front = ["", "on the front so far", _front_table(progress, rows)] if rows else []
@@ -417,10 +490,15 @@ def _front_table(progress: Progress, rows: Iterable[tuple[int, Event]]) -> Rende
     for name, _ in progress.objectives:
         table.add_column(Text(clean(name)), justify="right", no_wrap=True)
     for number, trial in rows:
-        values = [Text(measured(trial["metrics"][name], trial["errors"].get(name))) for name, _ in progress.objectives]
+        values = [
+            Text(measured(trial["metrics"][name], trial["errors"].get(name)))
+            for name, _ in progress.objectives
+        ]
         for value in values:
             value.highlight_regex(r"± .*", "dim")
-        table.add_row(str(number), Text(clean(title(trial.get("label", ""), trial["setting"]))), *values)
+        table.add_row(
+            str(number), Text(clean(title(trial.get("label", ""), trial["setting"]))), *values
+        )
     return table
 
 
@@ -431,9 +509,11 @@ def choose_view(progress: Progress, *, as_json: bool) -> AbstractContextManager[
     return show_live(progress) if sys.stderr.isatty() else nullcontext(show_lines(progress))
 
 
-def event_sink(progress: Progress, show: EventSink, file: Path | None, *others: EventSink) -> EventSink:
-    """A sink that adds the time to each event and passes it to the progress, to a JSON lines file, to `show` and to
-    others.
+def event_sink(
+    progress: Progress, show: EventSink, file: Path | None, *others: EventSink
+) -> EventSink:
+    """A sink that adds the time to each event and passes it to the progress, to a JSON lines file,
+    to `show` and to others.
     """
 
     def emit(event: Event) -> None:
@@ -457,7 +537,11 @@ def recorded_end(emit: EventSink) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        ended = {"state": "interrupted"} if isinstance(error, KeyboardInterrupt) else {"state": "failed"}
+        ended = (
+            {"state": "interrupted"}
+            if isinstance(error, KeyboardInterrupt)
+            else {"state": "failed"}
+        )
         cause = {"cause": explain(error).partition("\n")[0]} if isinstance(error, Exception) else {}
         with suppress(OSError):  # of a full disk, which the launch's own error names
             emit({"event": "end", **ended, **cause})

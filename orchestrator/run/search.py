@@ -1,8 +1,9 @@
 """The search and its study: Optuna asked for trials and told their results.
 
-The search depends on the trials' results, not on their timing: trial n is proposed when exactly the trials 0..n-P have
-been told to Optuna, in order (P = `parallel` trials are in flight), by a new sampler with a seed of its own. So 1
-worker, 30 workers and a resumed sweep propose the same configs, if the objectives are deterministic.
+The search depends on the trials' results, not on their timing: trial n is proposed when exactly the
+trials 0..n-P have been told to Optuna, in order (P = `parallel` trials are in flight), by a new
+sampler with a seed of its own. So 1 worker, 30 workers and a resumed sweep propose the same
+configs, if the objectives are deterministic.
 
 `Search` keeps its study in memory. `orchestrator.views.study` writes one for Optuna users.
 """
@@ -40,8 +41,9 @@ _MAX_ATTEMPTS = 50  # at a setting that no earlier sweep has told
 class ParameterTPESampler(TPESampler):
     """TPE that uses only the parameters of a running trial.
 
-    Optuna's `TPESampler` also uses the values that it sampled for branches that a running trial did not take. A resumed
-    search sets parameters instead of sampling them, so it would propose other configs.
+    Optuna's `TPESampler` also uses the values that it sampled for branches that a running trial did
+    not take. A resumed search sets parameters instead of sampling them, so it would propose other
+    configs.
     """
 
     def _get_params(self, trial: FrozenTrial, study: Study) -> dict[str, Any]:
@@ -50,7 +52,9 @@ class ParameterTPESampler(TPESampler):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposed trial. `config` is None if the search proposed an invalid config; `problem` says why."""
+    """A proposed trial. `config` is None if the search proposed an invalid config; `problem` says
+    why.
+    """
 
     number: int
     label: str
@@ -63,13 +67,14 @@ class Proposal:
 class Search:
     """Proposes configs in order and tells their results to Optuna.
 
-    Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers need parameters that
-    all trials share, and without any they would sample at random from then on. A sampler with a pool is told them by
-    their features.
+    Enqueued configs outside of the space (usually vanilla) are not told to the sampler: samplers
+    need parameters that all trials share, and without any they would sample at random from then on.
+    A sampler with a pool is told them by their features.
 
-    pool: of a sampler that chooses from one; called when the sampler is asked for the first time. An empty one is
-    enough to check the sampler's options. earlier: trials of other sweeps, told before the first proposal. Those with
-    values are not proposed again, unless the sampler proposes nothing else.
+    pool: of a sampler that chooses from one; called when the sampler is asked for the first time.
+    An empty one is enough to check the sampler's options. earlier: trials of other sweeps, told
+    before the first proposal. Those with values are not proposed again, unless the sampler proposes
+    nothing else.
 
     Raises:
         StudyError: the sampler refuses an option, or cannot search this space.
@@ -90,7 +95,9 @@ class Search:
         self._sampler, self._choice = sweep.search.sampler, SAMPLERS.lookup(sweep.search.sampler)
         self.directions = tuple(directions)
         self._check_reference()
-        self._study = optuna.create_study(directions=list(directions), sampler=self._make_sampler(0))
+        self._study = optuna.create_study(
+            directions=list(directions), sampler=self._make_sampler(0)
+        )
         self._live: dict[int, Trial] = {}
         self._asked = 0
         self._told: list[Mapping[str, Any]] = []  # parameters of earlier trials with values
@@ -100,11 +107,15 @@ class Search:
         self._points = self._space.size() if is_grid else None
         if self._points is not None:
             self._points -= len(self._told)
-        self._grid = (point for point in self._space.grid() if point not in self._told) if is_grid else None
+        self._grid = (
+            (point for point in self._space.grid() if point not in self._told) if is_grid else None
+        )
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a resumed search asks its sampler for every trial again, so finished trials must not change."""
+        """Whether a resumed search asks its sampler for every trial again, so finished trials must
+        not change.
+        """
         return self._choice.stateful
 
     @property
@@ -113,16 +124,20 @@ class Search:
         return "pool" if self._choice.from_pool else "space"
 
     def is_exhausted(self, number: int) -> bool:
-        """Whether trial `number` comes after all enqueued configs and all points of a grid, or of a pool."""
+        """Whether trial `number` comes after all enqueued configs and all points of a grid, or of a
+        pool.
+        """
         sampled = number - len(self._enqueued)
         if self._choice.from_pool:
             return sampled >= 0 and sampled >= len(self._pool()) - self._pool().enqueued
         return self._points is not None and sampled >= self._points
 
     def propose(self, number: int, stored_params: Mapping[str, Any] | None = None) -> Proposal:
-        """The config of trial `number`; numbers must be in order. `stored_params`: of a trial that has finished.
+        """The config of trial `number`; numbers must be in order. `stored_params`: of a trial that
+        has finished.
 
-        Finished trials keep their parameters. A stateful sampler is asked anyway, and must propose the same parameters.
+        Finished trials keep their parameters. A stateful sampler is asked anyway, and must propose
+        the same parameters.
 
         Raises:
             StudyError: the search proposes other parameters than `stored_params`.
@@ -145,23 +160,31 @@ class Search:
             trial, proposed, problem = self._ask(number, attempt, fixed)
             if fixed is not None or trial.params not in self._told or attempt == _MAX_ATTEMPTS - 1:
                 break
-            self._study.tell(trial, state=TrialState.FAIL)  # samplers do not read the values of such trials
+            # samplers do not read the values of such trials
+            self._study.tell(trial, state=TrialState.FAIL)
         config, self._live[number] = config or proposed, trial
         if stored_params is not None and dict(stored_params) != dict(trial.params):
             raise StudyError(
-                f"trial {number} ran with {dict(stored_params)}, but this search proposes {dict(trial.params)}: the "
-                "sweep was made with another space, seed or version of Optuna; launch it under a new name"
+                f"trial {number} ran with {dict(stored_params)}, but this search proposes "
+                f"{dict(trial.params)}: the sweep was made with another space, seed or version of "
+                "Optuna; launch it under a new name"
             )
-        return Proposal(number, label, config, dict(trial.params), dict(trial.distributions), problem)
+        return Proposal(
+            number, label, config, dict(trial.params), dict(trial.distributions), problem
+        )
 
     def _ask(
         self, number: int, attempt: int, fixed: Mapping[str, Any] | None
     ) -> tuple[Trial, DecodingConfig | None, str | None]:
-        """A trial of Optuna's, its config, and what is wrong with its parameters. fixed: those that are set.
+        """A trial of Optuna's, its config, and what is wrong with its parameters. fixed: those that
+        are set.
 
-        A genetic sampler breeds from trials that have a generation, and gives one to those alone that it samples.
+        A genetic sampler breeds from trials that have a generation, and gives one to those alone
+        that it samples.
         """
-        sampler = self._make_sampler(number, attempt, self._pool if fixed is None else SettingsPool.empty)
+        sampler = self._make_sampler(
+            number, attempt, self._pool if fixed is None else SettingsPool.empty
+        )
         self._study.sampler = RoundingSampler(sampler)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
@@ -180,7 +203,9 @@ class Search:
             trial.set_user_attr(SETTING, config.digest())
 
     def _learn(self, index: int, record: TrialRecord, objectives: Sequence[str]) -> None:
-        """Tell Optuna a trial of another sweep, unless the space does not have it and the sampler cannot use it."""
+        """Tell Optuna a trial of another sweep, unless the space does not have it and the sampler
+        cannot use it.
+        """
         if record.config is None:
             return
         params = self._space.params_of(record.config, self._sampling)
@@ -212,19 +237,24 @@ class Search:
         self._study.tell(trial, values)
 
     def _check_reference(self) -> None:
-        """The reference point of a sampler with a pool. Raises StudyError unless it has a number for each objective."""
+        """The reference point of a sampler with a pool. Raises StudyError unless it has a number
+        for each objective.
+        """
         given, count = self._options.get("reference"), len(self.directions)
         if not self._choice.from_pool or given is None:
             return
         values = given if isinstance(given, list | tuple) else []
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
-            raise StudyError(f"search.options.reference: give {count} numbers, one for each objective, got {given!r}")
+            raise StudyError(
+                f"search.options.reference: give {count} numbers, one for each objective, got "
+                f"{given!r}"
+            )
 
     def _make_sampler(
         self, number: int, attempt: int = 0, pool: Callable[[], SettingsPool] = SettingsPool.empty
     ) -> BaseSampler:
-        """The sampler of one ask, seeded by the search's seed, the trial's number and the attempt at it. pool: of one
-        that needs it.
+        """The sampler of one ask, seeded by the search's seed, the trial's number and the attempt
+        at it. pool: of one that needs it.
         """
         ask = f"{self._seed}:{number}" + (f":{attempt}" if attempt else "")
         digest = hashlib.sha256(ask.encode()).digest()
@@ -236,5 +266,7 @@ class Search:
         try:
             sampler: BaseSampler = sampler_class(**arguments, seed=seed)
         except (TypeError, ValueError) as error:
-            raise StudyError(f"search.options: the {self._sampler} sampler refused them: {error}") from error
+            raise StudyError(
+                f"search.options: the {self._sampler} sampler refused them: {error}"
+            ) from error
         return sampler

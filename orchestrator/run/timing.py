@@ -1,18 +1,19 @@
 """The timing sessions of a sweep: which settings are timed together, and when.
 
-A session times vanilla and one setting of each shape in turn. The first one has the shapes of `enqueue`; each new shape
-has a session when its first trial starts; and when all trials have finished, the front and the choices are timed again.
-So costs come from sessions that are spread over the sweep, and those of the front show how much they vary from one to
-the next.
+A session times vanilla and one setting of each shape in turn. The first one has the shapes of
+`enqueue`; each new shape has a session when its first trial starts; and when all trials have
+finished, the front and the choices are timed again. So costs come from sessions that are spread
+over the sweep, and those of the front show how much they vary from one to the next.
 
-No more images are timed than if each shape had been timed once, alone with vanilla, and the front once more: sessions
-of several shapes leave images over (`images_left`). New shapes are timed beside an anchor, the first shape that was
-timed, as long as there are any, and what then remains is spent on the front. If `enqueue` has no shape but vanilla's,
-none are left: timing a shape twice would take more images, and the state of the machine is assumed until the last
-session (see `workers.metrics.costs`). With one shape, the second session has the anchor.
+No more images are timed than if each shape had been timed once, alone with vanilla, and the front
+once more: sessions of several shapes leave images over (`images_left`). New shapes are timed beside
+an anchor, the first shape that was timed, as long as there are any, and what then remains is spent
+on the front. If `enqueue` has no shape but vanilla's, none are left: timing a shape twice would
+take more images, and the state of the machine is assumed until the last session (see
+`workers.metrics.costs`). With one shape, the second session has the anchor.
 
-Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that is resumed has the
-same ones.
+Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that
+is resumed has the same ones.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class Sessions:
         return (*(session for session in self._made if session != own), own)
 
     def keep(self, config: DecodingConfig, files: Collection[str]) -> None:
-        """Add the session of a trial that an earlier launch finished, which is not the planned one if that failed.
+        """Add the session of a trial that an earlier launch finished, which is not the planned one
+        if that failed.
 
         files: the trial's. Call it in the order of the trials' numbers, as `of`.
         """
@@ -91,19 +93,25 @@ class Sessions:
         self._of_shape[config.shape] = self._kept[name] or planned[-1]
 
     def _find(self, config: DecodingConfig, name: str) -> Task | None:
-        """The session of a config, next to vanilla or the anchor as well, whose file has this name."""
+        """The session of a config, next to vanilla or the anchor as well, whose file has this
+        name.
+        """
         alone, anchor = self._alone(config), [self._anchor] if self._anchor else []
         numbers = range(self._count + _MAX_REPLACED)
-        sessions = (self._plan([*others, *alone], number) for number in numbers for others in ([], anchor))
+        sessions = (
+            self._plan([*others, *alone], number) for number in numbers for others in ([], anchor)
+        )
         return next((session for session in sessions if session.name == name), None)
 
     def _alone(self, config: DecodingConfig) -> list[DecodingConfig]:
         """The settings besides vanilla of a session for one config."""
         return [] if config.shape == self._vanilla else [config]
 
-    def without(self, config: DecodingConfig, sessions: Sequence[Task], lost: Collection[str]) -> tuple[Task, ...]:
-        """Sessions that price a trial if some of these cannot be made. If that of its shape is among them, the shape is
-        timed in a session of its own; empty if that is lost, too.
+    def without(
+        self, config: DecodingConfig, sessions: Sequence[Task], lost: Collection[str]
+    ) -> tuple[Task, ...]:
+        """Sessions that price a trial if some of these cannot be made. If that of its shape is
+        among them, the shape is timed in a session of its own; empty if that is lost, too.
         """
         if not sessions:
             return ()
@@ -134,7 +142,9 @@ class Sessions:
         return session
 
 
-def session_of(sweep: SweepConfig, configs: Sequence[DecodingConfig], captions: int, number: int = 0) -> TimingSession:
+def session_of(
+    sweep: SweepConfig, configs: Sequence[DecodingConfig], captions: int, number: int = 0
+) -> TimingSession:
     """A sweep's timing session of configs, vanilla's first. captions: their number.
 
     Raises:
@@ -142,9 +152,15 @@ def session_of(sweep: SweepConfig, configs: Sequence[DecodingConfig], captions: 
     """
     timing = sweep.timing
     return plan_session(
-        configs, captions, images=timing.images, batches=timing.batches, repetitions=timing.repetitions,
-        precision=timing.precision, seed=sweep.seed, number=number,
-    )  # fmt: skip
+        configs,
+        captions,
+        images=timing.images,
+        batches=timing.batches,
+        repetitions=timing.repetitions,
+        precision=timing.precision,
+        seed=sweep.seed,
+        number=number,
+    )
 
 
 def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
@@ -156,15 +172,16 @@ def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
 
 
 def images_left(shapes: int, sizes: Iterable[int]) -> int:
-    """What is left of the images that it takes to time vanilla once, and each of `shapes` others once, alone with
-    vanilla; in images of one setting in one session. sizes: settings of each session so far.
+    """What is left of the images that it takes to time vanilla once, and each of `shapes` others
+    once, alone with vanilla; in images of one setting in one session. sizes: settings of each
+    session so far.
     """
     return 1 + 2 * shapes - sum(sizes)
 
 
 def planned_sizes(sweep: SweepConfig, configs: Sequence[DecodingConfig], front: int) -> list[int]:
-    """Settings in each session of a sweep, vanilla included, if its trials have these configs, vanilla's first, and its
-    front so many shapes besides vanilla's.
+    """Settings in each session of a sweep, vanilla included, if its trials have these configs,
+    vanilla's first, and its front so many shapes besides vanilla's.
     """
     sizes = list[int]()
 
@@ -187,13 +204,15 @@ def _sizes_of_front(settings: Sequence[object]) -> list[int]:
     return [1 + len(group) for group in session_groups(settings)]
 
 
-def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink) -> str:
-    """Time the front and the choices of a sweep whose trials have finished, at least once, and again as long as images
-    are left for it (see the module).
+def time_front(
+    sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink
+) -> str:
+    """Time the front and the choices of a sweep whose trials have finished, at least once, and
+    again as long as images are left for it (see the module).
 
-    Which settings a session has depends on the records and on the sessions before it alone, so a sweep that is resumed
-    has the same ones. sessions: those of the trials. A session that fails leaves the speeds as they are, with a note;
-    returns why it did (see `Outcome.untimed`).
+    Which settings a session has depends on the records and on the sessions before it alone, so a
+    sweep that is resumed has the same ones. sessions: those of the trials. A session that fails
+    leaves the speeds as they are, with a note; returns why it did (see `Outcome.untimed`).
 
     Raises:
         ClusterLost: another cluster can go on.
@@ -201,8 +220,15 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
     sessions = [session for session in sessions if session.name in build.files]
     if not sessions:
         return ""
-    names, number = [session.name for session in sessions], 1 + max(session.payload["number"] for session in sessions)
-    shapes = {record.shape for record in sweep.records if record.shape and record.config != sweep.identity.baseline}
+    names, number = (
+        [session.name for session in sessions],
+        1 + max(session.payload["number"] for session in sessions),
+    )
+    shapes = {
+        record.shape
+        for record in sweep.records
+        if record.shape and record.config != sweep.identity.baseline
+    }
     left = images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
     try:
         while True:
@@ -210,15 +236,20 @@ def time_front(sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build:
             size = sum(_sizes_of_front(configs))
             if not configs or (left < size and len(names) > len(sessions)):
                 return ""
-            again = [plan(group, number + place) for place, group in enumerate(session_groups(configs))]
+            again = [
+                plan(group, number + place) for place, group in enumerate(session_groups(configs))
+            ]
             number += len(again)
-            build.want(SWEEP, *(replace(session, about="timing the front once more") for session in again))
+            build.want(
+                SWEEP, *(replace(session, about="timing the front once more") for session in again)
+            )
             for session in again:
                 build.wait(session.name)
                 names.append(session.name)
             left -= size
     except ClusterLost:
         raise
-    except (SweepError, PoolError, QueryError) as error:  # the last one: the objectives have no front
+    except (SweepError, PoolError, QueryError) as error:
+        # the last one: the objectives have no front
         emit({"event": "note", "note": f"the front was not timed once more: {error}"})
         return str(error)

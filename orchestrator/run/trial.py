@@ -1,11 +1,19 @@
-"""A trial: the files that it consists of, what it needs at each rung, when it stops, and what its record says; and how
-stopped trials go on at the end of a sweep.
+"""A trial: the files that it consists of, what it needs at each rung, when it stops, and what its
+record says; and how stopped trials go on at the end of a sweep.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, MutableSequence, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableSequence,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -50,7 +58,8 @@ _RESULTS = (
     "timed_on",
 )
 
-Steps = Generator[Task, Result, TrialRecord]  # yields a trial's measurements one by one, and returns its record
+# yields a trial's measurements one by one, and returns its record
+Steps = Generator[Task, Result, TrialRecord]
 
 
 def make_record(proposal: Proposal, state: State, **fields: Any) -> TrialRecord:
@@ -78,7 +87,9 @@ def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
 
 
 def read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
-    """The metrics of a measurement by their numbers of images; values that are not finite are left out of the last."""
+    """The metrics of a measurement by their numbers of images; values that are not finite are left
+    out of the last.
+    """
     metrics = parse_metrics(output["metrics"])
     finite = {name: entry for name, entry in metrics.items() if math.isfinite(entry.value)}
     return {**dict(parse_history(output.get("history", ()))), images: finite}
@@ -95,8 +106,8 @@ class Rung(NamedTuple):
 class Plan:
     """The files that the trials of a sweep consist of.
 
-    baseline: vanilla's config. captions: number of captions. metrics: names of those to measure. prepared: what every
-    measurement needs besides the shards.
+    baseline: vanilla's config. captions: number of captions. metrics: names of those to measure.
+    prepared: what every measurement needs besides the shards.
     """
 
     sweep: SweepConfig
@@ -116,9 +127,13 @@ class Plan:
         return self.rungs(self.baseline)[-1].files
 
     def rungs(self, config: DecodingConfig) -> list[Rung]:
-        """The rungs at which a trial is measured, the one with all captions last. No shard crosses a rung."""
+        """The rungs at which a trial is measured, the one with all captions last. No shard crosses
+        a rung.
+        """
         quality, ends = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
-        shards = plan_quality(config, self.captions, quality.shard, quality.samples, quality.batch, ends)
+        shards = plan_quality(
+            config, self.captions, quality.shard, quality.samples, quality.batch, ends
+        )
         parts = [[shard for shard in shards if shard.stop <= end] for end in (*ends, self.captions)]
         files = self.tasks(shards)
         return [Rung(sum(shard.images for shard in part), files[: len(part)]) for part in parts]
@@ -132,7 +147,11 @@ class Plan:
         return tuple(Task.of(shard.name(self.experiment), shard) for shard in shards)
 
     def measurement(
-        self, config: DecodingConfig, rung: Rung, timings: Sequence[Task], prefetched: Sequence[Task] = ()
+        self,
+        config: DecodingConfig,
+        rung: Rung,
+        timings: Sequence[Task],
+        prefetched: Sequence[Task] = (),
     ) -> Task:
         """A config's metrics on the images of a rung. prefetched: shards that must exist, too."""
         work = MeasureTask(
@@ -152,41 +171,55 @@ def names(tasks: Iterable[Task]) -> tuple[str, ...]:
 
 
 class Trials:
-    """Runs the trials of a sweep. objectives: their order is that of the sweep's. earlier: see `EarlyStopping`."""
+    """Runs the trials of a sweep. objectives: their order is that of the sweep's. earlier: see
+    `EarlyStopping`.
+    """
 
-    def __init__(self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink, earlier: int) -> None:
+    def __init__(
+        self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink, earlier: int
+    ) -> None:
         self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
         self.racing = EarlyStopping(sweep, objectives, earlier=earlier)
         self.sessions = Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
-        names = [*(objective.name for objective in objectives), *(limit.metric for limit in sweep.constraints)]
+        names = [
+            *(objective.name for objective in objectives),
+            *(limit.metric for limit in sweep.constraints),
+        ]
         self._required = dict.fromkeys(names)  # without these metrics a trial has failed
 
     def run(self, proposal: Proposal, stopped: TrialRecord | None = None) -> Steps:
         """Measure a trial rung by rung, until racing stops it or all captions are measured.
 
-        All images of a config of `enqueue` are generated at once, because it is never stopped. stopped: the record of a
-        stopped trial, which goes on to its next rung and no further.
+        All images of a config of `enqueue` are generated at once, because it is never stopped.
+        stopped: the record of a stopped trial, which goes on to its next rung and no further.
 
         Raises:
             SweepError: vanilla failed, the baseline of every metric.
         """
         number, config = proposal.number, proposal.config
         assert config is not None, "a trial without a config does not run"
-        timings: Sequence[Task] = self.sessions.of(config)  # those of earlier trials and its own, whatever comes later
+        # those of earlier trials and its own, whatever comes later
+        timings: Sequence[Task] = self.sessions.of(config)
         rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        history, timed_on = (dict(stopped.history), dict(stopped.timed_on)) if stopped else ({}, dict[int, str]())
+        history, timed_on = (
+            (dict(stopped.history), dict(stopped.timed_on)) if stopped else ({}, dict[int, str]())
+        )
         started = stopped.started if stopped else utc_now()
         earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
 
         def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
             seconds = earlier_s + self.build.seconds[number]
-            return make_record(proposal, state, cause=cause, seconds=seconds, started=started, **fields)
+            return make_record(
+                proposal, state, cause=cause, seconds=seconds, started=started, **fields
+            )
 
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
-        self._emit_start(proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started")
+        self._emit_start(
+            proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started"
+        )
         for rung in left:
             result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
@@ -201,7 +234,9 @@ class Trials:
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self.racing.decide(number, rung.images, metrics, config.shape.key, device)
+                    stop = self.racing.decide(
+                        number, rung.images, metrics, config.shape.key, device
+                    )
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state, problem = STOPPED, self.racing.reason(stop)
@@ -223,16 +258,24 @@ class Trials:
     def _missing(self, metrics: Collection[str], output: Mapping[str, Any]) -> str | None:
         """Why required metrics are missing; None if none is."""
         skipped = output.get("skipped", {})
-        lacking = [f"{name}: {skipped.get(name, 'not measured')}" for name in self._required if name not in metrics]
+        lacking = [
+            f"{name}: {skipped.get(name, 'not measured')}"
+            for name in self._required
+            if name not in metrics
+        ]
         return "; ".join(lacking) or None
 
     def _measure(
-        self, config: DecodingConfig, rung: Rung, timings: Sequence[Task], prefetched: Sequence[Task]
+        self,
+        config: DecodingConfig,
+        rung: Rung,
+        timings: Sequence[Task],
+        prefetched: Sequence[Task],
     ) -> Generator[Task, Result, tuple[Result, Sequence[Task]]]:
         """Measure a config on a rung's images, again while files are lost that can be made again.
 
-        timings: see `Sessions.of`. A session that cannot be made is left out; if it is the one of the config's shape,
-        the config is timed in a session of its own.
+        timings: see `Sessions.of`. A session that cannot be made is left out; if it is the one of
+        the config's shape, the config is timed in a session of its own.
         """
         while True:
             result = yield self.plan.measurement(config, rung, timings, prefetched)
@@ -245,30 +288,41 @@ class Trials:
                 timings = remaining
 
     def _check_baseline(self, number: int, problem: str | None, lost: Collection[str] = ()) -> None:
-        """Raise SweepError if a problem of a trial is one of the baseline. lost: the files that could not be made."""
-        if problem and (number == BASELINE or not set(lost).isdisjoint(names(self.plan.baseline_images))):
+        """Raise SweepError if a problem of a trial is one of the baseline. lost: the files that
+        could not be made.
+        """
+        if problem and (
+            number == BASELINE or not set(lost).isdisjoint(names(self.plan.baseline_images))
+        ):
             raise SweepError(f"vanilla, the baseline of every metric, failed: {problem}")
 
     def _emit_start(self, proposal: Proposal, first: Rung, last: Rung, event: str) -> None:
-        """Say how many shards a trial has, and how many are missing. A stopped trial needs those of its next rung; of
-        another, racing may stop it before the last.
+        """Say how many shards a trial has, and how many are missing. A stopped trial needs those of
+        its next rung; of another, racing may stop it before the last.
         """
         assert proposal.config is not None
         sessions = self.sessions.of(proposal.config)[-1:]
         made = self.build.files
-        own = [name for name in names(sessions) if name not in made and not self.build.is_wanted(name)]
+        own = [
+            name for name in names(sessions) if name not in made and not self.build.is_wanted(name)
+        ]
         total = {*names(last.files), *own}
         needed = {*names(first.files), *own} if event == "trial_resumed" else total
         self.emit(
             trial_event(event, proposal, self.names)
-            | {"images": last.images, "shards": len(needed.difference(made)), "total_shards": len(total)}
+            | {
+                "images": last.images,
+                "shards": len(needed.difference(made)),
+                "total_shards": len(total),
+            }
             | {"config": proposal.config.flat()}
         )
 
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A trial between its proposal and its record. steps: what it measures; None if it measures nothing.
+    """A trial between its proposal and its record. steps: what it measures; None if it measures
+    nothing.
 
     is_lost: a machine, network or file made it fail.
     """
@@ -317,7 +371,9 @@ class RunningTrials:
             self._build.withdraw(number)
 
     def _advance(self, trial: RunningTrial, steps: Steps, result: Result | None = None) -> None:
-        """Let a trial go on with the result of its measurement, to the next one or to its record."""
+        """Let a trial go on with the result of its measurement, to the next one or to its
+        record.
+        """
         number = trial.proposal.number
         try:
             task = next(steps) if result is None else steps.send(result)
@@ -336,23 +392,32 @@ def revive(
     numbers: Collection[int],
     may_go_on: Callable[[], bool],
 ) -> None:
-    """Run stopped trials on, rung by rung (see `next_trials`). write: stores a record that was replaced.
+    """Run stopped trials on, rung by rung (see `next_trials`). write: stores a record that was
+    replaced.
 
-    Every step rewrites the record of one trial, and depends on the records alone. So a sweep that is killed in between
-    resumes with the same step. numbers: trials that go on in any case; others only while `may_go_on`.
+    Every step rewrites the record of one trial, and depends on the records alone. So a sweep that
+    is killed in between resumes with the same step. numbers: trials that go on in any case; others
+    only while `may_go_on`.
 
     Raises:
         PoolError: no worker is left and none can be started.
         SweepError: one of `numbers` failed, or is not among the records.
     """
     if missing := sorted(number for number in numbers if number >= len(records)):
-        raise SweepError(f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials")
+        raise SweepError(
+            f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials"
+        )
     for stopped in [record for record in records if record.stop and record.duplicate_of is None]:
         replace_record(records, write, stopped)  # completes a step that was cut off
     sweep, running, failed = trials.plan.sweep, RunningTrials(trials.build), set[int]()
     threshold = sweep.racing.revive_above if sweep.racing is not None and may_go_on() else 1.0
     while queue := next_trials(
-        records, trials.racing.objectives, numbers, threshold=threshold, budget=sweep.budget.images, failed=failed
+        records,
+        trials.racing.objectives,
+        numbers,
+        threshold=threshold,
+        budget=sweep.budget.images,
+        failed=failed,
     ):
         number = queue[0]
         if number not in numbers and not may_go_on():
@@ -379,8 +444,14 @@ def revive(
 def replace_record(
     records: MutableSequence[TrialRecord], write: Callable[[TrialRecord], None], record: TrialRecord
 ) -> None:
-    """Replace the record of a trial, and the results of its duplicates, in `records`, and write each."""
-    copies = [replace(other, **shared_results(record)) for other in records if other.duplicate_of == record.number]
+    """Replace the record of a trial, and the results of its duplicates, in `records`, and write
+    each.
+    """
+    copies = [
+        replace(other, **shared_results(record))
+        for other in records
+        if other.duplicate_of == record.number
+    ]
     for changed in (record, *copies):
         if changed != records[changed.number]:
             records[changed.number] = changed

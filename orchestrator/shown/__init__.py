@@ -1,1 +1,3 @@
-"""Fronts and states as people and other programs read them: pictures, tables, folders to take away."""
+"""Fronts and states as people and other programs read them: pictures, tables, folders to take
+away.
+"""

@@ -1,5 +1,5 @@
-"""A trial as a folder to take away: its setting, a script that draws with it, versions, the flags of published code,
-and a model card of its drafter.
+"""A trial as a folder to take away: its setting, a script that draws with it, versions, the flags
+of published code, and a model card of its drafter.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from orchestrator.text import clean, markdown, markdown_block, markdown_code
 from search_spaces.documents import write_document
 from search_spaces.sweep_sections import BUILTIN
 
-SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = "setting.yaml", "draw.py", "requirements.txt", "README.md", "drafter.md"
+SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = (
+    "setting.yaml",
+    "draw.py",
+    "requirements.txt",
+    "README.md",
+    "drafter.md",
+)
 _PROJECT = "specfrontier"
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9._!]+")
 _SCRIPT = '''"""Draws images with a setting."""
@@ -27,7 +33,8 @@ from pathlib import Path
 from specfrontier import load_engine
 
 HERE = Path(__file__).parent
-MODELS = {models!r}  # builtin, a folder of weights, or FILE#ENTRY of a models.yaml; paths start at this folder
+# builtin, a folder of weights, or FILE#ENTRY of a models.yaml; paths start at this folder
+MODELS = {models!r}
 BATCH = {batch}  # images at once; its speed was measured at this size
 
 
@@ -38,7 +45,8 @@ def main() -> None:
     try:
         models = MODELS if MODELS == "{builtin}" else str(HERE / Path(MODELS).expanduser())
         images = load_engine(HERE / "{setting}", models, batch=BATCH).draw(captions)
-    except (ValueError, OSError) as error:  # a caption that the model cannot read, or weights that are not there
+    # a caption that the model cannot read, or weights that are not there
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {{error}}")
     free = (path for number in count() if not (path := Path(f"{{number:04d}}.png")).exists())
     for path, drawn in zip(free, images, strict=False):
@@ -57,20 +65,35 @@ def export_files(trial: Trial) -> dict[str, bytes]:
 
     models = absolute_source(trial.models)
     script = _SCRIPT.format(
-        title=clean(trial.title), models=models, batch=trial.batch, setting=SETTING, builtin=BUILTIN
+        title=clean(trial.title),
+        models=models,
+        batch=trial.batch,
+        setting=SETTING,
+        builtin=BUILTIN,
     )
-    files = {SETTING: trial.config_text, SCRIPT: script, REQUIREMENTS: _requirements(trial), PAGE: _page(trial)}
+    files = {
+        SETTING: trial.config_text,
+        SCRIPT: script,
+        REQUIREMENTS: _requirements(trial),
+        PAGE: _page(trial),
+    }
     if trial.config.drafter.has_weights:
         files[CARD] = _card(trial)
     return {name: text.encode() for name, text in files.items()}
 
 
 def _requirements(trial: Trial) -> str:
-    """What the sweep ran with, beside this project, which the page names. The local part of a version, such as +cpu,
-    names a build that an index may lack.
+    """What the sweep ran with, beside this project, which the page names. The local part of a
+    version, such as +cpu, names a build that an index may lack.
     """
-    versions = {name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()}
-    pinned = [f"{name}=={version}" for name, version in versions.items() if name not in ("python", _PROJECT)]
+    versions = {
+        name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()
+    }
+    pinned = [
+        f"{name}=={version}"
+        for name, version in versions.items()
+        if name not in ("python", _PROJECT)
+    ]
     pinned = [line for line in pinned if _REQUIREMENT.fullmatch(line)]  # no option of pip
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
@@ -79,7 +102,9 @@ def _page(trial: Trial) -> str:
     identity = trial.sweep.identity
     sweep, target = markdown(identity.name), markdown(identity.target)
     version = markdown(identity.versions.get(_PROJECT, ""))
-    lossless = "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
+    lossless = (
+        "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
+    )
     parts = [
         f"# {markdown(trial.title)}",
         f"Trial {trial.number} of the sweep {sweep} of {target}. The setting {lossless}.",
@@ -87,8 +112,11 @@ def _page(trial: Trial) -> str:
         "## Draw images",
         f"Install {_PROJECT} {version} from its repository or a wheel of it; then:",
         markdown_block(f'pip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"', "sh"),
-        f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the setting, too."
-        + "".join(f" It needs the plugin {markdown_code(module)}." for module in trial.config.plugins),
+        f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the "
+        "setting, too."
+        + "".join(
+            f" It needs the plugin {markdown_code(module)}." for module in trial.config.plugins
+        ),
         "## In published code",
         *_published(trial),
     ]
@@ -98,14 +126,25 @@ def _page(trial: Trial) -> str:
 def _measured(trial: Trial) -> str:
     """A table of the front's metrics, and of the accepted length."""
     identity = trial.sweep.identity
-    names = dict.fromkeys((*trial.objectives, *(name for name in ("mean_accepted_length",) if name in trial.metrics)))
+    names = dict.fromkeys(
+        (*trial.objectives, *(name for name in ("mean_accepted_length",) if name in trial.metrics))
+    )
     cells = ((name, str(trial.metrics[name]), trial.change(name)) for name in names)
     rows = [f"| {' | '.join(map(markdown, texts))} |" for texts in cells]
-    where = f"Speeds at batch {trial.batch} on {markdown(identity.timing_device or 'an unknown device')}; "
+    where = (
+        f"Speeds at batch {trial.batch} on "
+        f"{markdown(identity.timing_device or 'an unknown device')}; "
+    )
     captions = f"{identity.captions.get('count')} captions of {identity.captions.get('source')}"
     where += f"{markdown(captions)}. "
     return "\n".join(
-        ["| metric | value | against vanilla |", "|---|---|---|", *rows, "", f"{where}± is one standard error."]
+        [
+            "| metric | value | against vanilla |",
+            "|---|---|---|",
+            *rows,
+            "",
+            f"{where}± is one standard error.",
+        ]
     )
 
 
@@ -122,7 +161,10 @@ def _published(trial: Trial) -> list[str]:
         else:
             parts.append(f"{code.repository} cannot express it: {markdown('; '.join(code.lacks))}.")
     if any(code.command for code in found):
-        parts.append("Where that code departs from its paper, its images and lengths differ from those measured here.")
+        parts.append(
+            "Where that code departs from its paper, its images and lengths differ from those "
+            "measured here."
+        )
     return parts
 
 
@@ -140,14 +182,19 @@ def _card(trial: Trial) -> str:
     }
     head = f"---\n{write_document({'tags': ['speculative-decoding', 'text-to-image', kind]})}---"
     facts |= _training(file)
-    rows = [f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value]
+    rows = [
+        f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value
+    ]
     table = "\n".join(["| | |", "|---|---|", *rows])
     return (
         "\n\n".join(
             [
                 head,
                 f"# {markdown(kind)} drafter of {target}",
-                f"Drafts image tokens for speculative decoding of {target}, and of no other target.",
+                (
+                    f"Drafts image tokens for speculative decoding of {target}, and of no other "
+                    "target."
+                ),
                 table,
                 "## Measured",
                 f"With the setting {markdown(trial.setting)}:\n\n{_measured(trial)}",
@@ -163,8 +210,9 @@ def _public(file: str) -> str:
 
 
 def _training(file: str) -> dict[str, Any]:
-    """What the weights' own header says about their training, if `specfrontier train` wrote them; else what is not
-    known."""
+    """What the weights' own header says about their training, if `specfrontier train` wrote them;
+    else what is not known.
+    """
     from workers.loading.hub import on_this_machine
     from workers.models.own_files import read_config
 
@@ -176,5 +224,11 @@ def _training(file: str) -> dict[str, Any]:
     except (ValueError, OSError):
         recipe = {}
     if not recipe:
-        return {"training": "not known: data, steps and licence are not in the file; its author may have them"}
-    return {f"training: {key}": value for key, value in recipe.items() if not isinstance(value, dict)}
+        return {
+            "training": (
+                "not known: data, steps and licence are not in the file; its author may have them"
+            )
+        }
+    return {
+        f"training: {key}": value for key, value in recipe.items() if not isinstance(value, dict)
+    }

@@ -17,13 +17,20 @@ from orchestrator.text import clean, markdown
 from workers.metrics.definition import Metric
 
 _LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     **{sign: f"${sign}$" for sign in "<>|"},
     "`": r"\textasciigrave{}",
     **{sign: f"{{{sign}}}" for sign in "[*"},  # arguments of the line break before a row
-    "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$", "↑": r"$\uparrow$", "↓": r"$\downarrow$",
-}  # fmt: skip
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +79,11 @@ class PaperTable:
         return "\n".join([markdown(self.caption), "", *lines]) + "\n"
 
 
-def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = ()) -> PaperTable:
-    """A front's trials, with vanilla and what is recommended. Bold: the first objective of the best trial within the
-    default bar, and of the best lossless one.
+def front_paper_table(
+    front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = ()
+) -> PaperTable:
+    """A front's trials, with vanilla and what is recommended. Bold: the first objective of the best
+    trial within the default bar, and of the best lossless one.
 
     metrics: further columns, each once. A trial without one has a dash there.
     """
@@ -82,7 +91,10 @@ def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Met
     best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
     shown = {trial.name for trial in (*rows, *best.values())}
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
-    bold, columns = {trial.name for trial in best.values()}, tuple(dict.fromkeys((*front.metrics, *metrics)))
+    bold, columns = (
+        {trial.name for trial in best.values()},
+        tuple(dict.fromkeys((*front.metrics, *metrics))),
+    )
     lines = [
         [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
         for trial in front.candidates
@@ -94,8 +106,8 @@ def front_paper_table(front: Front, rows: Sequence[Trial], metrics: Sequence[Met
 
 
 def replication_table(found: Replication) -> PaperTable:
-    """A sweep's values beside the published ones, a row for each of the paper's settings. Bold: differs from the paper
-    beyond the measured uncertainty.
+    """A sweep's values beside the published ones, a row for each of the paper's settings. Bold:
+    differs from the paper beyond the measured uncertainty.
     """
     metrics = list(dict.fromkeys(figure.metric for row in found.rows for figure in row.figures))
     rows = []
@@ -107,7 +119,10 @@ def replication_table(found: Replication) -> PaperTable:
             cells.append(Cell(measured, figure is not None and figure.verdict == "differs"))
             cells.append(Cell("-" if figure is None else figure.in_our_unit))
         rows.append(cells)
-    caption = f"{found.sweep} beside {found.table}, the published values. Values are followed by one standard error. "
+    caption = (
+        f"{found.sweep} beside {found.table}, the published values. Values are followed by one "
+        "standard error. "
+    )
     caption += "Bold: differs from the published value beyond the error at the 5 % level."
     head = ["setting", *(name for metric in metrics for name in (metric, "published"))]
     return PaperTable(caption, head, rows, 1)
@@ -131,7 +146,10 @@ def _heading(metric: Metric) -> str:
 
 def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell]:
     """Its values; bold: the first."""
-    texts = [str(trial.metrics[metric.name]) if metric.name in trial.metrics else "-" for metric in metrics]
+    texts = [
+        str(trial.metrics[metric.name]) if metric.name in trial.metrics else "-"
+        for metric in metrics
+    ]
     return [Cell(text, bold and place == 0) for place, text in enumerate(texts)]
 
 

@@ -1,20 +1,21 @@
 """Published results: `published.csv` has one line per row of the papers' results tables.
 
-`sweep` and `label` name the config of a ready sweep that replicates the row. A row that no sweep can run has neither,
-and its `note` says why. `source` is where the figures were read (`SOURCES`). The file has figures as printed;
-`Figure.value` is in the unit of this project's metric (some papers print HPSv2 and CLIP scores times 100). Figures
-without a metric here (seconds per component, spreads) are kept as text. So are counts of passes, which include the
-prefill and, on Lumina and Emu3, row ends; their ratio to vanilla's is `step_compression`.
-LANTERN's accepted lengths count tokens drafted past an image's end and are means of images' means; here they are image
-tokens over target passes. The two are close on images of hundreds of tokens.
+`sweep` and `label` name the config of a ready sweep that replicates the row. A row that no sweep
+can run has neither, and its `note` says why. `source` is where the figures were read (`SOURCES`).
+The file has figures as printed; `Figure.value` is in the unit of this project's metric (some papers
+print HPSv2 and CLIP scores times 100). Figures without a metric here (seconds per component,
+spreads) are kept as text. So are counts of passes, which include the prefill and, on Lumina and
+Emu3, row ends; their ratio to vanilla's is `step_compression`. LANTERN's accepted lengths count
+tokens drafted past an image's end and are means of images' means; here they are image tokens over
+target passes. The two are close on images of hundreds of tokens.
 
-A sweep replicates a table: its trials next to the published rows, and which figures differ. Papers round their figures
-and print no errors, although a printed figure has a sampling error too. Hence
-z = (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's error^2). The paper's
-error is assumed to equal ours, scaled to the number of images that it states, or unscaled if it states none (as for all
-speeds). A figure differs if z is beyond the two-sided 5 % of Student's t with our error's degrees of freedom: at most
-5 % do in a perfect replication. A figure without error (the speed-up of vanilla itself) agrees if it rounds to the
-printed one.
+A sweep replicates a table: its trials next to the published rows, and which figures differ. Papers
+round their figures and print no errors, although a printed figure has a sampling error too. Hence z
+= (|measured - published| - half a unit of the last printed digit) / sqrt(error^2 + the paper's
+error^2). The paper's error is assumed to equal ours, scaled to the number of images that it states,
+or unscaled if it states none (as for all speeds). A figure differs if z is beyond the two-sided 5 %
+of Student's t with our error's degrees of freedom: at most 5 % do in a perfect replication. A
+figure without error (the speed-up of vanilla itself) agrees if it rounds to the printed one.
 """
 
 from __future__ import annotations
@@ -40,10 +41,34 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.metrics.estimate import Estimate
 
-_TEXTS = ("sweep", "label", "paper", "table", "model", "dataset", "method", "setting", "hardware", "source",
-          "note")  # fmt: skip
-METRICS = ("speedup", "mean_accepted_length", "step_compression", "mean_tree_depth", "latency", "fid", "clip_score",
-           "precision", "recall", "hpsv2", "image_reward", "inception_score", "aesthetic")  # fmt: skip
+_TEXTS = (
+    "sweep",
+    "label",
+    "paper",
+    "table",
+    "model",
+    "dataset",
+    "method",
+    "setting",
+    "hardware",
+    "source",
+    "note",
+)
+METRICS = (
+    "speedup",
+    "mean_accepted_length",
+    "step_compression",
+    "mean_tree_depth",
+    "latency",
+    "fid",
+    "clip_score",
+    "precision",
+    "recall",
+    "hpsv2",
+    "image_reward",
+    "inception_score",
+    "aesthetic",
+)
 FOLDER = "papers/"
 #: What the figures were read from, by `Published.source`.
 SOURCES: Mapping[str, str] = {
@@ -57,7 +82,9 @@ _FRACTIONS = frozenset({"hpsv2", "clip_score"})  # at most 1; printed above 1, t
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published number. printed: as in the paper. value: in the metric's unit. rounding: half of its last digit."""
+    """A published number. printed: as in the paper. value: in the metric's unit. rounding: half of
+    its last digit.
+    """
 
     printed: str
     value: float
@@ -66,8 +93,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of a paper's table. images: number of images of its quality metrics. images and temperature are None if the
-    paper does not state them. figures: without a metric here, by the paper's own names. source: a key of `SOURCES`."""
+    """A row of a paper's table. images: number of images of its quality metrics. images and
+    temperature are None if the paper does not state them. figures: without a metric here, by the
+    paper's own names. source: a key of `SOURCES`.
+    """
 
     sweep: str
     label: str
@@ -129,20 +158,23 @@ def _figure(printed: str, metric: str) -> Figure:
 
 
 RULE: Final = (
-    "z = distance beyond the printed figure's rounding / error of the difference; papers print no error, so theirs is "
-    "taken to be ours at the number of images they state; a figure differs if z is above the 5 % level of Student's "
-    "t (1.96 for many measurements, 4.30 with 2 degrees of freedom)"
+    "z = distance beyond the printed figure's rounding / error of the difference; papers print no "
+    "error, so theirs is taken to be ours at the number of images they state; a figure differs if "
+    "z is above the 5 % level of Student's t (1.96 for many measurements, 4.30 with 2 degrees of "
+    "freedom)"
 )
 TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
-_BIASED = frozenset({"fid", "inception_score", "precision", "recall"})  # depend on the number of images
+# depend on the number of images
+_BIASED = frozenset({"fid", "inception_score", "precision", "recall"})
 _METRICS_OF_EXTRACTOR = {"features": _BIASED, "manifold": frozenset({"precision", "recall"})}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure of a row. measured: None if there is no such trial or metric. published: in the metric's unit.
-    printed: as in the paper. z: None without an error."""
+    """One figure of a row. measured: None if there is no such trial or metric. published: in the
+    metric's unit. printed: as in the paper. z: None without an error.
+    """
 
     metric: str
     measured: Estimate | None
@@ -158,13 +190,16 @@ class MetricRow:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self) | {"measured": None if self.measured is None else self.measured.to_mapping()}
+        return asdict(self) | {
+            "measured": None if self.measured is None else self.measured.to_mapping()
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A published row and the trial that replicates it (None: there is none). differences: where the trial's config
-    differs from the row's: `acceptance.k 10 instead of 1000`."""
+    """A published row and the trial that replicates it (None: there is none). differences: where
+    the trial's config differs from the row's: `acceptance.k 10 instead of 1000`.
+    """
 
     row: Published
     trial: int | None
@@ -196,12 +231,23 @@ class Replication:
 
     def with_verdict(self, verdict: Verdict) -> list[tuple[TableRow, MetricRow]]:
         """The figures with a verdict."""
-        return [(row, figure) for row in self.rows for figure in row.figures if figure.verdict == verdict]
+        return [
+            (row, figure)
+            for row in self.rows
+            for figure in row.figures
+            if figure.verdict == verdict
+        ]
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         rows = [row.to_mapping() for row in self.rows]
-        return {"sweep": self.sweep, "table": self.table, "rule": RULE, "rows": rows, "notes": list(self.notes)}
+        return {
+            "sweep": self.sweep,
+            "table": self.table,
+            "rule": RULE,
+            "rows": rows,
+            "notes": list(self.notes),
+        }
 
 
 def replicate(sweep: Sweep, table: str) -> Replication:
@@ -216,8 +262,12 @@ def replicate(sweep: Sweep, table: str) -> Replication:
     return Replication(sweep.name, table, rows, (*session_problems(sweep), *_notes(sweep, rows)))
 
 
-def verdict(measured: Estimate | None, figure: Figure, images: int | None = None) -> tuple[float | None, Verdict]:
-    """z and the verdict (see the module's docstring). images: of the published figure; None: not stated."""
+def verdict(
+    measured: Estimate | None, figure: Figure, images: int | None = None
+) -> tuple[float | None, Verdict]:
+    """z and the verdict (see the module's docstring). images: of the published figure; None: not
+    stated.
+    """
     if measured is None:
         return None, "not measured"
     if not math.isfinite(measured.error):
@@ -251,22 +301,36 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
 def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
     """Differences in setup that affect how far the figures are comparable."""
     identity, first, captions = sweep.identity, rows[0].row, sweep.identity.captions
-    ours = [identity.target, f"{captions.get('count')} captions of {captions.get('source')}", identity.timing_device]
+    ours = [
+        identity.target,
+        f"{captions.get('count')} captions of {captions.get('source')}",
+        identity.timing_device,
+    ]
     theirs = [first.model, first.dataset, first.hardware]
-    measured = [(row.row, figure) for row in rows for figure in row.figures if figure.measured is not None]
+    measured = [
+        (row.row, figure) for row in rows for figure in row.figures if figure.measured is not None
+    ]
     metrics = dict.fromkeys(figure.metric for _, figure in measured)
-    notes = [f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))]
+    notes = [
+        f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))
+    ]
     sources = dict.fromkeys(row.row.source for row in rows if row.row.source != "paper")
     notes += [f"published figures are from {SOURCES[source]}" for source in sources]
     for name, net in identity.extractors.items():
         if not metrics.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
             notes.append(f"{name} measured by {net}")
     if identity.target.startswith("lumina"):
-        notes.append("lengths: papers count row ends (2353 tokens per image or more), this project does not (2304)")
+        notes.append(
+            "lengths: papers count row ends (2353 tokens per image or more), this project does not "
+            "(2304)"
+        )
     for metric in (metric for metric in metrics if metric in _BIASED):
-        counts = {(f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured}
+        counts = {
+            (f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured
+        }
         notes += [
-            f"{metric}: {here:,} images measured, {there:,} published, and the metric depends on that number"
+            f"{metric}: {here:,} images measured, {there:,} published, and the metric depends on "
+            "that number"
             for here, there in sorted(counts, key=str)
             if there is not None and here != there
         ]

@@ -1,4 +1,5 @@
-"""A setting in the flags of published code: LANTERN's, EAGLE's, SJD's and GSD's, or why they cannot express it.
+"""A setting in the flags of published code: LANTERN's, EAGLE's, SJD's and GSD's, or why they cannot
+express it.
 
 Read from the repositories' entry points: jadohu/LANTERN at 3a56e45, SafeAILab/EAGLE at cb7e084,
 tyshiwo1/Accelerating-T2I-AR-with-SJD at b389cfb, junhyukso/GSD at 4216c7c.
@@ -25,17 +26,29 @@ _LANTERN_TREES = {  # by their names here
 }
 _LUMINA_TOP_K = 2000
 _ALL_TOKENS = 1_000_000  # a top-k; these scripts have 0 for 1, or refuse it
-_SJD_INITIALISATIONS = {"random": "random", "repeat_left": "repeat_horizon", "sample_left": "sample_horizon"}
-_SJD_SCRIPTS = {"lumina": "test_lumina_mgpt.py", "emu3": "test_emu3.py", "llamagen-t2i": "test_llamagen.py"}
-_SJD_GUIDANCE = {"emu3": "classifier_free_guidance", "llamagen-t2i": "guidance_scale and --cfg_scale"}
-_LANTERN_TARGETS = {"anole": "anole", "lumina": "lumina_mgpt"}  # by the first part of a target's name
+_SJD_INITIALISATIONS = {
+    "random": "random",
+    "repeat_left": "repeat_horizon",
+    "sample_left": "sample_horizon",
+}
+_SJD_SCRIPTS = {
+    "lumina": "test_lumina_mgpt.py",
+    "emu3": "test_emu3.py",
+    "llamagen-t2i": "test_llamagen.py",
+}
+_SJD_GUIDANCE = {
+    "emu3": "classifier_free_guidance",
+    "llamagen-t2i": "guidance_scale and --cfg_scale",
+}
+# by the first part of a target's name
+_LANTERN_TARGETS = {"anole": "anole", "lumina": "lumina_mgpt"}
 _GSD_WINDOW = (7, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCode:
-    """repository: OWNER/NAME. command: what to run or to set; empty if the code cannot express the setting. lacks: what
-    it cannot express, as sentences.
+    """repository: OWNER/NAME. command: what to run or to set; empty if the code cannot express the
+    setting. lacks: what it cannot express, as sentences.
     """
 
     repository: str
@@ -44,7 +57,8 @@ class PublishedCode:
 
 
 def published_code(config: DecodingConfig, target: str) -> list[PublishedCode]:
-    """The setting for each repository whose method it is of: one for its drafter, and one for its rule.
+    """The setting for each repository whose method it is of: one for its drafter, and one for its
+    rule.
 
     target: its name, such as `llamagen-t2i-XL-256`.
     """
@@ -55,7 +69,9 @@ def published_code(config: DecodingConfig, target: str) -> list[PublishedCode]:
     if drafter in ("eagle", "eagle3"):
         found.append(_code("SafeAILab/EAGLE", config, target, _eagle_lacks, _eagle))
     if drafter == "jacobi" and rule != "grouped":
-        found.append(_code("tyshiwo1/Accelerating-T2I-AR-with-SJD", config, target, _sjd_lacks, _sjd))
+        found.append(
+            _code("tyshiwo1/Accelerating-T2I-AR-with-SJD", config, target, _sjd_lacks, _sjd)
+        )
     if drafter == "jacobi" and rule == "grouped":
         found.append(_code("junhyukso/GSD", config, target, _gsd_lacks, _gsd))
     return found
@@ -92,7 +108,11 @@ def _model_argument(target: str) -> str | None:
 
 
 def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
-    rule, shape, sampling = config.acceptance.neighbourhood, config.policy.to_mapping(), config.sampling
+    rule, shape, sampling = (
+        config.acceptance.neighbourhood,
+        config.policy.to_mapping(),
+        config.sampling,
+    )
     is_lumina = target.startswith("lumina")
     if _model_argument(target) is None:
         yield f"it has no target {target}"
@@ -105,12 +125,18 @@ def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
         yield "it has no top-p for Lumina-mGPT"
     if config.is_vanilla:
         return
-    if is_lumina and sampling is not None and (sampling.temperature, sampling.top_k) != (1, _LUMINA_TOP_K):
+    if (
+        is_lumina
+        and sampling is not None
+        and (sampling.temperature, sampling.top_k) != (1, _LUMINA_TOP_K)
+    ):
         yield f"with a drafter, it samples Lumina-mGPT at temperature 1 and top-k {_LUMINA_TOP_K}"
     levels = _LUMINA_LEVELS if is_lumina else _LANTERN_LEVELS
-    is_dynamic = config.policy.kind == "dynamic" and (shape["depth"], shape["width"], shape["nodes"]) == (
-        levels, _LANTERN_WIDTH, _LANTERN_NODES
-    )  # fmt: skip
+    is_dynamic = config.policy.kind == "dynamic" and (
+        shape["depth"],
+        shape["width"],
+        shape["nodes"],
+    ) == (levels, _LANTERN_WIDTH, _LANTERN_NODES)
     is_static = config.policy.kind == "static" and shape.get("name") in _LANTERN_TREES
     if not (is_dynamic or (is_static and shape["children"] == "sampled")):
         kinds = f"dynamic ({levels} levels of {_LANTERN_WIDTH}, {_LANTERN_NODES} nodes)"
@@ -119,19 +145,27 @@ def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
 
 def _lantern(config: DecodingConfig, target: str) -> str:
     rule, sampling, tree = config.acceptance.neighbourhood, config.sampling, config.policy
-    words = ["python main.py generate_images", f"--model {_model_argument(target)} --model_path MODEL"]
-    words.append("--model_type base" if config.is_vanilla else "--model_type eagle --drafter_path DRAFTER")
+    words = [
+        "python main.py generate_images",
+        f"--model {_model_argument(target)} --model_path MODEL",
+    ]
+    words.append(
+        "--model_type base" if config.is_vanilla else "--model_type eagle --drafter_path DRAFTER"
+    )
     if tree.kind == "static":
         words[0] = f"USE_EXPERIMENTAL_FEATURES=1 {words[0]}"
         words.append(f"--static_tree --tree_choices {_LANTERN_TREES[tree.to_mapping()['name']]}")
     elif tree.kind == "dynamic" and target.startswith("lumina"):
         words.append("--eagle_version 2")
     if not rule.exact:
-        values = rule.to_mapping()  # k counts the token itself, which the code's table of neighbours lacks
+        # k counts the token itself, which the code's table of neighbours lacks
+        values = rule.to_mapping()
         bound = values.get("delta", values.get("lambda"))
         words.append(f"--lantern --lantern_k {values['k'] - 1} --lantern_delta {bound:g}")
     if sampling is not None:
-        words.append(f"--temperature {sampling.temperature:g} --top_k {sampling.top_k or _ALL_TOKENS}")
+        words.append(
+            f"--temperature {sampling.temperature:g} --top_k {sampling.top_k or _ALL_TOKENS}"
+        )
         words.append(f"--top_p {sampling.top_p:g} --cfg {sampling.cfg:g}")
     return " \\\n    ".join(words)
 
@@ -145,7 +179,8 @@ def _eagle_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
 
 
 def _eagle(config: DecodingConfig, target: str) -> str:
-    tree = config.policy.to_mapping()  # its depth counts the levels below the first, its total the root as well
+    # its depth counts the levels below the first, its total the root as well
+    tree = config.policy.to_mapping()
     keys = {"use_eagle3": config.drafter.kind == "eagle3", "total_token": tree["nodes"] + 1}
     keys |= {"depth": tree["depth"] - 1, "top_k": tree["width"]}
     values = ", ".join(f"{key}={value}" for key, value in keys.items())
@@ -160,7 +195,10 @@ def _window_lacks(config: DecodingConfig) -> Iterator[str]:
     if drafter["redraw"] != "fresh":
         yield f"it draws rejected drafts afresh, here {drafter['redraw']}"
     if drafter["initialisation"] not in _SJD_INITIALISATIONS:
-        yield f"it starts a position as a token that counts as certain, here {drafter['initialisation']}"
+        yield (
+            "it starts a position as a token that counts as certain, here "
+            f"{drafter['initialisation']}"
+        )
     if sampling is not None and (sampling.temperature, sampling.top_p) != (1, 1):
         yield "its scripts sample at temperature 1, without top-p"
 
@@ -179,11 +217,19 @@ def _sjd_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
 
 
 def _sjd(config: DecodingConfig, target: str) -> str:
-    return _window(config, _SJD_SCRIPTS[_sjd_target(target)], _SJD_GUIDANCE.get(_sjd_target(target), "guidance_scale"))
+    return _window(
+        config,
+        _SJD_SCRIPTS[_sjd_target(target)],
+        _SJD_GUIDANCE.get(_sjd_target(target), "guidance_scale"),
+    )
 
 
 def _window(config: DecodingConfig, script: str, guidance: str) -> str:
-    drafter, tree, sampling = config.drafter.to_mapping(), config.policy.to_mapping(), config.sampling
+    drafter, tree, sampling = (
+        config.drafter.to_mapping(),
+        config.policy.to_mapping(),
+        config.sampling,
+    )
     values: dict[str, Any] = {  # its window counts the token in front of the drafts
         "max_num_new_tokens": tree["length"] + 1,
         "multi_token_init_scheme": repr(_SJD_INITIALISATIONS[drafter["initialisation"]]),
@@ -209,6 +255,9 @@ def _gsd(config: DecodingConfig, target: str) -> str:
         _window(config, "test_GSD.py", "guidance_scale"),
         "# in scheduler/jacobi_iteration_lumina_mgpt.py",
         f"p_thr = {rule['tolerance']:g}",
-        f"d_thr = ...  # {rule['radius']:g} between rows of the codebook here; there, between input embeddings",
+        (
+            f"d_thr = ...  # {rule['radius']:g} between rows of the codebook here; there, between "
+            "input embeddings"
+        ),
     ]
     return "\n".join(lines)

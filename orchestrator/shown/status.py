@@ -1,4 +1,5 @@
-"""The progress of a sweep, read from its files, and what to know about its results beyond their errors.
+"""The progress of a sweep, read from its files, and what to know about its results beyond their
+errors.
 
 The process that runs the sweep is not contacted.
 """
@@ -15,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.front.plateau import plateau_notes, plateau_state
 from orchestrator.store.files import EARLIER, EVENTS, Identity, command, planned_trials
-from orchestrator.store.launches import RUNNING, EventLog, Launch, describe_event, find_launch, read_events
+from orchestrator.store.launches import (
+    RUNNING,
+    EventLog,
+    Launch,
+    describe_event,
+    find_launch,
+    read_events,
+)
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, State, TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -34,19 +42,24 @@ _MAX_LISTED = 10  # trials in a note
 
 
 def timing_notes(sweep: Sweep) -> list[str]:
-    """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, and what was not timed."""
+    """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, and what
+    was not timed.
+    """
     notes = session_problems(sweep)
     if (machine := sweep.machine) is None:
         return notes
     place = [*_threads(machine.device), "--batch", str(machine.batch)]
     if untimed := [record.number for record in sweep.records if _is_untimed(record, sweep)]:
         several = len(untimed) > 1
-        trials = ", ".join(map(str, untimed[:_MAX_LISTED])) + (", ..." if len(untimed) > _MAX_LISTED else "")
+        trials = ", ".join(map(str, untimed[:_MAX_LISTED])) + (
+            ", ..." if len(untimed) > _MAX_LISTED else ""
+        )
         chosen = [word for number in untimed[:_MAX_LISTED] for word in ("--trial", str(number))]
         again = command(sweep.storage, "time", *chosen, *place)
         notes.append(
-            f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, so "
-            f"{'they have' if several else 'it has'} no speed there; `{again}` adds {'them' if several else 'it'}"
+            f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, "
+            f"so {'they have' if several else 'it has'} no speed there; `{again}` adds "
+            f"{'them' if several else 'it'}"
         )
     if sweep.prices.sessions_on(machine.device, machine.batch) == 1:
         again = command(sweep.storage, "time", *place)
@@ -56,7 +69,10 @@ def timing_notes(sweep: Sweep) -> list[str]:
 
 def session_problems(sweep: Sweep) -> list[str]:
     """A sentence on each timing session that cannot be used."""
-    return [f"{problem}: the speeds are those of the other timing sessions" for problem in sweep.prices.problems]
+    return [
+        f"{problem}: the speeds are those of the other timing sessions"
+        for problem in sweep.prices.problems
+    ]
 
 
 def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:
@@ -67,7 +83,9 @@ def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:
 
 
 def _threads(device: Device) -> list[str]:
-    """The option of `time` that gives a CPU the same number of threads, with which it is the same device."""
+    """The option of `time` that gives a CPU the same number of threads, with which it is the same
+    device.
+    """
     return ["--threads", str(device.threads)] if device.threads else []
 
 
@@ -76,8 +94,8 @@ MAX_ACCEPTED = 0.05  # drafted tokens per pass that are "hardly any"
 
 
 def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
-    """Sentences on why the sweep ended, its speeds and drafters (see `plateau_notes`, `timing_notes` and
-    `drafter_warnings`). A running one will time more by itself.
+    """Sentences on why the sweep ended, its speeds and drafters (see `plateau_notes`,
+    `timing_notes` and `drafter_warnings`). A running one will time more by itself.
     """
     speeds = session_problems(sweep) if is_running else timing_notes(sweep)
     return [*plateau_notes(sweep), *speeds, *drafter_warnings(sweep.records, sweep.identity)]
@@ -89,23 +107,34 @@ def waiting_note(sweep: Sweep) -> list[str]:
 
 
 def drafter_warnings(records: Iterable[TrialRecord], identity: Identity) -> list[str]:
-    """A sentence for each drafter with weights of which hardly anything is accepted in any of its trials."""
+    """A sentence for each drafter with weights of which hardly anything is accepted in any of its
+    trials.
+    """
     counts: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        if record.config is not None and (count := _tokens_and_passes(record, identity)) is not None:
+        if (
+            record.config is not None
+            and (count := _tokens_and_passes(record, identity)) is not None
+        ):
             counts.setdefault(record.config.drafter.kind, []).append(count)
     found = []
     for kind, trials in counts.items():
         enough = [(tokens, passes) for tokens, passes in trials if passes >= MIN_PASSES]
-        if f"drafters.{kind}" in identity.models and enough and all(is_hardly_accepted(*count) for count in enough):
+        if (
+            f"drafters.{kind}" in identity.models
+            and enough
+            and all(is_hardly_accepted(*count) for count in enough)
+        ):
             tokens, passes = max(enough, key=lambda count: count[0] / count[1])
-            found.append(drafter_warning(kind, identity.files.get(f"drafters.{kind}"), tokens, passes))
+            found.append(
+                drafter_warning(kind, identity.files.get(f"drafters.{kind}"), tokens, passes)
+            )
     return found
 
 
 def is_hardly_accepted(tokens: float, passes: float) -> bool:
-    """Whether fewer drafted tokens than `MAX_ACCEPTED` per pass were accepted, by a 95 % upper limit of their number
-    (Poisson), over at least `MIN_PASSES`.
+    """Whether fewer drafted tokens than `MAX_ACCEPTED` per pass were accepted, by a 95 % upper
+    limit of their number (Poisson), over at least `MIN_PASSES`.
 
     tokens: emitted in these passes, each of which emits one that was not drafted.
     """
@@ -114,16 +143,23 @@ def is_hardly_accepted(tokens: float, passes: float) -> bool:
 
 
 def drafter_warning(kind: str, file: str | None, tokens: float, passes: float) -> str:
-    """The sentence on a drafter of which hardly anything is accepted. file: its weights, if their place is known."""
+    """The sentence on a drafter of which hardly anything is accepted. file: its weights, if their
+    place is known.
+    """
     return (
-        f"hardly anything that the {kind} drafter proposes is accepted ({tokens / passes:.2f} tokens per target pass "
-        f"over {passes:,.0f} passes): its weights{f', {file},' if file else ''} probably do not belong to this target"
+        f"hardly anything that the {kind} drafter proposes is accepted ({tokens / passes:.2f} "
+        f"tokens per target pass over {passes:,.0f} passes): its "
+        f"weights{f', {file},' if file else ''} probably do not belong to this target"
     )
 
 
 def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, float] | None:
-    """The tokens of all images of a trial and the passes that emitted them, without prefills; None if unknown."""
-    length, compression = (record.metrics.get(name) for name in ("mean_accepted_length", "step_compression"))
+    """The tokens of all images of a trial and the passes that emitted them, without prefills; None
+    if unknown.
+    """
+    length, compression = (
+        record.metrics.get(name) for name in ("mean_accepted_length", "step_compression")
+    )
     if identity.grid is None or not record.images:
         return None
     tokens = record.images * (math.prod(identity.grid) - 1)
@@ -143,13 +179,15 @@ _MAX_TRIALS = 3  # in a warning
 class SweepStatus:
     """The progress of a sweep.
 
-    launch: the latest one. planned: trials in the budget, None if it has none. failed, stopped: number and cause of
-    each. running: trials that the latest launch started and did not finish. images: those generated, each config's
-    counted once. lost: workers and clusters that the launch lost, with the time. events: the latest, described. idle_s:
-    seconds since the last event or trial, None if there was none. warnings: about the results. logs: folder of the
-    workers' logs, if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`), the
-    number of images copied so far (in a bucket, of finished trials), and of trials that the search was told. plateau:
-    how close the front is to that of the budget, None without one (see `PlateauState`).
+    launch: the latest one. planned: trials in the budget, None if it has none. failed, stopped:
+    number and cause of each. running: trials that the latest launch started and did not finish.
+    images: those generated, each config's counted once. lost: workers and clusters that the launch
+    lost, with the time. events: the latest, described. idle_s: seconds since the last event or
+    trial, None if there was none. warnings: about the results. logs: folder of the workers' logs,
+    if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`),
+    the number of images copied so far (in a bucket, of finished trials), and of trials that the
+    search was told. plateau: how close the front is to that of the budget, None without one (see
+    `PlateauState`).
     """
 
     name: str
@@ -170,18 +208,27 @@ class SweepStatus:
     plateau: Mapping[str, Any] | None = None
 
 
-def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | None = None) -> SweepStatus:
-    """Read the status. sweep: None before its first results. now: the time from which `idle_s` counts."""
+def sweep_status(
+    storage: Storage, sweep: Sweep | None = None, now: datetime | None = None
+) -> SweepStatus:
+    """Read the status. sweep: None before its first results. now: the time from which `idle_s`
+    counts.
+    """
     now = now or datetime.now(UTC)
     log, records = read_events(storage), () if sweep is None else sweep.records
     launch = find_launch(storage, log, now)
     if launch.state == RUNNING and log.ends_damaged:  # it may be writing that line
         log.damaged -= 1
     finished = {record.number for record in records}
-    times = [datetime.fromisoformat(stamp) for stamp in [*(r.finished for r in records if r.finished), *log.last]]
+    times = [
+        datetime.fromisoformat(stamp)
+        for stamp in [*(r.finished for r in records if r.finished), *log.last]
+    ]
     logs = log_folder(storage)
     return SweepStatus(
-        name=PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name,
+        name=(
+            PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name
+        ),
         place=storage.display_name,
         launch=launch,
         planned=planned_trials(storage),
@@ -205,35 +252,52 @@ def sweep_status(storage: Storage, sweep: Sweep | None = None, now: datetime | N
 
 
 def _plateau(storage: Storage, log: EventLog, sweep: Sweep | None) -> Mapping[str, Any] | None:
-    """How close the front is to a plateau, as the launch last said; in a bucket, by the trials that are there."""
+    """How close the front is to a plateau, as the launch last said; in a bucket, by the trials that
+    are there.
+    """
     latest = log.plateau
-    if sweep is not None and not storage.exists(EVENTS) and (state := plateau_state(sweep)) is not None:
+    if (
+        sweep is not None
+        and not storage.exists(EVENTS)
+        and (state := plateau_state(sweep)) is not None
+    ):
         latest = state.to_event()
     return latest and {key: value for key, value in latest.items() if key not in ("event", "at")}
 
 
-def _taken(storage: Storage, log: EventLog, records: Iterable[TrialRecord]) -> Mapping[str, Any] | None:
+def _taken(
+    storage: Storage, log: EventLog, records: Iterable[TrialRecord]
+) -> Mapping[str, Any] | None:
     """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
     if not storage.exists(EARLIER):
         return None
     types = {"name": str, "records": tuple[str, ...]}
     try:
-        sources = [fit_entries(types, expect_mapping(s)) for s in load_checked(storage.read(EARLIER))["sources"]]
+        sources = [
+            fit_entries(types, expect_mapping(s))
+            for s in load_checked(storage.read(EARLIER))["sources"]
+        ]
         names = [source["name"] for source in sources]
         reported = sum(len(source["records"]) for source in sources)
     except (KeyError, TypeError, ValueError) as error:
         fix = "restore it; without it the sweep cannot be resumed"
         raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
-    copied = log.taken | Counter({record.number: record.taken * (record.duplicate_of is None) for record in records})
+    copied = log.taken | Counter(
+        {record.number: record.taken * (record.duplicate_of is None) for record in records}
+    )
     return {"sweeps": names, "images": copied.total(), "trials": reported}
 
 
 def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
     """Sentences on what the events lack of these records."""
     missing = [str(record.number) for record in records if record.number not in log.finished]
-    damaged = f"{counted(log.damaged, 'damaged line')} {'is' if log.damaged == 1 else 'are'} left out"
+    damaged = (
+        f"{counted(log.damaged, 'damaged line')} {'is' if log.damaged == 1 else 'are'} left out"
+    )
     problems = [damaged] if log.damaged else []
-    problems += [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []
+    problems += (
+        [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []
+    )
     return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]
 
 

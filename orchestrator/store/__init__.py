@@ -1,1 +1,3 @@
-"""The files of a sweep: its identity, records and prices, its events and locks. Nothing here asks a question."""
+"""The files of a sweep: its identity, records and prices, its events and locks. Nothing here asks a
+question.
+"""

@@ -1,8 +1,8 @@
 """Text files and JSON lines files with checksums, so that a changed or cut file is noticed.
 
-A text file's first line is a comment with a checksum of the rest: `# checksum: 9d2c61a0b7e35f48`. Files without such a
-line are read too: earlier versions wrote none. A JSON lines file has one object with a checksum per line, and is only
-appended to.
+A text file's first line is a comment with a checksum of the rest: `# checksum: 9d2c61a0b7e35f48`.
+Files without such a line are read too: earlier versions wrote none. A JSON lines file has one
+object with a checksum per line, and is only appended to.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _digest(text: str) -> str:
 
 
 def append_line(path: Path, entry: Mapping[str, Any], *, sync: bool = True) -> None:
-    """Add an object to a JSON lines file, on a line of its own after one that was cut off. sync: flush it to disk.
+    """Add an object to a JSON lines file, on a line of its own after one that was cut off. sync:
+    flush it to disk.
 
     Raises:
         OSError: it cannot be written, or is a link; it is named.
@@ -70,7 +71,9 @@ def append_line(path: Path, entry: Mapping[str, Any], *, sync: bool = True) -> N
 
 
 def scan_lines(storage: Storage, name: str) -> Iterator[dict[str, Any] | None]:
-    """The objects of a JSON lines file one by one, None for a damaged line; nothing if there is no such file."""
+    """The objects of a JSON lines file one by one, None for a damaged line; nothing if there is no
+    such file.
+    """
     return (entry for _, entry in _scan(storage, name))
 
 
@@ -82,7 +85,9 @@ def read_lines(storage: Storage, name: str) -> tuple[list[dict[str, Any]], int]:
 
 
 def drop_damaged_lines(storage: Storage, name: str) -> int:
-    """Rewrite a JSON lines file without its damaged lines; returns their number. FILE.damaged keeps the old one."""
+    """Rewrite a JSON lines file without its damaged lines; returns their number. FILE.damaged keeps
+    the old one.
+    """
     lines = [(line, entry is not None) for line, entry in _scan(storage, name)]
     whole = [line for line, is_intact in lines if is_intact]
     if damaged := len(lines) - len(whole):
@@ -92,9 +97,11 @@ def drop_damaged_lines(storage: Storage, name: str) -> int:
 
 
 def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """The lines of a JSON lines file and their objects, None for a damaged one; nothing if there is no such file.
+    """The lines of a JSON lines file and their objects, None for a damaged one; nothing if there is
+    no such file.
 
-    The last line is damaged if it is incomplete: its writer was killed, or is still writing. Empty lines are skipped.
+    The last line is damaged if it is incomplete: its writer was killed, or is still writing. Empty
+    lines are skipped.
     """
     if not storage.exists(name):
         return

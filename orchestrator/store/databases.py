@@ -1,4 +1,6 @@
-"""Databases and files that several processes share: the program whose tables they have, and the creation of tables."""
+"""Databases and files that several processes share: the program whose tables they have, and the
+creation of tables.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,14 @@ _SQLITE, _POSTGRESQL = "sqlite", "postgresql"
 _SQLITE_HEADER = b"SQLite format 3\0"
 _LOCK_KEY = 0x5F0C_4715  # of PostgreSQL's advisory lock; an arbitrary number
 
-# A database that was restarted or is away is noticed. libpq waits for a dead machine for hours; times in s, one in ms.
-_TIMEOUTS = {"connect_timeout": 8, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+# A database that was restarted or is away is noticed. libpq waits for a dead machine for hours;
+# times in s, one in ms.
+_TIMEOUTS = {
+    "connect_timeout": 8,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 _TIMEOUTS |= {"tcp_user_timeout": 20_000}
 _OPTIONS: Mapping[str, dict[str, Any]] = {
     _POSTGRESQL: {"pool_pre_ping": True, "connect_args": _TIMEOUTS},
@@ -32,8 +40,8 @@ _OPTIONS: Mapping[str, dict[str, Any]] = {
 
 
 def expand_home(url: str) -> str:
-    """The URL of a SQLite file, such as sqlite:///~/mlflow.db, with the path of the home folder: SQLAlchemy and MLflow
-    would make a folder `~`. Others are returned as they are.
+    """The URL of a SQLite file, such as sqlite:///~/mlflow.db, with the path of the home folder:
+    SQLAlchemy and MLflow would make a folder `~`. Others are returned as they are.
 
     Raises:
         ValueError: it starts with the home folder of an unknown user.
@@ -65,10 +73,11 @@ def local_file(url: str) -> Path | None:
 
 @contextmanager
 def sole_creator(url: str) -> Iterator[None]:
-    """Run the block in one of the processes that open a new database or file at once, while the others wait.
+    """Run the block in one of the processes that open a new database or file at once, while the
+    others wait.
 
-    Optuna and MLflow look for tables and then create them, so two processes would create them twice. Supports files
-    and PostgreSQL; elsewhere the block runs at once.
+    Optuna and MLflow look for tables and then create them, so two processes would create them
+    twice. Supports files and PostgreSQL; elsewhere the block runs at once.
 
     Raises:
         OSError, sqlalchemy.exc.SQLAlchemyError: no access.
@@ -89,7 +98,8 @@ def sole_creator(url: str) -> Iterator[None]:
 
 
 def has_tables(url: str, program: str) -> bool:
-    """Whether a database has the tables of a program, Optuna or MLflow. Reads only; a missing file stays missing.
+    """Whether a database has the tables of a program, Optuna or MLflow. Reads only; a missing file
+    stays missing.
 
     Raises:
         ValueError: it has those of another program, or the file is not a SQLite database.
@@ -97,12 +107,17 @@ def has_tables(url: str, program: str) -> bool:
     """
     owner = _find_owner(url)
     if owner not in (None, program):
-        raise ValueError(f"this database has the tables of {owner}, and {program} needs one of its own; give another")
+        raise ValueError(
+            f"this database has the tables of {owner}, and {program} needs one of its own; give "
+            "another"
+        )
     return owner is not None
 
 
 def _find_owner(url: str) -> str | None:
-    """The program whose tables a database has, by Alembic's table, of which there is one; None if it has none."""
+    """The program whose tables a database has, by Alembic's table, of which there is one; None if
+    it has none.
+    """
     from sqlalchemy import inspect, text
 
     file = local_file(url)
@@ -124,17 +139,23 @@ def _find_owner(url: str) -> str | None:
 
 
 def may_create_tables(url: str) -> bool:
-    """Whether the user of a PostgreSQL database may create tables in it. True for other databases, without a check."""
+    """Whether the user of a PostgreSQL database may create tables in it. True for other databases,
+    without a check.
+    """
     from sqlalchemy import text
 
     if _backend(url) != _POSTGRESQL:
         return True
     with _engine(url).connect() as connection:
-        return bool(connection.scalar(text("SELECT has_schema_privilege(current_schema(), 'CREATE')")))
+        return bool(
+            connection.scalar(text("SELECT has_schema_privilege(current_schema(), 'CREATE')"))
+        )
 
 
 def is_same_database(url: str, other: str) -> bool:
-    """Whether two paths or URLs name one file, however it is spelled, or one database at the same address."""
+    """Whether two paths or URLs name one file, however it is spelled, or one database at the same
+    address.
+    """
     from sqlalchemy import make_url
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -144,9 +165,12 @@ def is_same_database(url: str, other: str) -> bool:
             return files[0].resolve() == files[1].resolve()
         if files != (None, None):
             return False
-        first, second = ((u.get_backend_name(), u.host, u.port, u.database) for u in map(make_url, (url, other)))
+        first, second = (
+            (u.get_backend_name(), u.host, u.port, u.database) for u in map(make_url, (url, other))
+        )
         return first == second
-    except (SQLAlchemyError, OSError, ValueError, RuntimeError):  # not a path or URL; opening it says so
+    except (SQLAlchemyError, OSError, ValueError, RuntimeError):
+        # not a path or URL; opening it says so
         return False
 
 
@@ -154,7 +178,9 @@ def _engine(url: str) -> Engine:
     """A connection of its own for every use."""
     from sqlalchemy import NullPool, create_engine
 
-    return create_engine(url, poolclass=NullPool, connect_args=(engine_options(url) or {}).get("connect_args", {}))
+    return create_engine(
+        url, poolclass=NullPool, connect_args=(engine_options(url) or {}).get("connect_args", {})
+    )
 
 
 def _backend(url: str) -> str:

@@ -5,13 +5,14 @@ identity.json               everything that the results depend on (`Identity`)
 trials/00012.json           one immutable file per finished trial (`TrialRecord`)
 shards/, timings/, measures/    results of the workers' tasks, named by `workers.data.shards`
 damaged/                    files of these folders that were set aside
-pictures/, heatmaps/        one image grid and one accepted-length heat map per config, by its digest
+pictures/, heatmaps/        an image grid and an accepted-length heat map per config, by its digest
 trials.parquet, front.parquet, front.png, report.html    result files, rebuilt from the trials
 events.jsonl, logs/         what the driver and the workers did; study.log: Optuna's journal
 mlflow.json                 where the sweep was logged to MLflow last
 predictions.parquet         settings that the replay sampler chooses from
 earlier.json                what was taken over from earlier sweeps (`launch --from`)
-store.id, *.lock            checks that all workers see this store, and that one process at a time writes (`locks`)
+store.id, *.lock            checks that all workers see this store, and that one process at a time
+                            writes (`locks`)
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from orchestrator.store.checked_text import YAML, dump_text, load_text
 from orchestrator.store.records import TrialRecord
 from search_spaces.constraints import Constraint, check_metric
 from search_spaces.documents import read_document
-from search_spaces.params import ConfigError, at, expect_list, expect_mapping, field_types, fit_entries, fit_type
+from search_spaces.params import (
+    ConfigError,
+    at,
+    expect_list,
+    expect_mapping,
+    field_types,
+    fit_entries,
+    fit_type,
+)
 from search_spaces.plugins import stored_plugins
 from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling
@@ -44,9 +53,20 @@ if TYPE_CHECKING:
 SWEEP, IDENTITY, EVENTS, STUDY = "sweep.yaml", "identity.json", "events.jsonl", "study.log"
 EARLIER = "earlier.json"
 TRIALS, SHARDS, IMAGE_GRIDS, HEAT_MAPS = "trials", "shards", "pictures", "heatmaps"
-TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}  # folders by what a user sees as a file's name
-TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = "trials.parquet", "front.parquet", "front.png", "report.html"
-MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = "mlflow.json", "mlflow.lock", "driver.lock", "store.id"
+# folders by what a user sees as a file's name
+TRIAL_PICTURES = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}
+TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT = (
+    "trials.parquet",
+    "front.parquet",
+    "front.png",
+    "report.html",
+)
+MLFLOW_PLACE, MLFLOW_LOCK, DRIVER_LOCK, STORE_ID = (
+    "mlflow.json",
+    "mlflow.lock",
+    "driver.lock",
+    "store.id",
+)
 SWEEPS = "sweeps"  # default folder of sweeps
 _RESULT_FOLDERS = (TRIALS, SHARDS, TIMINGS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
 _UNFINISHED_S = 3600.0  # no write takes that long
@@ -58,21 +78,28 @@ _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}")
 _PARTS: Mapping[str, Mapping[str, Any]] = {  # of an identity, and what is read of them
     "captions": {"count": int, "hash": str, "source": str},
     "reference": {"identity": str, "count": int, "source": str},
-    "timing": {"images": int, "repetitions": int, "nodes": Mapping[str, str] | None, "device": str},
+    "timing": {
+        "images": int,
+        "repetitions": int,
+        "nodes": Mapping[str, str] | None,
+        "device": str,
+    },
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Everything that a sweep's results depend on. Written when the sweep starts, checked when it is resumed.
+    """Everything that a sweep's results depend on. Written when the sweep starts, checked when it
+    is resumed.
 
-    experiment: digest of what its shards depend on. models, extractors, versions: name -> content hash or identity.
-    files: paths of the models by the same names, when the sweep started.
-    format: of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference: identity, count,
-    source. baseline: vanilla with the sweep's sampling. objectives: with the direction that the sweep optimises.
-    samples: images per caption. timing: images, batch, repetitions. device, threads, numerics: of the first worker (see
-    `orchestrator.cluster.placement`). plugins: modules that registered more than this project has when it was launched.
-    started: ISO 8601, UTC.
+    experiment: digest of what its shards depend on. models, extractors, versions: name -> content
+    hash or identity. files: paths of the models by the same names, when the sweep started. format:
+    of its shards (`workers.data.shards.FORMAT`). captions: count, hash, source. reference:
+    identity, count, source. baseline: vanilla with the sweep's sampling. objectives: with the
+    direction that the sweep optimises. samples: images per caption. timing: images, batch,
+    repetitions. device, threads, numerics: of the first worker (see
+    `orchestrator.cluster.placement`). plugins: modules that registered more than this project has
+    when it was launched. started: ISO 8601, UTC.
     """
 
     name: str
@@ -104,7 +131,9 @@ class Identity:
         """Plain data, as identity.json holds it."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {
             "metrics": {name: metric.to_mapping() for name, metric in self.metrics.items()},
-            "objectives": [{"metric": metric.name, "direction": metric.direction} for metric in self.objectives],
+            "objectives": [
+                {"metric": metric.name, "direction": metric.direction} for metric in self.objectives
+            ],
             "baseline": None if self.baseline is None else self.baseline.to_mapping(),
         }
 
@@ -113,16 +142,21 @@ class Identity:
         """Read what `to_mapping` wrote.
 
         Raises:
-            ValueError: a key is missing, has the wrong type, or a text that its writer would not write.
+            ValueError: a key is missing, has the wrong type, or a text that its writer would not
+                write.
         """
         given = {key: value for key, value in expect_mapping(given).items() if value is not None}
-        if missing := [key for key in ("name", "experiment", "started", "metrics") if key not in given]:
+        if missing := [
+            key for key in ("name", "experiment", "started", "metrics") if key not in given
+        ]:
             raise ValueError(f"not a sweep's identity: it lacks {', '.join(missing)}")
         with at("metrics"):
             entries = expect_mapping(given["metrics"])
             metrics = {name: Metric.from_mapping(name, facts) for name, facts in entries.items()}
         with at("objectives"):
-            objectives = tuple(_objective(entry, metrics) for entry in expect_list(given.get("objectives", [])))
+            objectives = tuple(
+                _objective(entry, metrics) for entry in expect_list(given.get("objectives", []))
+            )
         with at("plugins"):
             plugins = _module_names(given.get("plugins", []))
         baseline = given.get("baseline")
@@ -151,7 +185,9 @@ class Identity:
                 raise ConfigError((name,), f"must have no control characters, got {texts!r}")
         for name, version in self.versions.items():
             if not (_VERSION.fullmatch(name) and _VERSION.fullmatch(version)):
-                raise ConfigError(("versions", name), f"must be a version such as 2.13.0+cpu, got {version!r}")
+                raise ConfigError(
+                    ("versions", name), f"must be a version such as 2.13.0+cpu, got {version!r}"
+                )
         for text in self.constraints:
             Constraint.parse(text)
         for part, types in _PARTS.items():
@@ -182,9 +218,15 @@ class Identity:
 
     @property
     def images(self) -> int | None:
-        """Number of images of a trial: captions times samples per caption; None if it is not recorded."""
+        """Number of images of a trial: captions times samples per caption; None if it is not
+        recorded.
+        """
         captions = self.captions.get("count")
-        return captions * self.samples if isinstance(captions, int) and self.samples is not None else None
+        return (
+            captions * self.samples
+            if isinstance(captions, int) and self.samples is not None
+            else None
+        )
 
     @property
     def timing_batch(self) -> int:
@@ -194,8 +236,8 @@ class Identity:
 
     @property
     def timing_device(self) -> str | None:
-        """The device that timed (see `orchestrator.store.prices.identity_on`), or else the labels of the nodes that
-        time, or the device of the first worker.
+        """The device that timed (see `orchestrator.store.prices.identity_on`), or else the labels
+        of the nodes that time, or the device of the first worker.
         """
         labels = self.timing.get("nodes") or {}
         named = ", ".join(f"{name}={value}" for name, value in labels.items())
@@ -213,8 +255,12 @@ class Identity:
 
 
 def _objective(given: object, metrics: Mapping[str, Metric]) -> Metric:
-    """An objective of an identity: a metric of the sweep, with the direction that the sweep optimises."""
-    entry = fit_entries({"metric": str, "direction": str}, expect_mapping(given, ("metric", "direction")))
+    """An objective of an identity: a metric of the sweep, with the direction that the sweep
+    optimises.
+    """
+    entry = fit_entries(
+        {"metric": str, "direction": str}, expect_mapping(given, ("metric", "direction"))
+    )
     if len(entry) < 2:
         raise ConfigError((), "must have a metric and a direction")
     name, direction = check_metric(entry["metric"]), entry["direction"]
@@ -235,13 +281,19 @@ class NoSweepError(ValueError):
 
 
 def find_sweep(location: str | Path) -> Storage:
-    """The storage of a folder or URI. A name without slashes that is not a folder is looked up in ./sweeps.
+    """The storage of a folder or URI. A name without slashes that is not a folder is looked up in
+    ./sweeps.
 
     Raises:
         NoSweepError: the URI is invalid.
     """
     name = str(location)
-    if "/" not in name and "\\" not in name and not Path(name).is_dir() and Path(SWEEPS, name).is_dir():
+    if (
+        "/" not in name
+        and "\\" not in name
+        and not Path(name).is_dir()
+        and Path(SWEEPS, name).is_dir()
+    ):
         location = Path(SWEEPS, name)
     try:
         return Storage(str(location))
@@ -250,7 +302,9 @@ def find_sweep(location: str | Path) -> Storage:
 
 
 def location(storage: Storage) -> str:
-    """How a command names the sweep: by its bare name below ./sweeps if `find_sweep` finds it so, else by its place."""
+    """How a command names the sweep: by its bare name below ./sweeps if `find_sweep` finds it so,
+    else by its place.
+    """
     file = storage.path(SWEEP)
     name = "" if file is None else file.parent.name
     return name if name and find_sweep(name).uri == storage.uri else storage.display_name
@@ -262,14 +316,26 @@ def command(storage: Storage, name: str, *options: str) -> str:
 
 
 def with_plugins(name: str, modules: Iterable[str]) -> list[str]:
-    """The first words of a command that needs these plugins and is not given the sweep, which names them."""
-    return ["specfrontier", *(word for module in sorted(set(modules)) for word in ("--plugin", module)), name]
+    """The first words of a command that needs these plugins and is not given the sweep, which names
+    them.
+    """
+    return [
+        "specfrontier",
+        *(word for module in sorted(set(modules)) for word in ("--plugin", module)),
+        name,
+    ]
 
 
 def near_path(storage: Storage, name: str = "") -> str:
-    """The place of a file, or of the sweep without `name`, relative to the working directory if it is inside."""
+    """The place of a file, or of the sweep without `name`, relative to the working directory if it
+    is inside.
+    """
     place = storage.locate(name) if name else storage.display_name
-    return str(Path(place).relative_to(Path.cwd())) if Path(place).is_relative_to(Path.cwd()) else place
+    return (
+        str(Path(place).relative_to(Path.cwd()))
+        if Path(place).is_relative_to(Path.cwd())
+        else place
+    )
 
 
 def read_identity(storage: Storage) -> Identity | None:
@@ -284,7 +350,8 @@ def read_identity(storage: Storage) -> Identity | None:
         return Identity.from_mapping(load_checked(storage.read(IDENTITY)))
     except ValueError as error:
         raise ValueError(
-            f"{storage.locate(IDENTITY)}: damaged ({error}); restore the file, or launch under another --name"
+            f"{storage.locate(IDENTITY)}: damaged ({error}); restore the file, or launch under "
+            "another --name"
         ) from error
 
 
@@ -299,14 +366,16 @@ def check_unused(storage: Storage) -> None:
     if found:
         more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
         raise ValueError(
-            f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this sweep's: "
-            f"{', '.join(found[:_MAX_NAMED])}{more}; launch under another --name or --out, or restore {IDENTITY}"
+            f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this "
+            f"sweep's: {', '.join(found[:_MAX_NAMED])}{more}; launch under another --name or "
+            f"--out, or restore {IDENTITY}"
         )
 
 
 def plugins_of(storage: Storage) -> AbstractContextManager[None]:
-    """Inside, names of rules, drafters, samplers, metrics and models may be those of the plugins that the sweep was
-    launched with: such a name loads them (see `stored_plugins`)."""
+    """Inside, names of rules, drafters, samplers, metrics and models may be those of the plugins
+    that the sweep was launched with: such a name loads them (see `stored_plugins`).
+    """
 
     def find() -> tuple[str, ...]:
         identity = read_identity(storage)
@@ -321,9 +390,9 @@ def write_identity(storage: Storage, identity: Identity) -> None:
 
 
 def remove_unfinished(storage: Storage) -> int:
-    """Remove what killed processes left of files that they were writing; returns their number. The caller holds the
-    `driver_lock`: only the driver and its workers write to most folders. Commands such as `time`, `sync` and `report`
-    may be writing to the others, so young files there stay.
+    """Remove what killed processes left of files that they were writing; returns their number. The
+    caller holds the `driver_lock`: only the driver and its workers write to most folders. Commands
+    such as `time`, `sync` and `report` may be writing to the others, so young files there stay.
     """
     own = sum(storage.remove_unfinished(folder) for folder in _RESULT_FOLDERS if folder != TIMINGS)
     return own + sum(storage.remove_unfinished(folder, _UNFINISHED_S) for folder in ("", TIMINGS))
@@ -342,12 +411,17 @@ def read_sweep_text(storage: Storage) -> str:
     try:
         return load_text(storage.read(SWEEP), YAML) if storage.exists(SWEEP) else ""
     except ValueError as error:
-        problem = f"{storage.locate(SWEEP)}: damaged ({error}); remove it: `launch SPACE --resume` writes it again"
+        problem = (
+            f"{storage.locate(SWEEP)}: damaged ({error}); remove it: `launch SPACE --resume` "
+            "writes it again"
+        )
         raise ValueError(problem) from error
 
 
 def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
-    """sweep.yaml as plain data, for display; empty if there is none. Raises ValueError as `read_sweep_text`."""
+    """sweep.yaml as plain data, for display; empty if there is none. Raises ValueError as
+    `read_sweep_text`.
+    """
     text = read_sweep_text(storage)
     if not text.strip():
         return {}
@@ -359,7 +433,9 @@ def read_sweep_yaml(storage: Storage) -> Mapping[str, Any]:
 
 
 def planned_trials(storage: Storage) -> int | None:
-    """The number of trials in the budget of the sweep as launched; None if sweep.yaml does not give it."""
+    """The number of trials in the budget of the sweep as launched; None if sweep.yaml does not give
+    it.
+    """
     budget = read_sweep_yaml(storage).get("budget")
     trials = budget.get("trials") if isinstance(budget, Mapping) else None
     return trials if isinstance(trials, int) else None
@@ -377,8 +453,8 @@ def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord
     """The finished trials in the order of their numbers, without those in `skip`.
 
     Raises:
-        ValueError: a file is damaged, not a trial's record, that of a trial with another number than its name, or that
-            of a setting which needs a plugin that is missing.
+        ValueError: a file is damaged, not a trial's record, that of a trial with another number
+            than its name, or that of a setting which needs a plugin that is missing.
     """
     with plugins_of(storage):
         names = [name for name in storage.names(TRIALS) if not _is_in(name, skip)]
@@ -392,7 +468,9 @@ def _is_in(name: str, numbers: Container[int]) -> bool:
 
 
 def _read_trial(storage: Storage, name: str) -> TrialRecord:
-    """A trial's record. Raises ValueError as `read_trials`; only a file that is damaged is to be removed."""
+    """A trial's record. Raises ValueError as `read_trials`; only a file that is damaged is to be
+    removed.
+    """
     data, where = storage.read(name), storage.locate(name)
     try:
         record = TrialRecord.from_json(data)
@@ -404,14 +482,21 @@ def _read_trial(storage: Storage, name: str) -> TrialRecord:
         raise ValueError(f"{where}: {error}; {fix}") from error
     if (own := trial_file(record.number)) != name:
         fix = _RUN_AGAIN if storage.exists(own) else "rename it"
-        raise ValueError(f"{where}: holds the record of trial {record.number}, whose file is {own}; {fix}")
+        raise ValueError(
+            f"{where}: holds the record of trial {record.number}, whose file is {own}; {fix}"
+        )
     return record
 
 
 def read_table(
-    storage: Storage, name: str, columns: Sequence[str] | None = None, *, fix: str = "restore the file"
+    storage: Storage,
+    name: str,
+    columns: Sequence[str] | None = None,
+    *,
+    fix: str = "restore the file",
 ) -> pyarrow.Table:
-    """A Parquet file of the store, or some of its columns. `fix`: what the user can do if it is missing or damaged.
+    """A Parquet file of the store, or some of its columns. `fix`: what the user can do if it is
+    missing or damaged.
 
     Raises:
         ValueError: it is missing or damaged, or has no such column.

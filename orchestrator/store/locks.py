@@ -1,9 +1,10 @@
 """Locks of a sweep: one process at a time runs it, and one logs it to MLflow.
 
-In a folder a lock is the system's, which releases it when its process dies; the file says who held it last. Object
-stores have no locks. There a lock is a folder of claims: whoever writes a claim, and then finds the claim of another
-process, withdraws. Listings of object stores show all that was written before, so of two processes at least one finds
-the other. A claim is renewed while its process lives, and counts as long as the store's clock says that it is fresh.
+In a folder a lock is the system's, which releases it when its process dies; the file says who held
+it last. Object stores have no locks. There a lock is a folder of claims: whoever writes a claim,
+and then finds the claim of another process, withdraws. Listings of object stores show all that was
+written before, so of two processes at least one finds the other. A claim is renewed while its
+process lives, and counts as long as the store's clock says that it is fresh.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from search_spaces.documents import parse_json
 from workers.data.files import open_regular
 from workers.data.storage import Storage
 
-_CREATION_TIMEOUT_S = 300.0  # for another process that creates something; the slowest take some 20 s
+# for another process that creates something; the slowest take some 20 s
+_CREATION_TIMEOUT_S = 300.0
 _POLL_INTERVAL_S = 0.05
 _ATTEMPTS = 5  # at a file's lock, which `read_holder` has for a moment
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP)  # of file systems without locks
 RENEWAL_S = 8.0  # between two renewals of a claim
 LEASE_S = 30.0  # a claim that was not renewed for so long is that of a dead process
 _DRIVER_TIMEOUT_S = LEASE_S + RENEWAL_S  # for the claim of a driver that may be dead
-_DRIVER_INTERVAL_S = (1.0, 3.0)  # at random: of two processes that refuse each other, one comes first
+# at random: of two processes that refuse each other, one comes first
+_DRIVER_INTERVAL_S = (1.0, 3.0)
 _JOIN_TIMEOUT_S = 2.0
 _UNKNOWN = "an unknown process"
 _MAX_FACTS = 4096  # bytes of a lock's file that are read
@@ -44,10 +47,11 @@ _MAX_FACTS = 4096  # bytes of a lock's file that are read
 
 @dataclass(slots=True)
 class Lock:
-    """acquired: whether this process holds it. holder: who does, if another process; otherwise who held it and died.
+    """acquired: whether this process holds it. holder: who does, if another process; otherwise who
+    held it and died.
 
-    renewal: the other process's claim and when it was renewed, in object stores. is_lost: another process has taken
-    over, because this one did not renew its claim in time.
+    renewal: the other process's claim and when it was renewed, in object stores. is_lost: another
+    process has taken over, because this one did not renew its claim in time.
     """
 
     acquired: bool
@@ -70,10 +74,13 @@ class LockError(RuntimeError):
 
 
 @contextmanager
-def driver_lock(storage: Storage, note: Callable[[str], object] = lambda text: None) -> Iterator[Lock]:
+def driver_lock(
+    storage: Storage, note: Callable[[str], object] = lambda text: None
+) -> Iterator[Lock]:
     """Hold the lock of a sweep's driver while the block runs; `holder` is who held it and died.
 
-    In object stores a dead driver's claim stays for a while, which is waited for. note: called with a sentence then.
+    In object stores a dead driver's claim stays for a while, which is waited for. note: called with
+    a sentence then.
 
     Raises:
         LockError: another launch holds it.
@@ -88,12 +95,15 @@ def driver_lock(storage: Storage, note: Callable[[str], object] = lambda text: N
         claim, renewed = lock.renewal or ("", 0.0)
         if not claim or renewed > seen.setdefault(claim, renewed) or time.monotonic() > end:
             raise LockError(
-                f"{storage.display_name}: another launch ({lock.holder or 'just started'}) is running this sweep; wait "
-                "until it ends, or stop it"
+                f"{storage.display_name}: another launch ({lock.holder or 'just started'}) is "
+                "running this sweep; wait until it ends, or stop it"
             )
         if not waiting:
             waiting = True
-            note(f"{lock.holder} was running this sweep; waiting until it renews its lock, at most {LEASE_S:g} s")
+            note(
+                f"{lock.holder} was running this sweep; waiting until it renews its lock, at most "
+                f"{LEASE_S:g} s"
+            )
         time.sleep(random.uniform(*_DRIVER_INTERVAL_S))
 
 
@@ -101,15 +111,15 @@ def check_lock(storage: Storage, lock: Lock) -> None:
     """Raise LockError if another launch has taken over."""
     if lock.is_lost:
         raise LockError(
-            f"{storage.display_name}: another launch has taken over, because this one did not renew its lock for "
-            f"{LEASE_S:g} s"
+            f"{storage.display_name}: another launch has taken over, because this one did not "
+            f"renew its lock for {LEASE_S:g} s"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that a lock names. is_alive: whether it holds the lock now; one that does not has died with it,
-    because a process that releases a lock removes its name.
+    """The process that a lock names. is_alive: whether it holds the lock now; one that does not has
+    died with it, because a process that releases a lock removes its name.
     """
 
     name: str
@@ -117,8 +127,8 @@ class Holder:
 
 
 def read_holder(storage: Storage, name: str) -> Holder | None:
-    """The process that holds a lock, or died with it; None if there is none. Writes nothing, so the storage may be
-    read-only; in object stores, it relies on this machine's clock.
+    """The process that holds a lock, or died with it; None if there is none. Writes nothing, so the
+    storage may be read-only; in object stores, it relies on this machine's clock.
     """
     path = storage.path(name)
     if path is None:
@@ -126,7 +136,10 @@ def read_holder(storage: Storage, name: str) -> Holder | None:
         if not claims:
             return None
         last = max(claims, key=lambda claim: claims[claim])
-        return Holder(_describe(_read_claim(storage, name, last)) or _UNKNOWN, time.time() - claims[last] <= LEASE_S)
+        return Holder(
+            _describe(_read_claim(storage, name, last)) or _UNKNOWN,
+            time.time() - claims[last] <= LEASE_S,
+        )
     try:
         file = storage.open(name, "rb")
     except FileNotFoundError:
@@ -139,8 +152,8 @@ def read_holder(storage: Storage, name: str) -> Holder | None:
 
 @contextmanager
 def waiting_lock(path: Path) -> Iterator[None]:
-    """Hold the lock of a file while the block runs; waits for other processes, unless the file system has no locks.
-    Leaves no file.
+    """Hold the lock of a file while the block runs; waits for other processes, unless the file
+    system has no locks. Leaves no file.
 
     Raises:
         OSError: the file cannot be written, or another process holds the lock for minutes.
@@ -186,7 +199,10 @@ def _lock_file(storage: Storage, name: str) -> Iterator[Lock]:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            problem = "this file system has no locks; mount it with them, or keep the sweep in another folder (--out)"
+            problem = (
+                "this file system has no locks; mount it with them, or keep the sweep in another "
+                "folder (--out)"
+            )
             raise OSError(error.errno, problem, storage.locate(name)) from error
         file.seek(0)
         lock = Lock(acquired, _describe(file.read(_MAX_FACTS)))
@@ -197,7 +213,8 @@ def _lock_file(storage: Storage, name: str) -> Iterator[Lock]:
         try:
             yield lock
         finally:
-            with suppress(OSError):  # of a store that is full or read-only by now; the lock itself is released
+            # of a store that is full or read-only by now; the lock itself is released
+            with suppress(OSError):
                 _rewrite(file, b"")
 
 
@@ -222,7 +239,9 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
     try:
         renewed = storage.modified(name)
         now = renewed.pop(own, None)  # None: others took this process for dead
-        fresh = sorted(claim for claim, moment in renewed.items() if now is None or now - moment <= LEASE_S)
+        fresh = sorted(
+            claim for claim, moment in renewed.items() if now is None or now - moment <= LEASE_S
+        )
         is_free = now is not None and not fresh
         lock = Lock(is_free, None, (fresh[0], renewed[fresh[0]]) if fresh else None)
         if fresh or renewed:
@@ -233,7 +252,9 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
         for claim in renewed:
             storage.remove(f"{name}/{claim}")
         stop = threading.Event()
-        renewing = threading.Thread(target=_renew, args=(storage, name, own, lock, stop), daemon=True)
+        renewing = threading.Thread(
+            target=_renew, args=(storage, name, own, lock, stop), daemon=True
+        )
         renewing.start()
         try:
             yield lock
@@ -248,7 +269,8 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
 def _renew(storage: Storage, name: str, own: str, lock: Lock, stop: threading.Event) -> None:
     facts = _own_facts()
     while not stop.wait(RENEWAL_S):
-        with suppress(OSError):  # other processes cannot reach the store either, or the next renewal is in time
+        # other processes cannot reach the store either, or the next renewal is in time
+        with suppress(OSError):
             if own not in storage.names(name):
                 lock.is_lost = True
                 return
@@ -268,7 +290,9 @@ def _own_facts() -> bytes:
 
 
 def _describe(data: bytes) -> str | None:
-    """The process that a file names, None if none. A file that cannot be read names an unknown one."""
+    """The process that a file names, None if none. A file that cannot be read names an unknown
+    one.
+    """
     if not data:
         return None
     with suppress(ValueError, TypeError, KeyError):

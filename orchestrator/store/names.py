@@ -1,12 +1,13 @@
 """Short names of settings: `eagle-chain4 additive(k100,d0.1)`.
 
-A name has the drafter and its tree, the acceptance rule, and the sampling where it differs from the baseline's. Values
-at their defaults are omitted. A name that would be longer than 40 characters has abbreviated words. If that is not
-enough, or if a number has many digits, values are rounded or omitted and the name ends in a hash of the setting:
-`eagle-adj(n30,b0.75) add(k100,d0.14)#8629c1`.
+A name has the drafter and its tree, the acceptance rule, and the sampling where it differs from the
+baseline's. Values at their defaults are omitted. A name that would be longer than 40 characters has
+abbreviated words. If that is not enough, or if a number has many digits, values are rounded or
+omitted and the name ends in a hash of the setting: `eagle-adj(n30,b0.75) add(k100,d0.14)#8629c1`.
 
-A name depends on the setting and the baseline alone, so equal names mean equal settings, in one sweep and across sweeps
-with one baseline. Where names stand in one table, all have abbreviated words if one must (`SettingNames.alike`).
+A name depends on the setting and the baseline alone, so equal names mean equal settings, in one
+sweep and across sweeps with one baseline. Where names stand in one table, all have abbreviated
+words if one must (`SettingNames.alike`).
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _EXACT = "exact"
 
 
 def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
-    """The name of a setting without a limit on its length: with all values, and no words abbreviated. Different
-    settings are described differently.
+    """The name of a setting without a limit on its length: with all values, and no words
+    abbreviated. Different settings are described differently.
 
     baseline: sampling that is omitted.
     """
@@ -39,13 +40,15 @@ def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
 
 
 def title(label: str, setting: str) -> str:
-    """A setting's name, after the label of its trial if it has one: `gsd: jacobi-chain15 grouped`."""
+    """A setting's name, after the label of its trial if it has one: `gsd: jacobi-chain15
+    grouped`.
+    """
     return ": ".join(dict.fromkeys(text for text in (label, setting) if text))
 
 
 def trial_title(name: object, label: str, setting: str = "") -> str:
-    """What names a trial in a sentence: `trial 5, gsd: jacobi-chain15 grouped`; where its setting stands beside it,
-    `trial 5, gsd` or `trial 8`.
+    """What names a trial in a sentence: `trial 5, gsd: jacobi-chain15 grouped`; where its setting
+    stands beside it, `trial 5, gsd` or `trial 8`.
 
     name: its number, after its sweep's name if there are several.
     """
@@ -53,8 +56,8 @@ def trial_title(name: object, label: str, setting: str = "") -> str:
 
 
 def family(config: DecodingConfig) -> str:
-    """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`, `rows`,
-    `vanilla`.
+    """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`,
+    `rows`, `vanilla`.
     """
     if config.is_vanilla:
         return VANILLA
@@ -74,8 +77,8 @@ def format_number(value: float, digits: int) -> str:
 
 
 class _Part(NamedTuple):
-    """A kind and its values, in one part of a name. glue: what separates it from the part before. kind, abbreviation:
-    its long and its short form.
+    """A kind and its values, in one part of a name. glue: what separates it from the part before.
+    kind, abbreviation: its long and its short form.
     """
 
     glue: str
@@ -100,7 +103,9 @@ class _Part(NamedTuple):
 
 
 class Form(Enum):
-    """How names are written: each abbreviated if it must be, all with abbreviated words, or in full without a limit."""
+    """How names are written: each abbreviated if it must be, all with abbreviated words, or in full
+    without a limit.
+    """
 
     OWN = auto()
     ABBREVIATED = auto()
@@ -110,7 +115,8 @@ class Form(Enum):
 class SettingNames:
     """Names of settings, of at most 40 characters; different settings have different names.
 
-    baseline: sampling that names omit; None names every sampling in full. form: the names' form; `FULL` has no limit.
+    baseline: sampling that names omit; None names every sampling in full. form: the names' form;
+    `FULL` has no limit.
     """
 
     def __init__(self, baseline: Sampling | None, form: Form = Form.OWN) -> None:
@@ -119,14 +125,20 @@ class SettingNames:
 
     @classmethod
     def across(cls, baselines: Iterable[Sampling | None], form: Form = Form.OWN) -> Self:
-        """The names in several sweeps together. If their baselines differ, plain sampling is omitted instead."""
+        """The names in several sweeps together. If their baselines differ, plain sampling is
+        omitted instead.
+        """
         found = set(baselines)
         return cls(found.pop() if len(found) == 1 else Sampling(), form)
 
     def alike(self, configs: Iterable[DecodingConfig]) -> SettingNames:
         """These names, in which all words are abbreviated if those of one of these settings are."""
         is_short = any(_new_name(config, self._baseline, Form.OWN)[1] for config in configs)
-        return SettingNames(self._baseline, Form.ABBREVIATED) if is_short and self._form is Form.OWN else self
+        return (
+            SettingNames(self._baseline, Form.ABBREVIATED)
+            if is_short and self._form is Form.OWN
+            else self
+        )
 
     def name(self, config: DecodingConfig | None) -> str:
         """The setting's name."""
@@ -148,7 +160,10 @@ def _new_name(config: DecodingConfig, baseline: Sampling | None, form: Form) -> 
     parts, words = _parts(config, baseline), (False, True) if form is Form.OWN else (True,)
     if all(part.is_exact for part in parts):
         for short in words:
-            if len(name := _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS)) <= MAX_NAME:
+            if (
+                len(name := _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS))
+                <= MAX_NAME
+            ):
                 return name, short
     text, short = _fit(parts, MAX_NAME - _HASH - 1, words)
     return f"{text}#{_hash(config)}", short
@@ -163,7 +178,10 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]
     else:
-        parts = [_part("", config.drafter), *([_part("-", config.policy)] if config.drafter.has_drafts else [])]
+        parts = [
+            _part("", config.drafter),
+            *([_part("-", config.policy)] if config.drafter.has_drafts else []),
+        ]
         setting = len(parts)
         if rule.neighbourhood != EXACT.neighbourhood:
             parts.append(_part(" ", rule.neighbourhood))
@@ -219,19 +237,26 @@ def _all_values(parts: list[_Part]) -> list[int]:
 
 
 def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> str:
-    return "".join(part.text(short=short, digits=digits, shown=count) for part, count in zip(parts, shown, strict=True))
+    return "".join(
+        part.text(short=short, digits=digits, shown=count)
+        for part, count in zip(parts, shown, strict=True)
+    )
 
 
 def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, bool]:
-    """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values of the longest; and
-    whether words are abbreviated. words: whether they may be, in the order of preference.
+    """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values
+    of the longest; and whether words are abbreviated. words: whether they may be, in the order of
+    preference.
     """
     shown = _all_values(parts)
     for short, digits in (*((short, 3) for short in words), (True, 2)):
         if len(text := _join(parts, shown, short=short, digits=digits)) <= limit:
             return text, short
     while len(text) > limit and any(shown):
-        lengths = [len(part.text(short=True, digits=2, shown=count)) for part, count in zip(parts, shown, strict=True)]
+        lengths = [
+            len(part.text(short=True, digits=2, shown=count))
+            for part, count in zip(parts, shown, strict=True)
+        ]
         shown[max((i for i, count in enumerate(shown) if count), key=lengths.__getitem__)] -= 1
         text = _join(parts, shown, short=True, digits=2)
     return text[:limit], True

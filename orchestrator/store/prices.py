@@ -1,4 +1,6 @@
-"""The speeds of a sweep's trials: the passes of their images, which no device changes, times the costs of a device."""
+"""The speeds of a sweep's trials: the passes of their images, which no device changes, times the
+costs of a device.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,13 @@ from workers.metrics.timings import Device, PriceList, TimedSession, read_sessio
 
 Price = Callable[[Prices, TrialRecord, Floats, int], Estimate]
 
-#: The metrics of speed, each from the prices of a device, a trial, the passes of its batches and their size
+#: The metrics of speed, each from the prices of a device, a trial, the passes of its batches and
+#: their size
 PRICED: Mapping[str, Price] = {
     "speedup": lambda prices, trial, passes, _: prices.speedup(_shape(trial), passes, trial.images),
-    "latency": lambda prices, trial, passes, batch: prices.latency(_shape(trial), passes, trial.images, batch),
+    "latency": lambda prices, trial, passes, batch: prices.latency(
+        _shape(trial), passes, trial.images, batch
+    ),
     "step_cost": lambda prices, trial, *_: prices.step_cost(_shape(trial)),
 }
 
@@ -37,7 +42,9 @@ def _shape(trial: TrialRecord) -> object:
 
 
 def read_prices(storage: Storage, names: Sequence[str] | None = None) -> PriceList:
-    """The costs from timing sessions of a store, by default all. Files that cannot be used are among its `problems`."""
+    """The costs from timing sessions of a store, by default all. Files that cannot be used are
+    among its `problems`.
+    """
     names = [f"{TIMINGS}/{name}" for name in storage.names(TIMINGS)] if names is None else names
     found = list(in_parallel(partial(_session_or_problem, storage), names))
     sessions = [entry for entry in found if not isinstance(entry, str)]
@@ -73,13 +80,17 @@ class Machine:
 
     @classmethod
     def all(cls, prices: PriceList) -> list[Self]:
-        """Those that a sweep has prices of: on its own device first, then in the order of its sessions."""
+        """Those that a sweep has prices of: on its own device first, then in the order of its
+        sessions.
+        """
         devices = sorted(prices.devices, key=lambda device: device != prices.own)
         return [cls(device, batch) for device in devices for batch in prices.batches_on(device)]
 
     @classmethod
     def own(cls, prices: PriceList, batch: int) -> Self | None:
-        """The sweep's own (see `PriceList`), at this batch size, or else at the first one that was timed there."""
+        """The sweep's own (see `PriceList`), at this batch size, or else at the first one that was
+        timed there.
+        """
         return None if prices.own is None else cls._at(prices, prices.own, batch)
 
     @classmethod
@@ -88,31 +99,49 @@ class Machine:
         return cls(device, batch if batch in sizes else sizes[0])
 
     @classmethod
-    def find(cls, prices: PriceList, device: str | None, batch: int | None, own_batch: int = 1) -> Self:
-        """The device whose name has this part, by default the sweep's own or else the only one; and the batch size, by
-        default the sweep's own where settings were timed at it there, else the first one.
+    def find(
+        cls, prices: PriceList, device: str | None, batch: int | None, own_batch: int = 1
+    ) -> Self:
+        """The device whose name has this part, by default the sweep's own or else the only one; and
+        the batch size, by default the sweep's own where settings were timed at it there, else the
+        first one.
 
         Raises:
-            QueryError: there is no such device, there are several, or nothing was timed at that batch size.
+            QueryError: there is no such device, there are several, or nothing was timed at that
+                batch size.
         """
         listed = "; ".join(f"{entry} (batch {_batches(prices, entry)})" for entry in prices.devices)
-        known = f"the sweep has prices of {listed or 'no device'}; `specfrontier time` measures others"
+        known = (
+            f"the sweep has prices of {listed or 'no device'}; `specfrontier time` measures others"
+        )
         named = list(prices.devices) if prices.own is None or device is not None else [prices.own]
         if device is not None:
             named = [entry for entry in named if device.casefold() in str(entry).casefold()]
-            named = [entry for entry in named if device.casefold() == str(entry).casefold()] or named
+            named = [
+                entry for entry in named if device.casefold() == str(entry).casefold()
+            ] or named
             if not named:
                 raise QueryError(f"no prices of a device {device!r}: {known}")
-        timed = [entry for entry in prices.devices if batch is None or batch in prices.batches_on(entry)]
-        found, at = [entry for entry in named if entry in timed], "" if batch is None else f" at batch {batch}"
+        timed = [
+            entry for entry in prices.devices if batch is None or batch in prices.batches_on(entry)
+        ]
+        found, at = (
+            [entry for entry in named if entry in timed],
+            "" if batch is None else f" at batch {batch}",
+        )
         if not found and timed and device is None:
             others = "; ".join(map(str, timed))
-            raise QueryError(f"no prices{at} of {prices.own}, the sweep's own device; choose with --device: {others}")
+            raise QueryError(
+                f"no prices{at} of {prices.own}, the sweep's own device; choose with --device: "
+                f"{others}"
+            )
         if not found:
             raise QueryError(f"no prices{at}{f' of {device!r}' if device else ''}: {known}")
         if len(named if device is None else found) > 1:
             of = "" if device is None else f" with {device!r} in their names"
-            raise QueryError(f"{len(named)} devices{of} were timed; choose one with --device: {known}")
+            raise QueryError(
+                f"{len(named)} devices{of} were timed; choose one with --device: {known}"
+            )
         return cls._at(prices, found[0], batch or own_batch)
 
 
@@ -126,11 +155,16 @@ def is_priced(metric: str) -> bool:
 
 
 def price_on(
-    machine: Machine, records: Iterable[TrialRecord], prices: PriceList, identity: Identity, storage: Storage
+    machine: Machine,
+    records: Iterable[TrialRecord],
+    prices: PriceList,
+    identity: Identity,
+    storage: Storage,
 ) -> tuple[TrialRecord, ...]:
-    """The records with the metrics of speed on one device at one batch size, and with the violations of the sweep's
-    constraints that follow. Trials whose shapes were not timed there have none, nor a history of these metrics. Numbers
-    of passes that no record has are those of the images in its shards.
+    """The records with the metrics of speed on one device at one batch size, and with the
+    violations of the sweep's constraints that follow. Trials whose shapes were not timed there have
+    none, nor a history of these metrics. Numbers of passes that no record has are those of the
+    images in its shards.
 
     Raises:
         ValueError: a shard is missing or damaged.
@@ -153,12 +187,17 @@ def price_on(
 
 def _without_speeds(history: History) -> History:
     return tuple(
-        (images, {name: entry for name, entry in metrics.items() if not is_priced(name)}) for images, metrics in history
+        (images, {name: entry for name, entry in metrics.items() if not is_priced(name)})
+        for images, metrics in history
     )
 
 
 def _speeds(
-    names: Iterable[str], record: TrialRecord, prices: PriceList, machine: Machine, storage: Storage
+    names: Iterable[str],
+    record: TrialRecord,
+    prices: PriceList,
+    machine: Machine,
+    storage: Storage,
 ) -> dict[str, Estimate]:
     """Those of the named metrics of speed of a trial that the prices suffice for."""
     found = {}
@@ -180,18 +219,25 @@ def identity_on(machine: Machine, identity: Identity) -> Identity:
 
 
 def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[float, ...]:
-    """Passes of a trial's batches of images (see `TrialRecord`), from its shards, which are in the order of captions;
-    none without shards.
+    """Passes of a trial's batches of images (see `TrialRecord`), from its shards, which are in the
+    order of captions; none without shards.
 
     Raises:
         ValueError: a shard is missing or damaged.
     """
-    fix = f"to generate it again, move it and {trial_file(record.number)} elsewhere, then launch with --resume"
+    fix = (
+        f"to generate it again, move it and {trial_file(record.number)} elsewhere, then launch "
+        "with --resume"
+    )
     if not record.image_shards:
         return ()
     columns = ["caption_id", "rounds"]
-    tables = list(in_parallel(lambda shard: read_table(storage, shard, columns, fix=fix), record.image_shards))
-    captions, rounds = (np.concatenate([table.column(name).to_numpy() for table in tables]) for name in columns)
+    tables = list(
+        in_parallel(lambda shard: read_table(storage, shard, columns, fix=fix), record.image_shards)
+    )
+    captions, rounds = (
+        np.concatenate([table.column(name).to_numpy() for table in tables]) for name in columns
+    )
     _, first, caption = np.unique(captions, return_index=True, return_inverse=True)
     positions = first.argsort().argsort()[caption]
     return tuple(batch_passes(rounds.astype(np.float64), positions % BLOCKS, batch).tolist())
@@ -200,10 +246,12 @@ def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[f
 def violations(
     record: TrialRecord, constraints: Sequence[Constraint], records: Sequence[TrialRecord]
 ) -> dict[str, float]:
-    """By how much a trial violates each constraint, in the metric's unit, at most 0 if it is met; empty if it failed.
+    """By how much a trial violates each constraint, in the metric's unit, at most 0 if it is met;
+    empty if it failed.
 
-    One on a speed that was not measured, or on vanilla's speed on another device, is not met. A stopped trial is
-    compared with vanilla (`records[0]`) on as many images; vanilla's speed does not depend on their number.
+    One on a speed that was not measured, or on vanilla's speed on another device, is not met. A
+    stopped trial is compared with vanilla (`records[0]`) on as many images; vanilla's speed does
+    not depend on their number.
     """
     if record.state == FAILED:
         return {}
@@ -218,5 +266,7 @@ def violations(
         if value is None or (is_elsewhere and constraint.relative_to_vanilla):
             found[constraint.text] = math.inf
         else:
-            found[constraint.text] = constraint.violation(value.value, limit.value if limit else math.nan)
+            found[constraint.text] = constraint.violation(
+                value.value, limit.value if limit else math.nan
+            )
     return found

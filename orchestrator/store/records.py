@@ -8,7 +8,14 @@ from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from search_spaces.constraints import check_metric, split_batch
-from search_spaces.params import at, expect_list, expect_mapping, field_types, fit_entries, fit_type
+from search_spaces.params import (
+    at,
+    expect_list,
+    expect_mapping,
+    field_types,
+    fit_entries,
+    fit_type,
+)
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import check_time, dump_checked, load_checked
 from workers.metrics.estimate import BLOCKS, Estimate
@@ -17,16 +24,19 @@ if TYPE_CHECKING:
     import pyarrow
 
 State = Literal["complete", "stopped", "failed"]
-History: TypeAlias = tuple[tuple[int, Mapping[str, Estimate]], ...]  # metrics by their numbers of images
+# metrics by their numbers of images
+History: TypeAlias = tuple[tuple[int, Mapping[str, Estimate]], ...]
 COMPLETE: Final = "complete"
-STOPPED: Final = "stopped"  # early, by racing: its metrics are of fewer images than a complete trial's
+# early, by racing: its metrics are of fewer images than a complete trial's
+STOPPED: Final = "stopped"
 FAILED: Final = "failed"
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """Racing stopped a trial at `images` images, because trial `rival` was better in all objectives on the same ones.
+    """Racing stopped a trial at `images` images, because trial `rival` was better in all objectives
+    on the same ones.
 
     chance: the chance that this is wrong (see `orchestrator.run.racing.Stop`).
     """
@@ -37,8 +47,8 @@ class EarlyStop:
 
 
 class _Identity(Protocol):
-    """What decides which configs are lossless: the baseline's sampling, and the rows and columns of an image's tokens
-    (see `orchestrator.store.files.Identity`).
+    """What decides which configs are lossless: the baseline's sampling, and the rows and columns of
+    an image's tokens (see `orchestrator.store.files.Identity`).
     """
 
     @property
@@ -51,15 +61,17 @@ class _Identity(Protocol):
 class TrialRecord:
     """One finished trial.
 
-    label: the name of a preset or the user's own, "" if the search proposed the config. config: sampling included; None
-    if the search proposed an invalid one. params: what the study suggested. cause: why it failed or stopped.
-    constraints: excess over each, feasible at 0 or less. history: metrics at each number of images at which the trial
-    was measured, rising; the last are `metrics`. shape: key of what the costs of its steps depend on, if it was timed;
-    trials with the same one share these costs and their noise. passes: of batches of images by size, of all captions
-    first, then without each block of them; the metrics of speed are these at the costs known when it ended. timed_on:
-    the device of these costs, by the number of images at which it was measured. duplicate_of: the earlier trial with
-    this config, whose images it shares. taken: number of its images that were copied from earlier sweeps. stop: kept if
-    the trial was revived. seconds: worker time spent on it. started, finished: ISO 8601, UTC.
+    label: the name of a preset or the user's own, "" if the search proposed the config. config:
+    sampling included; None if the search proposed an invalid one. params: what the study suggested.
+    cause: why it failed or stopped. constraints: excess over each, feasible at 0 or less. history:
+    metrics at each number of images at which the trial was measured, rising; the last are
+    `metrics`. shape: key of what the costs of its steps depend on, if it was timed; trials with the
+    same one share these costs and their noise. passes: of batches of images by size, of all
+    captions first, then without each block of them; the metrics of speed are these at the costs
+    known when it ended. timed_on: the device of these costs, by the number of images at which it
+    was measured. duplicate_of: the earlier trial with this config, whose images it shares. taken:
+    number of its images that were copied from earlier sweeps. stop: kept if the trial was revived.
+    seconds: worker time spent on it. started, finished: ISO 8601, UTC.
     """
 
     number: int
@@ -113,9 +125,19 @@ class TrialRecord:
         return [name for name in self.shards if name.rpartition("/")[2].startswith(_IMAGE_SHARD)]
 
     def by_batch(self, metric: str, first: int) -> dict[int, Estimate]:
-        """A metric of speed at each batch size that was timed, rising. first: the size of the metric itself."""
-        sizes = {name: size or first for name in self.metrics for base, size in [split_batch(name)] if base == metric}
-        return {size: self.metrics[name] for name, size in sorted(sizes.items(), key=lambda entry: entry[1])}
+        """A metric of speed at each batch size that was timed, rising. first: the size of the
+        metric itself.
+        """
+        sizes = {
+            name: size or first
+            for name in self.metrics
+            for base, size in [split_batch(name)]
+            if base == metric
+        }
+        return {
+            size: self.metrics[name]
+            for name, size in sorted(sizes.items(), key=lambda entry: entry[1])
+        }
 
     def to_json(self) -> bytes:
         plain = asdict(replace(self, config=None, metrics={}, history=()))
@@ -141,13 +163,17 @@ class TrialRecord:
                 "metrics": parse_metrics(fields.pop("metrics")),
                 "history": parse_history(fields.pop("history")),
                 "passes": parse_passes(fields.pop("passes", {})),
-                "timed_on": {int(key): fit_type(str, name) for key, name in fields.pop("timed_on", {}).items()},
+                "timed_on": {
+                    int(key): fit_type(str, name)
+                    for key, name in fields.pop("timed_on", {}).items()
+                },
             }
             types = field_types(TrialRecord)
             parsed |= fit_entries(types, expect_mapping(fields, types))
             for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
                 check_time(moment)
-            parsed["shards"] = tuple(map(intern, parsed["shards"]))  # the driver knows these names too
+            # the driver knows these names too
+            parsed["shards"] = tuple(map(intern, parsed["shards"]))
             record = cls(config=None, **parsed)
             if min(record.number, record.images, record.taken) < 0:
                 raise ValueError("a number is negative")
@@ -163,12 +189,20 @@ def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]
 
 def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
     """Metrics from plain data. Raises ValueError for anything else."""
-    return {check_metric(name): Estimate.from_mapping(fields) for name, fields in expect_mapping(given).items()}
+    return {
+        check_metric(name): Estimate.from_mapping(fields)
+        for name, fields in expect_mapping(given).items()
+    }
 
 
 def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
-    """Passes by batch size from plain data, whose keys are texts. Raises ValueError for anything else."""
-    found = {int(batch): fit_type(tuple[float, ...], passes) for batch, passes in expect_mapping(given).items()}
+    """Passes by batch size from plain data, whose keys are texts. Raises ValueError for anything
+    else.
+    """
+    found = {
+        int(batch): fit_type(tuple[float, ...], passes)
+        for batch, passes in expect_mapping(given).items()
+    }
     if any(not 1 <= len(passes) <= 1 + BLOCKS for passes in found.values()):
         raise ValueError(f"passes: must be 1 to {1 + BLOCKS} numbers for each batch size")
     return found
@@ -181,7 +215,9 @@ def parse_history(given: Sequence[Any]) -> History:
 
 
 def may_compare_speeds(one: str, other: str) -> bool:
-    """Whether speeds on two devices may be compared: they are the same, or one is not known ("")."""
+    """Whether speeds on two devices may be compared: they are the same, or one is not known
+    ("").
+    """
     return one == other or not (one and other)
 
 
@@ -199,15 +235,17 @@ COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, _Identity], Any]]]] 
     "finished": (str, lambda record, _: record.finished),
     "lossless": (bool, lambda record, identity: record.is_lossless(identity)),
 }
-"""The columns that every table of trials has: name, type, and value from the record and the sweep's identity."""
+"""The columns that every table of trials has: name, type, and value from the record and the sweep's
+identity."""
 
 
 def trial_table(records: Sequence[TrialRecord], identity: _Identity) -> pyarrow.Table:
-    """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its metrics.
+    """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its
+    metrics.
 
-    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first occurrence, and have
-    the same types in every sweep (see `typed_table`). identity: the sweep's, which decides what is `lossless` (see
-    `DecodingConfig.is_lossless`).
+    A metric `fid` has the columns `fid` and `fid_error`. Columns are in the order of their first
+    occurrence, and have the same types in every sweep (see `typed_table`). identity: the sweep's,
+    which decides what is `lossless` (see `DecodingConfig.is_lossless`).
     """
     rows = []
     for record in records:
@@ -220,13 +258,17 @@ def trial_table(records: Sequence[TrialRecord], identity: _Identity) -> pyarrow.
 
 
 def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) -> pyarrow.Table:
-    """Rows as a table whose types depend on the names of its columns alone. facts: the columns that it always has.
+    """Rows as a table whose types depend on the names of its columns alone. facts: the columns that
+    it always has.
 
-    Of the others, keys of a config have the type of their field, and all the rest are numbers: metrics and errors.
+    Of the others, keys of a config have the type of their field, and all the rest are numbers:
+    metrics and errors.
     """
     import pyarrow as pa
 
     arrow = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
     known = {**flat_types(), **facts}
     names = dict.fromkeys([*facts, *(name for row in rows for name in row)])
-    return pa.Table.from_pylist(rows, pa.schema({name: arrow[known.get(name, float)] for name in names}))
+    return pa.Table.from_pylist(
+        rows, pa.schema({name: arrow[known.get(name, float)] for name in names})
+    )

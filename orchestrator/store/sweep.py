@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.errors import QueryError
-from orchestrator.store.files import Identity, find_sweep, read_sweep_yaml, read_table, read_trials, trial_file
+from orchestrator.store.files import (
+    Identity,
+    find_sweep,
+    read_sweep_yaml,
+    read_table,
+    read_trials,
+    trial_file,
+)
 from orchestrator.store.launches import load_identity
 from orchestrator.store.names import SettingNames
 from orchestrator.store.prices import Machine, identity_on, price_on, read_prices
@@ -32,10 +39,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it has measured.
+    """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it
+    has measured.
 
-    machine: the device and batch size that all these speeds are of; None where no timing session of the sweep can be
-    used, so that the speeds are those that its records have.
+    machine: the device and batch size that all these speeds are of; None where no timing session of
+    the sweep can be used, so that the speeds are those that its records have.
     """
 
     storage: Storage
@@ -45,11 +53,14 @@ class Sweep:
     machine: Machine | None = None
 
     @classmethod
-    def open(cls, location: str | Path | Storage, device: str | None = None, batch: int | None = None) -> Self:
+    def open(
+        cls, location: str | Path | Storage, device: str | None = None, batch: int | None = None
+    ) -> Self:
         """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
 
-        device, batch: part of the name of a device, and a batch size, at whose costs speeds are computed (see
-        `Machine.find`); the sweep or `specfrontier time` has measured them. Without both: those of the sweep itself.
+        device, batch: part of the name of a device, and a batch size, at whose costs speeds are
+        computed (see `Machine.find`); the sweep or `specfrontier time` has measured them. Without
+        both: those of the sweep itself.
 
         Raises:
             NoSweepError: there is no sweep, or it has no results yet.
@@ -68,13 +79,17 @@ class Sweep:
         return sweep.priced_on(machine)
 
     def priced_on(self, machine: Machine) -> Self:
-        """This sweep with the speeds of one device at one batch size, and an identity that says so."""
+        """This sweep with the speeds of one device at one batch size, and an identity that says
+        so.
+        """
         records = price_on(machine, self.records, self.prices, self.identity, self.storage)
-        return replace(self, records=records, identity=identity_on(machine, self.identity), machine=machine)
+        return replace(
+            self, records=records, identity=identity_on(machine, self.identity), machine=machine
+        )
 
     def priced(self, sessions: Sequence[str] | None = None) -> Self:
-        """This sweep with the speeds of its own device at its own batch size, at the costs from timing sessions of its
-        store, by default all.
+        """This sweep with the speeds of its own device at its own batch size, at the costs from
+        timing sessions of its store, by default all.
         """
         sweep = replace(self, prices=read_prices(self.storage, sessions))
         machine = Machine.own(sweep.prices, self.identity.timing_batch)
@@ -82,7 +97,9 @@ class Sweep:
 
     @property
     def price_options(self) -> list[str]:
-        """The options of commands that show these speeds: none for those of the sweep's own device and batch size."""
+        """The options of commands that show these speeds: none for those of the sweep's own device
+        and batch size.
+        """
         own = Machine.own(self.prices, load_identity(self.storage).timing_batch)
         return [] if self.machine in (None, own) else self.machine.options
 
@@ -102,14 +119,20 @@ class Sweep:
 
     @cached_property
     def baseline(self) -> TrialRecord | None:
-        """Vanilla: the trial with the baseline's config, or else the one with the label `vanilla`."""
+        """Vanilla: the trial with the baseline's config, or else the one with the label
+        `vanilla`.
+        """
         return self.find(self.identity.baseline, "vanilla")
 
     @cached_property
     def models(self) -> str:
-        """The sweep's models, as --models takes them: builtin, a folder, a models.yaml, or FILE#ENTRY."""
+        """The sweep's models, as --models takes them: builtin, a folder, a models.yaml, or
+        FILE#ENTRY.
+        """
         given = read_sweep_yaml(self.storage).get("models") or {}
-        file, entry = (given.get("file"), given.get("name")) if isinstance(given, Mapping) else (given, None)
+        file, entry = (
+            (given.get("file"), given.get("name")) if isinstance(given, Mapping) else (given, None)
+        )
         return f"{file or BUILTIN}#{entry}" if entry else str(file or BUILTIN)
 
     def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:
@@ -125,7 +148,9 @@ class Sweep:
             QueryError: it has no such metric.
         """
         if name not in self.identity.metrics:
-            raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, self.identity.metrics, 'metric')}")
+            raise QueryError(
+                f"sweep {self.name}, {name!r}: {unknown_key(name, self.identity.metrics, 'metric')}"
+            )
         return self.identity.metrics[name]
 
     def check_columns(self, columns: Sequence[str], known: Sequence[str]) -> None:
@@ -134,7 +159,9 @@ class Sweep:
             raise QueryError(f"columns: give a list, such as columns=[{columns!r}]")
         for name in columns:
             if name not in known:
-                raise QueryError(f"sweep {self.name}, {name!r}: {unknown_key(name, known, 'column')}")
+                raise QueryError(
+                    f"sweep {self.name}, {name!r}: {unknown_key(name, known, 'column')}"
+                )
 
     def captions(self) -> list[Caption]:
         """The sweep's captions in their order, as vanilla's shards have them.
@@ -148,13 +175,20 @@ class Sweep:
         if self.baseline is None:
             raise QueryError(f"sweep {self.name}: vanilla has not finished")
         rows = self.images(self.baseline.number, ["caption_id", "caption"]).to_pylist()
-        return [Caption(id, text) for id, text in {row["caption_id"]: row["caption"] for row in rows}.items()]
+        return [
+            Caption(id, text)
+            for id, text in {row["caption_id"]: row["caption"] for row in rows}.items()
+        ]
 
-    def images(self, number: int | None = None, columns: Sequence[str] | None = None) -> pyarrow.Table:
-        """One row per image of a trial, or of all trials, with the trial's `number` as first column.
+    def images(
+        self, number: int | None = None, columns: Sequence[str] | None = None
+    ) -> pyarrow.Table:
+        """One row per image of a trial, or of all trials, with the trial's `number` as first
+        column.
 
-        Trials with the same config share their images; their rows have the requested number, or else the first trial's.
-        Without images the table has the columns of every shard, which are all but features and scores.
+        Trials with the same config share their images; their rows have the requested number, or
+        else the first trial's. Without images the table has the columns of every shard, which are
+        all but features and scores.
 
         Raises:
             QueryError: there is no such trial, or no such column.
@@ -176,13 +210,18 @@ class Sweep:
             self.check_columns(columns or (), [*IMAGE_SCHEMA.names, *own])
         tables = []
         for shard, owner in owners.items():
-            fix = f"to generate it again, move it and {trial_file(owner)} elsewhere, then launch with --resume"
+            fix = (
+                f"to generate it again, move it and {trial_file(owner)} elsewhere, then launch "
+                "with --resume"
+            )
             try:
                 table = read_table(self.storage, shard, columns, fix=fix)
             except ColumnError as error:
                 self.check_columns(columns or (), error.known)
                 raise
-            tables.append(table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64())))
+            tables.append(
+                table.add_column(0, "number", pa.array([owner] * table.num_rows, pa.int64()))
+            )
         if tables:
             return pa.concat_tables(tables, promote_options="default")
         kept = [field for field in IMAGE_SCHEMA if columns is None or field.name in columns]

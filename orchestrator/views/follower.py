@@ -1,7 +1,7 @@
 """Views of what grows: result files, Optuna's study and MLflow of a sweep, MLflow of a training.
 
-A view can be rebuilt from its source at any time. A follower keeps it up to date in a thread of its own: a server or
-database that is slow or away delays its view, never the source.
+A view can be rebuilt from its source at any time. A follower keeps it up to date in a thread of its
+own: a server or database that is slow or away delays its view, never the source.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ RETRY_S = (1.0, 60.0)  # the first wait after a failure, and the longest; each w
 
 
 class View(ABC, Generic[Source]):
-    """A view of a source. `update` and `end` may raise anything and can then be repeated: what arrived stays.
+    """A view of a source. `update` and `end` may raise anything and can then be repeated: what
+    arrived stays.
 
     notes: sentences for the user, such as those about damaged files that were replaced.
     """
 
     interval_s: float = 0.0  # between two updates, at least
-    cost_factor: float = 0.0  # the pause after an update is at least this many times as long as the update
+    # the pause after an update is at least this many times as long as the update
+    cost_factor: float = 0.0
     poll_s: float | None = None  # after which the view is updated without any news
     may_recover: bool = True  # whether a failure at the end is worth another attempt
     end_timeout_s: float = 60.0
     short_timeout_s: float = 3.0  # at the end, if the view failed before or the user interrupts
-    is_priced: bool = True  # whether it sees a sweep that has ended with its final speeds, else as they were told
+    # whether it sees a sweep that has ended with its final speeds, else as they were told
+    is_priced: bool = True
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -50,11 +53,15 @@ class View(ABC, Generic[Source]):
     def end(self, source: Source, how: Ending) -> None:
         """Complete the view when its source has ended, after an `update`."""
 
-    def in_turn(self, records: Iterable[TrialRecord], done: Container[int]) -> Iterator[TrialRecord]:
-        """The records whose numbers are not done, each of which counts as an attempt. One that was refused several
-        times comes after all others, so that it does not keep them out.
+    def in_turn(
+        self, records: Iterable[TrialRecord], done: Container[int]
+    ) -> Iterator[TrialRecord]:
+        """The records whose numbers are not done, each of which counts as an attempt. One that was
+        refused several times comes after all others, so that it does not keep them out.
         """
-        for record in sorted(records, key=lambda record: self._attempts[record.number] >= _MAX_ATTEMPTS):
+        for record in sorted(
+            records, key=lambda record: self._attempts[record.number] >= _MAX_ATTEMPTS
+        ):
             if record.number not in done:
                 self._attempts[record.number] += 1
                 yield record
@@ -68,7 +75,9 @@ class View(ABC, Generic[Source]):
 
     @abstractmethod
     def describe(self, problem: str) -> str:
-        """A sentence for the user: what the view lacks at the end because of a problem, and how to add it."""
+        """A sentence for the user: what the view lacks at the end because of a problem, and how to
+        add it.
+        """
 
 
 class Follower(Generic[Source]):
@@ -93,7 +102,8 @@ class Follower(Generic[Source]):
         self._news.set()
 
     def end(self, how: Ending) -> str | None:
-        """Add the rest within the view's timeout; returns a sentence if something is missing. how: the source ended.
+        """Add the rest within the view's timeout; returns a sentence if something is missing. how:
+        the source ended.
 
         A view that was never notified is left as it is.
         """
@@ -111,7 +121,9 @@ class Follower(Generic[Source]):
         return None if self.problem is None else self.view.describe(self.problem)
 
     def abandon(self) -> None:
-        """Stop after the present update: another process keeps the view up to date. Returns at once."""
+        """Stop after the present update: another process keeps the view up to date. Returns at
+        once.
+        """
         self.view.is_abandoned = True
         self._news.set()
 
@@ -154,18 +166,24 @@ class Follower(Generic[Source]):
 
 
 class Views:
-    """All views of a sweep that runs. Their source is the sweep, with the records that were written so far: with the
-    speeds that were told to the search, and at the end with those priced by all of its timing sessions.
+    """All views of a sweep that runs. Their source is the sweep, with the records that were written
+    so far: with the speeds that were told to the search, and at the end with those priced by all of
+    its timing sessions.
 
-    views: in the order in which they end. note: called with what they say to the user while the sweep runs, in the
-    thread that calls `start` and `update`.
+    views: in the order in which they end. note: called with what they say to the user while the
+    sweep runs, in the thread that calls `start` and `update`.
     """
 
     def __init__(
-        self, storage: Storage, views: Sequence[View[Sweep]], note: Callable[[str], object] = lambda text: None
+        self,
+        storage: Storage,
+        views: Sequence[View[Sweep]],
+        note: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._storage, self._note = storage, note
-        self._followers = [Follower(view, partial(self._read_sweep, is_priced=view.is_priced)) for view in views]
+        self._followers = [
+            Follower(view, partial(self._read_sweep, is_priced=view.is_priced)) for view in views
+        ]
         self._lock = threading.Lock()
         self._said: set[str] = set()  # notes, which a view repeats at every attempt
         self._identity: Identity | None = None
@@ -177,7 +195,11 @@ class Views:
     def start(self, identity: Identity, records: Iterable[TrialRecord] = ()) -> None:
         """Begin with the sweep's identity and the records that the store has. Returns at once."""
         with self._lock:
-            self._identity, self._records, self._sweep = identity, {record.number: record for record in records}, None
+            self._identity, self._records, self._sweep = (
+                identity,
+                {record.number: record for record in records},
+                None,
+            )
         self._notify()
 
     def update(self, record: TrialRecord) -> None:
@@ -187,8 +209,8 @@ class Views:
         self._notify()
 
     def end(self, how: Ending) -> list[str]:
-        """End all views, each within its own timeout (see `View`); returns their notes, and a sentence about each that
-        lacks something. Views that never started stay as they are.
+        """End all views, each within its own timeout (see `View`); returns their notes, and a
+        sentence about each that lacks something. Views that never started stay as they are.
         """
         with self._lock:
             self._is_ended = True

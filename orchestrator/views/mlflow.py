@@ -1,15 +1,16 @@
 """A sweep in MLflow: one run for the sweep, one child run per finished trial.
 
-What MLflow has is found by the tags of its runs; nothing else is remembered. Every step can be interrupted and
-repeated. A trial's run is created with all of its tags in one call, so a later update finds it. Terminating the run is
-the last step.
+What MLflow has is found by the tags of its runs; nothing else is remembered. Every step can be
+interrupted and repeated. A trial's run is created with all of its tags in one call, so a later
+update finds it. Terminating the run is the last step.
 
-A trial's run first has the speeds that were told to the search. A sweep that is priced by all of its sessions replaces
-those that differ: MLflow shows the value of the last step and, there, of the last moment. Speeds of a trial that only
-another device timed become NaN. The tag `specfrontier.timed_on` names the device of a run's speeds.
+A trial's run first has the speeds that were told to the search. A sweep that is priced by all of
+its sessions replaces those that differ: MLflow shows the value of the last step and, there, of the
+last moment. Speeds of a trial that only another device timed become NaN. The tag
+`specfrontier.timed_on` names the device of a run's speeds.
 
-An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of one space with other
-seeds, samplers or machines share it.
+An experiment groups comparable runs. By default it is `specfrontier/<sweep's name>`, so sweeps of
+one space with other seeds, samplers or machines share it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,20 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SWEEP_ARTIFACTS = (
-    store.FRONT_PLOT, store.REPORT, store.FRONT_TABLE, store.TRIAL_TABLE, store.SWEEP, store.IDENTITY,
-)  # fmt: skip
+    store.FRONT_PLOT,
+    store.REPORT,
+    store.FRONT_TABLE,
+    store.TRIAL_TABLE,
+    store.SWEEP,
+    store.IDENTITY,
+)
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
-_STATUS = {COMPLETE: RUN_STATUS["finished"], STOPPED: RUN_STATUS["interrupted"], FAILED: RUN_STATUS["failed"]}
+_STATUS = {
+    COMPLETE: RUN_STATUS["finished"],
+    STOPPED: RUN_STATUS["interrupted"],
+    FAILED: RUN_STATUS["failed"],
+}
 
 
 @dataclass(slots=True)
@@ -77,13 +87,19 @@ class _TrialRun:
 class MlflowView(View[Sweep]):
     """A sweep in one MLflow experiment. One process at a time logs a sweep.
 
-    uri, experiment: see `TrackingPlace.resolve`. is_running: of a launch, which writes its place before the first
-    contact and sets the sweep's run to RUNNING; `sync` writes its place when MLflow has responded. logged: number of
-    runs that were created or completed. A trial's images must be in the store before its record.
+    uri, experiment: see `TrackingPlace.resolve`. is_running: of a launch, which writes its place
+    before the first contact and sets the sweep's run to RUNNING; `sync` writes its place when
+    MLflow has responded. logged: number of runs that were created or completed. A trial's images
+    must be in the store before its record.
     """
 
     def __init__(
-        self, storage: Storage, uri: str | None = None, experiment: str | None = None, *, is_running: bool = True
+        self,
+        storage: Storage,
+        uri: str | None = None,
+        experiment: str | None = None,
+        *,
+        is_running: bool = True,
     ) -> None:
         super().__init__()
         self._place = TrackingPlace.resolve(storage, uri, experiment)
@@ -109,13 +125,20 @@ class MlflowView(View[Sweep]):
                 self._is_open, self._resources = True, resources.pop_all()
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
         self._trial_runs = None  # until everything succeeds
-        logged = self._client.get_run(self._parent).data  # fails on a server that lost its runs, before any is created
+        # fails on a server that lost its runs, before any is created
+        logged = self._client.get_run(self._parent).data
         front = {record.number for record in front_records(source)}
-        marks = {r.number: runs.marks(self._parent, r, pareto=r.number in front) for r in source.records}
+        marks = {
+            r.number: runs.marks(self._parent, r, pareto=r.number in front) for r in source.records
+        }
         done = set[int]()
         for record in source.records:
             run = trial_runs.get(record.number)
-            if run is None or not run.complete or (record.stop and run.tags.get(runs.IMAGES) != str(record.images)):
+            if (
+                run is None
+                or not run.complete
+                or (record.stop and run.tags.get(runs.IMAGES) != str(record.images))
+            ):
                 continue
             done.add(record.number)
             self._refresh(source, record, run, marks[record.number])
@@ -148,14 +171,19 @@ class MlflowView(View[Sweep]):
         return explain_error(error, self.uri)
 
     def describe(self, problem: str) -> str:
-        return f"MLflow is not complete ({problem}); log the rest with: {self._place.sync_command(self._storage)}"
+        return (
+            f"MLflow is not complete ({problem}); log the rest with: "
+            f"{self._place.sync_command(self._storage)}"
+        )
 
     @cached_property
     def _client(self) -> MlflowClient:
         return connect(self.uri)
 
     def _read_experiment(self, sweep: Sweep) -> dict[int, _TrialRun]:
-        """Find or create the experiment and the sweep's run; returns the existing trial runs by number."""
+        """Find or create the experiment and the sweep's run; returns the existing trial runs by
+        number.
+        """
         name = self._place.experiment_of(sweep.identity.name)
         self._experiment_id = ensure_experiment(self._client, self.uri, name)
         experiment = self._client.get_experiment(self._experiment_id)
@@ -163,8 +191,9 @@ class MlflowView(View[Sweep]):
         self._is_moved = was_moved(self.uri, artifacts)
         if self._is_moved:
             self.notes.append(
-                f"{public_uri(self.uri)}: was moved, and its pictures belong to {artifacts}; to log them here, move "
-                "the database away, and log its sweeps again with `specfrontier sync`"
+                f"{public_uri(self.uri)}: was moved, and its pictures belong to {artifacts}; to "
+                "log them here, move the database away, and log its sweeps again with "
+                "`specfrontier sync`"
             )
         parents, groups = _find_runs(self._client, self._experiment_id, sweep)
         if parents:
@@ -173,13 +202,21 @@ class MlflowView(View[Sweep]):
                 self._client.update_run(self._parent, status="RUNNING")
         else:
             identity = sweep.identity
-            tags, started = runs.sweep_tags(identity) | {runs.KIND: "sweep"}, runs.milliseconds(identity.started)
-            self._parent = self._client.create_run(self._experiment_id, started, tags, identity.name).info.run_id
+            tags, started = (
+                runs.sweep_tags(identity) | {runs.KIND: "sweep"},
+                runs.milliseconds(identity.started),
+            )
+            self._parent = self._client.create_run(
+                self._experiment_id, started, tags, identity.name
+            ).info.run_id
         self._place.write(self._storage, sweep.identity.name)
         kept = {number: self._keep_one(group) for number, group in groups.items()}
         return {
             number: _TrialRun(
-                run.info.run_id, run.info.status != "RUNNING", dict(run.data.tags), dict(run.data.metrics)
+                run.info.run_id,
+                run.info.status != "RUNNING",
+                dict(run.data.tags),
+                dict(run.data.metrics),
             )
             for number, run in kept.items()
         }
@@ -189,12 +226,16 @@ class MlflowView(View[Sweep]):
 
         Duplicates arise when a server creates a run but does not answer in time.
         """
-        first, *others = sorted(duplicates, key=lambda run: (run.info.status == "RUNNING", run.info.run_id))
+        first, *others = sorted(
+            duplicates, key=lambda run: (run.info.status == "RUNNING", run.info.run_id)
+        )
         for run in others:
             self._client.delete_run(run.info.run_id)
         return first
 
-    def _log_trial(self, sweep: Sweep, record: TrialRecord, run: _TrialRun | None, marks: dict[str, str]) -> _TrialRun:
+    def _log_trial(
+        self, sweep: Sweep, record: TrialRecord, run: _TrialRun | None, marks: dict[str, str]
+    ) -> _TrialRun:
         """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
         from mlflow.entities import Param
 
@@ -202,7 +243,9 @@ class MlflowView(View[Sweep]):
         tags, is_new = runs.trial_tags(record, identity) | marks, run is None
         if run is None:
             kept = {key: value for key, value in tags.items() if value}
-            created = self._client.create_run(self._experiment_id, started, kept, runs.run_name(record, sweep.names))
+            created = self._client.create_run(
+                self._experiment_id, started, kept, runs.run_name(record, sweep.names)
+            )
             run = _TrialRun(created.info.run_id, False, kept)
         params = [Param(key, value) for key, value in runs.params(record).items()]
         objectives = [metric.name for metric in identity.objectives]
@@ -214,16 +257,22 @@ class MlflowView(View[Sweep]):
             run.metrics = dict(self._client.get_run(run.run_id).data.metrics)
         with tempfile.TemporaryDirectory() as artifacts:
             if record.digest and record.state != FAILED:
-                names = {name: f"{folder}/{record.digest}.png" for name, folder in store.TRIAL_PICTURES.items()}
+                names = {
+                    name: f"{folder}/{record.digest}.png"
+                    for name, folder in store.TRIAL_PICTURES.items()
+                }
                 self._download(names, Path(artifacts))
             self._log_artifacts(run.run_id, artifacts, sweep, record)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
-        # After everything else: a run with these tags is not logged again. A complete trial has no cause.
+        # After everything else: a run with these tags is not logged again. A complete trial has no
+        # cause.
         self._refresh(sweep, record, run, {runs.CAUSE: "revived", **tags} if record.stop else marks)
         run.complete = True
         return run
 
-    def _refresh(self, sweep: Sweep, record: TrialRecord, run: _TrialRun, tags: Mapping[str, str]) -> None:
+    def _refresh(
+        self, sweep: Sweep, record: TrialRecord, run: _TrialRun, tags: Mapping[str, str]
+    ) -> None:
         """Replace the tags that differ in a trial's run and, of a priced sweep, the values."""
         from mlflow.entities import RunTag
 
@@ -232,19 +281,27 @@ class MlflowView(View[Sweep]):
             moment = max(_now(), runs.span(record, sweep.identity)[1] + 1)
             objectives = [metric.name for metric in sweep.identity.objectives]
             metrics = runs.different(runs.metrics(record, moment, objectives), run.metrics)
-            metrics += runs.by_batch(record, sweep.identity.timing_batch, moment, metrics, run.metrics)
+            metrics += runs.by_batch(
+                record, sweep.identity.timing_batch, moment, metrics, run.metrics
+            )
             metrics += runs.outdated(record, sweep.identity.metrics, run.metrics, moment)
         if metrics and run.complete:  # its config.yaml states the speed-up
             with tempfile.TemporaryDirectory() as artifacts:
                 self._log_artifacts(run.run_id, artifacts, sweep, record)
-        changed = [RunTag(key, value) for key, value in tags.items() if run.tags.get(key, "") != value]
+        changed = [
+            RunTag(key, value) for key, value in tags.items() if run.tags.get(key, "") != value
+        ]
         if metrics or changed:
             self._client.log_batch(run.run_id, metrics, tags=changed)
             run.tags |= tags
             run.metrics |= {metric.key: metric.value for metric in metrics}
 
     def _log_artifacts(
-        self, run_id: str, folder: str, sweep: Sweep | None = None, record: TrialRecord | None = None
+        self,
+        run_id: str,
+        folder: str,
+        sweep: Sweep | None = None,
+        record: TrialRecord | None = None,
     ) -> None:
         """Upload the files in a folder; of a trial, its config.yaml too."""
         if sweep is not None and record is not None:
@@ -253,7 +310,8 @@ class MlflowView(View[Sweep]):
             self._client.log_artifacts(run_id, folder)
 
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
-        """Copy files of the store (name in MLflow -> name in the store) to a folder, with credentials redacted.
+        """Copy files of the store (name in MLflow -> name in the store) to a folder, with
+        credentials redacted.
 
         Skips files that do not exist, and damaged pictures.
         """
@@ -266,7 +324,9 @@ class MlflowView(View[Sweep]):
                 continue
             (folder / name).write_bytes(redact_file(stored, data))
 
-    def _log_sweep(self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun], logged: RunData) -> None:
+    def _log_sweep(
+        self, sweep: Sweep, trial_runs: Mapping[int, _TrialRun], logged: RunData
+    ) -> None:
         """Log metrics, params and description of the sweep's run. logged: what it has."""
         from mlflow.entities import Metric, Param, RunTag
 
@@ -282,7 +342,11 @@ class MlflowView(View[Sweep]):
         ]
         if is_replaced:
             metrics = runs.different(metrics, logged.metrics)
-        params = [Param(key, value) for key, value in runs.sweep_params(identity).items() if key not in logged.params]
+        params = [
+            Param(key, value)
+            for key, value in runs.sweep_params(identity).items()
+            if key not in logged.params
+        ]
         run_ids = {number: run.run_id for number, run in trial_runs.items()}
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
@@ -306,12 +370,14 @@ def sync(
     experiment: str | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> SyncResult:
-    """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep that has ended.
+    """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep
+    that has ended.
 
     note: called with a sentence about each damaged file that is replaced.
 
     Raises:
-        TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is logging the sweep.
+        TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is
+            logging the sweep.
     """
     view = MlflowView(storage, uri, experiment, is_running=False)
     with as_tracking_error(view.uri), ExitStack() as resources:
@@ -326,8 +392,8 @@ def sync(
 
 
 def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
-    """A sweep's location in MLflow, where another process may be logging it. Changes nothing. uri: see
-    `TrackingPlace.resolve`.
+    """A sweep's location in MLflow, where another process may be logging it. Changes nothing. uri:
+    see `TrackingPlace.resolve`.
 
     Raises:
         TrackingError: MLflow cannot be reached.
@@ -342,7 +408,9 @@ def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
         trial_runs = {number: group[0].info.run_id for number, group in groups.items()}
         front = [record.number for record in front_records(sweep)]
         parent = parents[0].info.run_id if parents else ""
-        return MlflowLocation(sweep.identity, place.uri, found.experiment_id, parent, trial_runs, front)
+        return MlflowLocation(
+            sweep.identity, place.uri, found.experiment_id, parent, trial_runs, front
+        )
 
 
 def share_views(sweep: Sweep, location: MlflowLocation) -> None:
@@ -358,17 +426,23 @@ def share_views(sweep: Sweep, location: MlflowLocation) -> None:
             _share_views(client, location.experiment_id, sweep, tags)
 
 
-def _share_views(client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]) -> None:
-    """Set the tags of the shared views that differ from the experiment's `tags`, and add them there."""
+def _share_views(
+    client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]
+) -> None:
+    """Set the tags of the shared views that differ from the experiment's `tags`, and add them
+    there.
+    """
     for key, view in runs.shared_views(sweep).items():
         if tags.get(key) != view:
             client.set_experiment_tag(experiment_id, key, view)
             tags[key] = view
 
 
-def _find_runs(client: MlflowClient, experiment_id: str, sweep: Sweep) -> tuple[list[Run], dict[int, list[Run]]]:
-    """The sweep's own runs in an experiment, and its trials' runs by number; more than one each if a server created a
-    run without an answer.
+def _find_runs(
+    client: MlflowClient, experiment_id: str, sweep: Sweep
+) -> tuple[list[Run], dict[int, list[Run]]]:
+    """The sweep's own runs in an experiment, and its trials' runs by number; more than one each if
+    a server created a run without an answer.
     """
     parents: list[Run] = []
     groups: dict[int, list[Run]] = {}
@@ -397,8 +471,14 @@ def _last_moment(sweep: Sweep) -> int | None:
 
 
 def _find_ending(sweep: Sweep) -> Ending:
-    """How the latest launch of a sweep ended. If that is unknown, a sweep without all of its trials was interrupted."""
-    endings: dict[str, Ending] = {FINISHED: "finished", LAUNCH_FAILED: "failed", INTERRUPTED: "interrupted"}
+    """How the latest launch of a sweep ended. If that is unknown, a sweep without all of its trials
+    was interrupted.
+    """
+    endings: dict[str, Ending] = {
+        FINISHED: "finished",
+        LAUNCH_FAILED: "failed",
+        INTERRUPTED: "interrupted",
+    }
     state, planned = find_launch(sweep.storage).state, store.planned_trials(sweep.storage)
     is_partial = state == KILLED or (planned is not None and len(sweep.records) < planned)
     return endings.get(state, "interrupted" if is_partial else "finished")
@@ -413,6 +493,9 @@ def _sole_writer(storage: Storage) -> Iterator[None]:
     """
     with exclusive(storage, MLFLOW_LOCK) as lock:
         if not lock.acquired:
-            problem = "another process is logging this sweep to MLflow; it will log the rest, or try again later"
+            problem = (
+                "another process is logging this sweep to MLflow; it will log the rest, or try "
+                "again later"
+            )
             raise TrackingError(f"{storage.display_name}: {problem}")
         yield

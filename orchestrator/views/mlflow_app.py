@@ -1,4 +1,5 @@
-"""MLflow's server without its assistant, which runs commands on this machine and lies over half of a sweep's page.
+"""MLflow's server without its assistant, which runs commands on this machine and lies over half of
+a sweep's page.
 
 `mlflow server --app-name specfrontier` runs it; MLflow has no setting for this.
 """
@@ -33,7 +34,9 @@ class WithoutAssistant:
             answer = Response("the assistant is off", 403)
         elif scope["type"] == "http" and scope["path"] == "/":
             text = Path(str(pages.static_folder), "index.html").read_text("utf-8")
-            answer = HTMLResponse(text.replace("<head>", f"<head>{_HIDDEN}", 1), headers={"Cache-Control": "no-cache"})
+            answer = HTMLResponse(
+                text.replace("<head>", f"<head>{_HIDDEN}", 1), headers={"Cache-Control": "no-cache"}
+            )
         await answer(scope, receive, send)
 
 

@@ -1,5 +1,5 @@
-"""MLflow's client and server: which server or database, its experiments, its errors as one message without credentials;
-and a server on a local database.
+"""MLflow's client and server: which server or database, its experiments, its errors as one message
+without credentials; and a server on a local database.
 """
 
 from __future__ import annotations
@@ -35,16 +35,23 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-RUN_STATUS: Mapping[Ending, str] = {"finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+RUN_STATUS: Mapping[Ending, str] = {
+    "finished": "FINISHED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+}
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of the sweeps
 _SQLITE = "sqlite:///"
 _COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database
-_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow asks whether it is for GenAI
+# else MLflow asks whether it is for GenAI
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _MAX_PROBLEM = 400  # characters
-_WEB_PAGE = re.compile(r"""(?is)['"]?(<!doctype html|<html).*""")  # of a proxy, or another server at the address
-# A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own retries could create
-# two runs for one trial, so the user's environment does not override this setting.
+# of a proxy, or another server at the address
+_WEB_PAGE = re.compile(r"""(?is)['"]?(<!doctype html|<html).*""")
+# A tracker retries by itself, after it has checked whether the last attempt arrived: MLflow's own
+# retries could create two runs for one trial, so the user's environment does not override this
+# setting.
 _NO_RETRIES = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
 _CREDENTIAL_VARIABLES = (
     "MLFLOW_TRACKING_USERNAME",
@@ -88,8 +95,8 @@ def resolve_uri(storage: Storage, uri: str | None) -> str:
 def default_uri(storage: Storage) -> str:
     """The URI of a database next to the sweep's folder.
 
-    All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote storage use one in
-    the working directory.
+    All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote
+    storage use one in the working directory.
     """
     path = storage.path(SWEEP)
     folder = Path.cwd() if path is None else path.parent.parent
@@ -124,7 +131,9 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def was_moved(uri: str, artifacts: str) -> bool:
-    """Whether a local database was moved or copied after an experiment had got this folder for its artifacts."""
+    """Whether a local database was moved or copied after an experiment had got this folder for its
+    artifacts.
+    """
     folder, other = artifact_folder(uri), Path(artifacts).parent
     return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
 
@@ -152,19 +161,25 @@ def public_uri(uri: str) -> str:
     parts = urlsplit(uri)
     if not parts.netloc:
         return uri.partition("?")[0]
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
+    return urlunsplit(
+        (parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", "")
+    )
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client that fails at once when the server is away, and prints nothing. A new database gets its tables."""
+    """A client that fails at once when the server is away, and prints nothing. A new database gets
+    its tables.
+    """
     create_database(uri)
     return _client(uri)
 
 
 def create_database(uri: str) -> None:
-    """Set MLflow up, and create its tables in a database that has none. Of several processes, one does so.
+    """Set MLflow up, and create its tables in a database that has none. Of several processes, one
+    does so.
 
-    MLflow cannot continue tables of SQLite whose creation was killed, so a new file gets its name when it is complete.
+    MLflow cannot continue tables of SQLite whose creation was killed, so a new file gets its name
+    when it is complete.
 
     Raises:
         ValueError: the database has the tables of another program.
@@ -176,7 +191,8 @@ def create_database(uri: str) -> None:
         return
     if (database := local_database(uri)) is not None:
         database.parent.mkdir(parents=True, exist_ok=True)
-    if database is not None and has_tables(uri, MLFLOW):  # a server's may be half made by another process
+    # a server's may be half made by another process
+    if database is not None and has_tables(uri, MLFLOW):
         return
     with sole_creator(uri):
         if has_tables(uri, MLFLOW):
@@ -198,7 +214,8 @@ def _create_tables(uri: str) -> None:
 def _client(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
-    for name in ("mlflow", "alembic", "sqlalchemy"):  # they log tracebacks of errors that they raise, too
+    # they log tracebacks of errors that they raise, too
+    for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
@@ -223,16 +240,19 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str) -> str:
                 raise
     if found.lifecycle_stage != "active":
         restore = f"mlflow experiments restore --experiment-id {found.experiment_id}"
-        raise TrackingError(f"the MLflow experiment {name!r} is deleted; run `{restore}`, or choose another one")
+        raise TrackingError(
+            f"the MLflow experiment {name!r} is deleted; run `{restore}`, or choose another one"
+        )
     return str(found.experiment_id)
 
 
 def replace_damaged_database(storage: Storage, uri: str) -> list[str]:
-    """Set the default database aside if SQLite cannot read it, so that the next connection creates another; returns a
-    sentence about it. Of several processes, one does so.
+    """Set the default database aside if SQLite cannot read it, so that the next connection creates
+    another; returns a sentence about it. Of several processes, one does so.
 
     Raises:
-        TrackingError: a damaged database that is not the default one, which may hold more than sweeps.
+        TrackingError: a damaged database that is not the default one, which may hold more than
+            sweeps.
     """
     database = local_database(uri)
     if database is None or database_problem(database) is None:
@@ -241,20 +261,25 @@ def replace_damaged_database(storage: Storage, uri: str) -> list[str]:
         if (problem := database_problem(database)) is None:
             return []
         if uri != default_uri(storage):
-            raise TrackingError(f"{database}: damaged ({problem}); restore it, or move it away and log the sweep again")
+            raise TrackingError(
+                f"{database}: damaged ({problem}); restore it, or move it away and log the sweep "
+                "again"
+            )
         suffix = f".damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}"
         for companion in _COMPANIONS:
             path = database.with_name(database.name + companion)
             if path.exists():
                 path.rename(path.with_name(path.name + suffix))
     return [
-        f"{database}: damaged ({problem}); kept as {database.name}{suffix}, and this sweep is logged to a new "
-        "database. Log the other sweeps of the folder with `specfrontier sync`"
+        f"{database}: damaged ({problem}); kept as {database.name}{suffix}, and this sweep is "
+        "logged to a new database. Log the other sweeps of the folder with `specfrontier sync`"
     ]
 
 
 def database_problem(database: Path) -> str | None:
-    """Why SQLite cannot read a database; None if it can, if another process locks it, or if there is none."""
+    """Why SQLite cannot read a database; None if it can, if another process locks it, or if there
+    is none.
+    """
     if not database.exists():
         return None
     try:
@@ -269,16 +294,19 @@ def database_problem(database: Path) -> str | None:
 
 @contextmanager
 def as_tracking_error(uri: str) -> Iterator[None]:
-    """Turn every error inside into a TrackingError with place and reason, with credentials redacted."""
+    """Turn every error inside into a TrackingError with place and reason, with credentials
+    redacted.
+    """
     try:
         yield
     except Exception as error:
-        raise TrackingError(explain_error(error, uri)) from None  # the original error may hold a credential
+        # the original error may hold a credential
+        raise TrackingError(explain_error(error, uri)) from None
 
 
 def explain_error(error: Exception, uri: str) -> str:
-    """Where and why MLflow failed, in one line and with credentials redacted. MLflow, its database, its transport and
-    the storage share no class of errors.
+    """Where and why MLflow failed, in one line and with credentials redacted. MLflow, its database,
+    its transport and the storage share no class of errors.
     """
     if isinstance(error, TrackingError):
         return str(error)
@@ -309,17 +337,37 @@ def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Po
     port = free_port(host, port)
     with as_tracking_error(uri):
         create_database(uri)
-    command = [sys.executable, "-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+    ]
     folder = artifact_folder(uri)
     command += ["--artifacts-destination", str(folder)] if folder else []
-    if entry_points(group="mlflow.app", name=_APP):  # not of an editable install that is older than it
+    # not of an editable install that is older than it
+    if entry_points(group="mlflow.app", name=_APP):
         command += ["--app-name", _APP]
     environment = {key: value for key, value in os.environ.items() if key != URI_VARIABLE}
-    environment |= _ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": uri}  # an argument would show its password
-    base = f"http://{'127.0.0.1' if host in _ALL_INTERFACES else f'[{host}]' if ':' in host else host}:{port}"
+    # an argument would show its password
+    environment |= _ENVIRONMENT | {"MLFLOW_BACKEND_STORE_URI": uri}
+    if host in _ALL_INTERFACES:
+        reachable = "127.0.0.1"
+    else:
+        reachable = f"[{host}]" if ":" in host else host
+    base = f"http://{reachable}:{port}"
     with tempfile.TemporaryFile() as output:
-        # A session of its own: Ctrl-C reaches only this process, which then ends the server and its children together.
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+        # A session of its own: Ctrl-C reaches only this process, which then ends the server and its
+        # children together.
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
         try:
             _wait_for(process, base)
             if process.poll() is not None:
@@ -344,7 +392,9 @@ def free_port(host: str, port: int) -> int:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise TrackingError(f"{host}:{port}: {reason}; choose another --port (0: any free port)") from None
+            raise TrackingError(
+                f"{host}:{port}: {reason}; choose another --port (0: any free port)"
+            ) from None
         return int(probe.getsockname()[1])
 
 

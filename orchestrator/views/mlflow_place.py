@@ -1,6 +1,8 @@
-"""Where a sweep is logged in MLflow: the tracking URI and the experiment, which a sweep's folder remembers.
+"""Where a sweep is logged in MLflow: the tracking URI and the experiment, which a sweep's folder
+remembers.
 
-A launch writes its place before the first contact with MLflow, so a server that does not respond has a name too.
+A launch writes its place before the first contact with MLflow, so a server that does not respond
+has a name too.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ _EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
 
 @dataclass(frozen=True, slots=True)
 class TrackingPlace:
-    """uri: with credentials. experiment: its name, "" for `specfrontier/<sweep's name>`. notes: sentences for the user
-    about environment variables that are not used.
+    """uri: with credentials. experiment: its name, "" for `specfrontier/<sweep's name>`. notes:
+    sentences for the user about environment variables that are not used.
     """
 
     uri: str
@@ -39,18 +41,23 @@ class TrackingPlace:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def resolve(cls, storage: Storage, uri: str | None = None, experiment: str | None = None) -> Self:
-        """The given URI and experiment; else those to which the sweep was logged last; else those of the environment;
-        else the defaults.
+    def resolve(
+        cls, storage: Storage, uri: str | None = None, experiment: str | None = None
+    ) -> Self:
+        """The given URI and experiment; else those to which the sweep was logged last; else those
+        of the environment; else the defaults.
 
-        A URI without credentials gets those of MLFLOW_TRACKING_URI if it is the same otherwise. The default database
-        is the one next to the sweep's folder, wherever that is now.
+        A URI without credentials gets those of MLFLOW_TRACKING_URI if it is the same otherwise. The
+        default database is the one next to the sweep's folder, wherever that is now.
 
         Raises:
-            TrackingError: credentials would be sent to a server that only the sweep's folder names: somebody else may
-                have made it.
+            TrackingError: credentials would be sent to a server that only the sweep's folder names:
+                somebody else may have made it.
         """
-        variable, name = expand_home(os.environ.get(URI_VARIABLE, "")), os.environ.get(_EXPERIMENT_VARIABLE, "")
+        variable, name = (
+            expand_home(os.environ.get(URI_VARIABLE, "")),
+            os.environ.get(_EXPERIMENT_VARIABLE, ""),
+        )
         stored_uri, stored_name, problem = _read(storage)
         remembered = variable or default_uri(storage) if stored_uri is None else stored_uri
         used = expand_home(uri) if uri else remembered
@@ -59,15 +66,20 @@ class TrackingPlace:
         is_named_by_folder = stored_uri is not None and not uri and used != variable
         if is_named_by_folder and is_server(used) and (source := credential_source()):
             raise TrackingError(
-                f"{storage.locate(MLFLOW_PLACE)}: the credentials of {source} would be sent to {used}, which only "
-                f"this file names; if it is your server, set {URI_VARIABLE}={used}"
+                f"{storage.locate(MLFLOW_PLACE)}: the credentials of {source} would be sent to "
+                f"{used}, which only this file names; if it is your server, set "
+                f"{URI_VARIABLE}={used}"
             )
         used_name = experiment or stored_name or name
         notes = [problem] if problem and not uri else []
         if variable and not uri and _address(variable) != _address(used):
             notes.append(_describe_unused(URI_VARIABLE, _address(used), "--uri"))
         if name and not experiment and name != used_name:
-            notes.append(_describe_unused(_EXPERIMENT_VARIABLE, f"the experiment {used_name}", "--experiment"))
+            notes.append(
+                _describe_unused(
+                    _EXPERIMENT_VARIABLE, f"the experiment {used_name}", "--experiment"
+                )
+            )
         return cls(used, used_name, tuple(notes))
 
     def experiment_of(self, sweep: str) -> str:
@@ -82,8 +94,8 @@ class TrackingPlace:
             storage.write(MLFLOW_PLACE, place)
 
     def sync_command(self, storage: Storage) -> str:
-        """The command that logs a sweep here, from any folder and with any environment. A credential that
-        MLFLOW_TRACKING_URI does not hold is shown as `***`.
+        """The command that logs a sweep here, from any folder and with any environment. A
+        credential that MLFLOW_TRACKING_URI does not hold is shown as `***`.
         """
         address = _address(self.uri)
         has_credentials = without_credentials(self.uri) != self.uri
@@ -94,36 +106,46 @@ class TrackingPlace:
         return command(storage, "sync", *options)
 
     def _is_beside(self, storage: Storage) -> bool:
-        """Whether this is the database next to the sweep's folder, which moves with it. The one of remote storage is in
-        the working directory, so it has a path.
+        """Whether this is the database next to the sweep's folder, which moves with it. The one of
+        remote storage is in the working directory, so it has a path.
         """
         return self.uri == default_uri(storage) and storage.path(SWEEP) is not None
 
 
 def _read(storage: Storage) -> tuple[str | None, str, str]:
-    """The URI and the experiment to which a sweep was logged last, and "". None and "" if it never was, or if the file
-    is damaged, with a sentence about it.
+    """The URI and the experiment to which a sweep was logged last, and "". None and "" if it never
+    was, or if the file is damaged, with a sentence about it.
     """
     if not storage.exists(MLFLOW_PLACE):
         return None, "", ""
     try:
-        place = fit_entries({"uri": str, "experiment": str}, load_checked(storage.read(MLFLOW_PLACE)))
+        place = fit_entries(
+            {"uri": str, "experiment": str}, load_checked(storage.read(MLFLOW_PLACE))
+        )
     except ValueError as error:
-        fix = "so the place of its last log is unknown; --uri and --experiment of `specfrontier sync` name it"
+        fix = (
+            "so the place of its last log is unknown; --uri and --experiment of `specfrontier "
+            "sync` name it"
+        )
         return None, "", f"{storage.locate(MLFLOW_PLACE)}: damaged ({error}), {fix}"
     return place.get("uri") or default_uri(storage), place.get("experiment", ""), ""
 
 
 def _address(uri: str) -> str:
-    """A tracking URI for another process: absolute, and without credentials. The rest of its query stays: it may name
-    a schema or a socket.
+    """A tracking URI for another process: absolute, and without credentials. The rest of its query
+    stays: it may name a schema or a socket.
     """
     uri = absolute_uri(uri)
     parts = uri.partition("?")[2].partition("#")[0].split("&")
-    kept = "&".join(part for part in parts if part and without_credentials(f"?{part}") == f"?{part}")
+    kept = "&".join(
+        part for part in parts if part and without_credentials(f"?{part}") == f"?{part}"
+    )
     return f"{public_uri(uri)}?{kept}" if kept else public_uri(uri)
 
 
 def _describe_unused(variable: str, place: str, option: str) -> str:
     again = f"`specfrontier sync {option}`"
-    return f"{variable} is not used: this sweep is logged to {place}, as the last time; {again} changes that"
+    return (
+        f"{variable} is not used: this sweep is logged to {place}, as the last time; {again} "
+        "changes that"
+    )

@@ -1,4 +1,6 @@
-"""A sweep in MLflow as plain data: names, params, metrics and tags of its runs; its description, and links to pages."""
+"""A sweep in MLflow as plain data: names, params, metrics and tags of its runs; its description,
+and links to pages.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,32 @@ if TYPE_CHECKING:
 
 # MLflow's limits in characters. That of tags is larger on newer servers.
 _MAX_PARAM, _MAX_TAG, _MAX_NAME = 6000, 5000, 250
-ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"  # groups: standard errors; values by images, and by batch
-_PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")  # of a metric's names
+# groups: standard errors; values by images, and by batch
+ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"
+# of a metric's names
+_PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")
 _MAX_OBJECTIVES = 3  # of a hypervolume
 SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED, TIMED_ON = (
     f"specfrontier.{key}"
     for key in (
-        "sweep_id", "trial", "pareto", "kind", "cause", "images", "label", "feasible", "violated_constraints",
+        "sweep_id",
+        "trial",
+        "pareto",
+        "kind",
+        "cause",
+        "images",
+        "label",
+        "feasible",
+        "violated_constraints",
         "timed_on",
     )
-)  # fmt: skip
+)
 PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
-_SHARED_VIEW, _ALL = "mlflow.sharedViewState.", "-trials"  # tags of an experiment, by the key in the address
+# tags of an experiment, by the key in the address
+_SHARED_VIEW, _ALL = "mlflow.sharedViewState.", "-trials"
 _GAP = "&ensp;"  # MLflow's tables have no space between columns
 _NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
 _VIEW_PARAMS = 12  # of a shared view
@@ -85,7 +98,16 @@ def sweep_tags(identity: Identity) -> dict[str, str]:
 
 def sweep_params(identity: Identity) -> dict[str, str]:
     """The params of a sweep's run: facts that stay the same while it runs."""
-    keys = ("target", "seed", "image_size", "captions", "reference", "objectives", "constraints", "baseline")
+    keys = (
+        "target",
+        "seed",
+        "image_size",
+        "captions",
+        "reference",
+        "objectives",
+        "constraints",
+        "baseline",
+    )
     plain = identity.to_mapping()
     return {key: param(value) for key, value in flatten({key: plain[key] for key in keys}) if value}
 
@@ -96,12 +118,18 @@ def param(value: Any) -> str:
 
 
 def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """The leaves of nested mappings under dotted keys, as text with credentials redacted; a list is one leaf."""
+    """The leaves of nested mappings under dotted keys, as text with credentials redacted; a list is
+    one leaf.
+    """
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from flatten(entry, f"{prefix}.{legal_name(str(key))}" if prefix else legal_name(str(key)))
+            yield from flatten(
+                entry, f"{prefix}.{legal_name(str(key))}" if prefix else legal_name(str(key))
+            )
     elif isinstance(value, list | tuple):
-        entries = [" ".join(map(str, e.values())) if isinstance(e, Mapping) else str(e) for e in value]
+        entries = [
+            " ".join(map(str, e.values())) if isinstance(e, Mapping) else str(e) for e in value
+        ]
         yield prefix, without_credentials(", ".join(entries))
     elif value is not None:
         yield prefix, without_credentials(str(value))
@@ -122,8 +150,12 @@ def legal_name(name: str) -> str:
 
 def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     """Tags as text with credentials redacted; omits None and empty ones."""
-    texts = {key: without_credentials(str(value)) for key, value in tags.items() if value is not None}
-    return {shorten(key, _MAX_NAME, "-"): shorten(text, _MAX_TAG) for key, text in texts.items() if text}
+    texts = {
+        key: without_credentials(str(value)) for key, value in tags.items() if value is not None
+    }
+    return {
+        shorten(key, _MAX_NAME, "-"): shorten(text, _MAX_TAG) for key, text in texts.items() if text
+    }
 
 
 def milliseconds(moment: str) -> int:
@@ -132,7 +164,9 @@ def milliseconds(moment: str) -> int:
 
 
 def span(record: TrialRecord, identity: Identity) -> tuple[int, int]:
-    """When a trial started and finished, in milliseconds. An unknown time is replaced by the other one."""
+    """When a trial started and finished, in milliseconds. An unknown time is replaced by the other
+    one.
+    """
     times = [milliseconds(time) for time in (record.started, record.finished) if time]
     times = times or [milliseconds(identity.started)]
     return times[0], times[-1]
@@ -140,7 +174,9 @@ def span(record: TrialRecord, identity: Identity) -> tuple[int, int]:
 
 def run_name(record: TrialRecord, names: SettingNames) -> str:
     """The trial's number, its label if it has one, and its setting's name."""
-    return shorten(clean(f"{record.number} {title(record.label, names.name(record.config))}"), _MAX_NAME)
+    return shorten(
+        clean(f"{record.number} {title(record.label, names.name(record.config))}"), _MAX_NAME
+    )
 
 
 def params(record: TrialRecord) -> dict[str, str]:
@@ -150,11 +186,12 @@ def params(record: TrialRecord) -> dict[str, str]:
 
 
 def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list[Metric]:
-    """A trial's results, the objectives first, each a single value; standard errors as `error/fid`; the values on fewer
-    images, which have a larger bias, as `series/fid` by the number of images.
+    """A trial's results, the objectives first, each a single value; standard errors as `error/fid`;
+    the values on fewer images, which have a larger bias, as `series/fid` by the number of images.
 
-    Results of a stopped trial are named `stopped/fid`: they are of fewer images than those of other runs. Omits values
-    that are not finite, because MLflow would store infinity as the largest float. moment: in milliseconds.
+    Results of a stopped trial are named `stopped/fid`: they are of fewer images than those of other
+    runs. Omits values that are not finite, because MLflow would store infinity as the largest
+    float. moment: in milliseconds.
     """
     from mlflow.entities import Metric
 
@@ -181,7 +218,9 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
 
 def last_values(metrics: Iterable[Metric]) -> list[Metric]:
     """The value of each metric that MLflow shows: that of the last step."""
-    return list({metric.key: metric for metric in sorted(metrics, key=lambda metric: metric.step)}.values())
+    return list(
+        {metric.key: metric for metric in sorted(metrics, key=lambda metric: metric.step)}.values()
+    )
 
 
 def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Metric]:
@@ -189,9 +228,11 @@ def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Met
     return [metric for metric in last_values(metrics) if shown.get(metric.key) != metric.value]
 
 
-def outdated(record: TrialRecord, names: Iterable[str], shown: Mapping[str, float], moment: int) -> list[Metric]:
-    """NaN for each value of a speed that MLflow shows of a trial that has none: it was told of another device than the
-    sweep's, and MLflow keeps metrics for ever. names: the sweep's metrics.
+def outdated(
+    record: TrialRecord, names: Iterable[str], shown: Mapping[str, float], moment: int
+) -> list[Metric]:
+    """NaN for each value of a speed that MLflow shows of a trial that has none: it was told of
+    another device than the sweep's, and MLflow keeps metrics for ever. names: the sweep's metrics.
     """
     from mlflow.entities import Metric
 
@@ -204,10 +245,11 @@ def outdated(record: TrialRecord, names: Iterable[str], shown: Mapping[str, floa
 def by_batch(
     record: TrialRecord, first: int, moment: int, changed: Sequence[Metric], shown: Collection[str]
 ) -> list[Metric]:
-    """The speeds of a complete trial at several batch sizes as one metric, `by_batch/speedup`, whose step is the size.
+    """The speeds of a complete trial at several batch sizes as one metric, `by_batch/speedup`,
+    whose step is the size.
 
-    Only if one of them is among the `changed` metrics, or the series is not among those that MLflow shows. first: the
-    sweep's own size.
+    Only if one of them is among the `changed` metrics, or the series is not among those that MLflow
+    shows. first: the sweep's own size.
     """
     from mlflow.entities import Metric
 
@@ -221,14 +263,19 @@ def by_batch(
 
 
 def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
-    """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run. `timed_on`: the device
-    of its speeds.
+    """The tags of a trial's run that change while the sweep runs. parent: id of the sweep's run.
+    `timed_on`: the device of its speeds.
     """
-    violated = shorten("; ".join(name for name, value in record.constraints.items() if value > 0), _MAX_TAG)
+    violated = shorten(
+        "; ".join(name for name, value in record.constraints.items() if value > 0), _MAX_TAG
+    )
     return {
-        PARENT: parent, PARETO: boolean(pareto), FEASIBLE: boolean(record.feasible), VIOLATED: violated,
+        PARENT: parent,
+        PARETO: boolean(pareto),
+        FEASIBLE: boolean(record.feasible),
+        VIOLATED: violated,
         TIMED_ON: record.device,
-    }  # fmt: skip
+    }
 
 
 def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
@@ -254,14 +301,18 @@ def boolean(value: bool) -> str:
 
 
 def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
-    """How a sweep's front grows: metrics of its run by the number of finished trials, of which `since` are logged.
+    """How a sweep's front grows: metrics of its run by the number of finished trials, of which
+    `since` are logged.
 
-    `knee` is the number of a trial. `best/speedup` is the best value of the first objective, whatever its error,
-    among the feasible trials within the default bar (see `choices.default_limit`). Hypervolumes have the reference
-    point of `reference`. `trials` is the last of its number: what MLflow has it for, it has whole.
+    `knee` is the number of a trial. `best/speedup` is the best value of the first objective,
+    whatever its error, among the feasible trials within the default bar (see
+    `choices.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
+    last of its number: what MLflow has it for, it has whole.
     """
     records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)
-    usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(values).all(axis=1)
+    usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(
+        values
+    ).all(axis=1)
     found = {}
     for count in range(since + 1, len(records) + 1):
         states, rows = [record.state for record in records[:count]], np.flatnonzero(usable[:count])
@@ -271,14 +322,22 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
 
 
 def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict[str, float]:
-    """The metrics of the front of some trials. rows: their places among the records. values: their objectives."""
+    """The metrics of the front of some trials. rows: their places among the records. values: their
+    objectives.
+    """
     objectives, vanilla = sweep.identity.objectives, sweep.baseline
     toward = directions(objectives)
-    front = np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
+    front = (
+        np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
+    )
     found = {"front": float(len(front))}
     if len(front) and (place := knee(values[front], toward)) is not None:
         found["knee"] = float(sweep.records[rows[front[place]]].number)
-    if vanilla is None or not len(values) or not np.isfinite(base := values_of([vanilla], objectives)[0]).all():
+    if (
+        vanilla is None
+        or not len(values)
+        or not np.isfinite(base := values_of([vanilla], objectives)[0]).all()
+    ):
         return found
     if len(objectives) <= _MAX_OBJECTIVES:
         found["hypervolume"] = hypervolume(values, reference(base, toward), toward)
@@ -292,7 +351,9 @@ def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict
 
 
 def reference(vanilla: Floats, toward: Sequence[str]) -> Floats:
-    """A point that stays the same while a sweep runs: half of vanilla's value where more is better, else twice it."""
+    """A point that stays the same while a sweep runs: half of vanilla's value where more is better,
+    else twice it.
+    """
     point: Floats = vanilla + np.abs(vanilla) * np.where(_worse(toward) < 0, -0.5, 1.0)
     return point
 
@@ -306,8 +367,8 @@ def _worse(toward: Sequence[str]) -> Floats:
 class MlflowLocation:
     """A sweep's location in MLflow.
 
-    uri: with credentials. parent: id of the sweep's run, "" if it was never logged. runs: ids of the trials' runs by
-    number. front: numbers of the trials on the front.
+    uri: with credentials. parent: id of the sweep's run, "" if it was never logged. runs: ids of
+    the trials' runs by number. front: numbers of the trials on the front.
     """
 
     identity: Identity
@@ -318,8 +379,8 @@ class MlflowLocation:
     front: Sequence[int] = ()
 
     def links(self, base: str = "") -> dict[str, str]:
-        """Addresses on the server at `base`, by default at the URI: the server, the sweep's run, its trials as a table,
-        and the runs on the front with the parameters in which they differ.
+        """Addresses on the server at `base`, by default at the URI: the server, the sweep's run,
+        its trials as a table, and the runs on the front with the parameters in which they differ.
         """
         base = base or public_uri(self.uri)
         pages = {"mlflow": base.rstrip("/")}
@@ -332,8 +393,9 @@ class MlflowLocation:
 
 
 def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> str:
-    """The description of the sweep's run, in Markdown: links to its pages, and its front as a table. MLflow folds all
-    but 100 pixels of it: a line and three rows. runs: ids by the trial's number.
+    """The description of the sweep's run, in Markdown: links to its pages, and its front as a
+    table. MLflow folds all but 100 pixels of it: a line and three rows. runs: ids by the trial's
+    number.
     """
     all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)})"
     front = [runs[record.number] for record in front_records(sweep)]
@@ -342,12 +404,16 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
     members = f"[front with its parameters]({front_link(sweep.identity, experiment_id)})"
     all_of_them = f"[side by side]({compare_link(front, experiment_id)})"
     links = {number: run_link(run_id, experiment_id) for number, run_id in runs.items()}
-    return shorten("\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)]), _MAX_TAG)
+    return shorten(
+        "\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)]),
+        _MAX_TAG,
+    )
 
 
 def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
-    """The lines of a table with a column for each trial on the front, best first objective last, and a row for each
-    objective; of a long front, trials over its whole length. links: the addresses of the trials' pages.
+    """The lines of a table with a column for each trial on the front, best first objective last,
+    and a row for each objective; of a long front, trials over its whole length. links: the
+    addresses of the trials' pages.
     """
     names = [metric.name for metric in sweep.identity.objectives]
     front = sorted(front_records(sweep), key=lambda record: record.metrics[names[0]].value)
@@ -355,17 +421,25 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     shown = [front[place] for place in places]
     settings = sweep.names.alike(record.config for record in front if record.config is not None)
     titles = [markdown(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
-    heads = [f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)]
+    heads = [
+        f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)
+    ]
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
-    rows = [[markdown(name), *(f"{_GAP}{value}" for value in own)] for name, own in zip(names, values, strict=True)]
-    return [f"| {' | '.join(cells)} |" for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)]
+    rows = [
+        [markdown(name), *(f"{_GAP}{value}" for value in own)]
+        for name, own in zip(names, values, strict=True)
+    ]
+    return [
+        f"| {' | '.join(cells)} |"
+        for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)
+    ]
 
 
 def shared_views(sweep: Sweep) -> dict[str, str]:
-    """The tags of an experiment that hold MLflow's shared views, which `front_link` and `trials_link` open: tables of
-    the runs on the sweep's front, and of all of its trials, with the objectives and the parameters in which these
-    trials differ. The format is MLflow's own.
+    """The tags of an experiment that hold MLflow's shared views, which `front_link` and
+    `trials_link` open: tables of the runs on the sweep's front, and of all of its trials, with the
+    objectives and the parameters in which these trials differ. The format is MLflow's own.
     """
     name = f"{_SHARED_VIEW}{sweep_id(sweep.identity)}"
     return {
@@ -377,31 +451,42 @@ def shared_views(sweep: Sweep) -> dict[str, str]:
 def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
     flat = [record.config.flat() for record in records if record.config is not None]
     keys = dict.fromkeys(key for settings in flat for key in settings)
-    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][:_VIEW_PARAMS]
+    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][
+        :_VIEW_PARAMS
+    ]
     objectives = [metric.name for metric in sweep.identity.objectives]
     columns = [
         *(f"metrics.`{legal_name(name)}`" for name in objectives),
         *(f"params.`{legal_name(key)}`" for key in differing),
     ]
     condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
-    order = {"orderByKey": columns[0], "orderByAsc": sweep.identity.objectives[0].direction == "minimize"}
+    order = {
+        "orderByKey": columns[0],
+        "orderByAsc": sweep.identity.objectives[0].direction == "minimize",
+    }
     return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})
 
 
 def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:
     """The address of MLflow's comparison of runs; relative if `base` is empty."""
-    quoted = [quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])]
+    quoted = [
+        quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])
+    ]
     return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
 
 
 def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of the table of the runs on a sweep's front (see `shared_views`); relative if `base` is empty."""
+    """The address of the table of the runs on a sweep's front (see `shared_views`); relative if
+    `base` is empty.
+    """
     key = f"viewStateShareKey={sweep_id(identity)}"
     return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
 
 
 def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of a sweep's trials as a table, best first (see `shared_views`); relative if `base` is empty."""
+    """The address of a sweep's trials as a table, best first (see `shared_views`); relative if
+    `base` is empty.
+    """
     key = f"viewStateShareKey={sweep_id(identity)}{_ALL}"
     return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
 

@@ -1,4 +1,6 @@
-"""Notices of a sweep to a webhook: that it has ended, failed, or goes on after its cluster was lost."""
+"""Notices of a sweep to a webhook: that it has ended, failed, or goes on after its cluster was
+lost.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ _BUSY: Final = (408, 425, 429)  # of the answers below 500 those that another at
 
 
 class Notices(View[Sweep]):
-    """Posts JSON: `text`, one sentence, which Slack and Mattermost show; the sweep's name and store; `state` (finished,
-    failed, interrupted, cluster_lost) and its cause; numbers of trials; what the front recommends; how to resume.
+    """Posts JSON: `text`, one sentence, which Slack and Mattermost show; the sweep's name and
+    store; `state` (finished, failed, interrupted, cluster_lost) and its cause; numbers of trials;
+    what the front recommends; how to resume.
     """
 
     end_timeout_s, short_timeout_s = 10.0, _TIMEOUT_S
@@ -56,7 +59,10 @@ class Notices(View[Sweep]):
             except HTTPError as error:
                 if self.may_recover:
                     raise
-                self.notes.append(f"--notify: {host_of(self._url)}: a lost cluster was not told: {self.explain(error)}")
+                self.notes.append(
+                    f"--notify: {host_of(self._url)}: a lost cluster was not told: "
+                    f"{self.explain(error)}"
+                )
                 self.may_recover = True  # the next notice
             self._lost.pop(0)
 
@@ -66,7 +72,9 @@ class Notices(View[Sweep]):
         self._post("failed" if self.problem else how, cause, self._results(source))
 
     def tell_early_failure(self, how: Ending) -> None:
-        """Tell that a launch has failed before its views began, if the webhook responds. An interrupt is no failure."""
+        """Tell that a launch has failed before its views began, if the webhook responds. An
+        interrupt is no failure.
+        """
         if how == "failed" and not self._is_followed:
             with suppress(OSError, HTTPException):
                 self._post(how, self._cause, {})
@@ -78,10 +86,19 @@ class Notices(View[Sweep]):
         return f"--notify: {host_of(self._url)} was not told: {problem}"
 
     def _post(self, state: str, cause: str, results: dict[str, Any]) -> None:
-        text = f"specfrontier: sweep {self._facts['sweep']} {'lost its cluster' if state == _LOST else state}"
+        text = (
+            f"specfrontier: sweep {self._facts['sweep']} "
+            f"{'lost its cluster' if state == _LOST else state}"
+        )
         text += f": {cause}" if cause else ""
-        failed = f", {results['trials'][FAILED]} failed" if results and results["trials"][FAILED] else ""
-        text += f" ({counted(results['trials'][COMPLETE], 'complete trial')}{failed})" if results else ""
+        failed = (
+            f", {results['trials'][FAILED]} failed" if results and results["trials"][FAILED] else ""
+        )
+        text += (
+            f" ({counted(results['trials'][COMPLETE], 'complete trial')}{failed})"
+            if results
+            else ""
+        )
         facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
         facts |= {} if state == "finished" else {"resume": self._resume}
         data = json.dumps(redact_values(facts)).encode()
@@ -115,18 +132,28 @@ def check_webhook(url: str) -> str:
     """The URL of a webhook, if it is one.
 
     Raises:
-        ValueError: not an http or https address, which the message does not repeat: it may be a secret.
+        ValueError: not an http or https address, which the message does not repeat: it may be a
+            secret.
     """
     if not (url.isascii() and url.isprintable() and " " not in url):
-        raise ValueError("--notify: the address has spaces or other characters that must be percent-encoded")
+        raise ValueError(
+            "--notify: the address has spaces or other characters that must be percent-encoded"
+        )
     try:
         parts = urlsplit(url)
         has_port = parts.port is None or parts.port > 0  # raises for others
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and has_port and "@" not in parts.netloc
+        is_address = (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and has_port
+            and "@" not in parts.netloc
+        )
     except ValueError:  # of the port, or of brackets
         is_address = False
     if not is_address:
-        raise ValueError("--notify: give the http:// or https:// address of a webhook, without a user")
+        raise ValueError(
+            "--notify: give the http:// or https:// address of a webhook, without a user"
+        )
     return url
 
 

@@ -1,7 +1,7 @@
 """The study of a sweep for Optuna users: every finished trial. The sweep never reads it.
 
-A trial is added in one step, with everything that is known of it, so the study has it whole or not at all. A user
-attribute says which trial of the sweep it is. Trials that others add stay there.
+A trial is added in one step, with everything that is known of it, so the study has it whole or not
+at all. A user attribute says which trial of the sweep it is. Trials that others add stay there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
-from orchestrator.store.databases import OPTUNA, engine_options, has_tables, may_create_tables, sole_creator
+from orchestrator.store.databases import (
+    OPTUNA,
+    engine_options,
+    has_tables,
+    may_create_tables,
+    sole_creator,
+)
 from orchestrator.store.files import STUDY
 from orchestrator.store.records import FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -43,13 +49,14 @@ _STOPPED_EARLY = "stopped early"  # the constraint that trials stopped by racing
 _NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _BRANCH = re.compile(r"([^.=]+)=([^.]+)")
 
-# By URL. An abandoned view may still be writing a trial, because Optuna itself retries. The next view in this process
-# waits until that has ended, and then finds the trial.
+# By URL. An abandoned view may still be writing a trial, because Optuna itself retries. The next
+# view in this process waits until that has ended, and then finds the trial.
 _WRITERS: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 Entry = TypeVar("Entry")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # constraints.txt pins Optuna
+# constraints.txt pins Optuna
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 SWEEP = "sweep"  # a user attribute of a study: the sweep that it belongs to
 TRIAL = "specfrontier.trial"  # a user attribute of a trial: its number in the sweep
@@ -60,14 +67,16 @@ _METRIC_NAMES = "study:metric_names"  # an attribute of Optuna's own
 class StudyView(View[Sweep]):
     """The study of a sweep in an Optuna storage.
 
-    config: the sweep's. reports: a function of a trial's record and vanilla's, which returns the record as the search
-    sees it, and that record with the values that the study gets. is_own: the storage is a journal that the sweep made;
-    if it is damaged or differs from the records, it is kept as FILE.damaged and the study is rebuilt.
+    config: the sweep's. reports: a function of a trial's record and vanilla's, which returns the
+    record as the search sees it, and that record with the values that the study gets. is_own: the
+    storage is a journal that the sweep made; if it is damaged or differs from the records, it is
+    kept as FILE.damaged and the study is rebuilt.
 
-    Optuna has no pruning for several objectives: a stopped trial is complete there. Its user attribute `stopped` has
-    the reason, the metrics are values on its `images`, and it violates the constraint `stopped early`, so it is not
-    among the study's best trials. Optuna changes no finished trial: results of revived trials are attributes
-    of the study, and speeds stay as they were told to the search, whatever sessions come later.
+    Optuna has no pruning for several objectives: a stopped trial is complete there. Its user
+    attribute `stopped` has the reason, the metrics are values on its `images`, and it violates the
+    constraint `stopped early`, so it is not among the study's best trials. Optuna changes no
+    finished trial: results of revived trials are attributes of the study, and speeds stay as they
+    were told to the search, whatever sessions come later.
     """
 
     end_timeout_s, is_priced = 30.0, False
@@ -85,7 +94,8 @@ class StudyView(View[Sweep]):
         self._journal = None if "://" in url else local_path(url)
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
-        self._known: set[int] | None = None  # trials that the study has; None if it must be opened again
+        # trials that the study has; None if it must be opened again
+        self._known: set[int] | None = None
 
     def update(self, source: Sweep) -> None:
         """Add the trials that the study lacks, and new results of revived ones.
@@ -97,7 +107,8 @@ class StudyView(View[Sweep]):
             if self._study is None or self._known is None:
                 self._study = self._open(source)
                 self._known = self._known_trials(self._study)
-            known, self._known = self._known, None  # unknown until all is written: a failed call may have written
+            # unknown until all is written: a failed call may have written
+            known, self._known = self._known, None
             for record in self.in_turn(source.records, known):
                 if self.is_abandoned:  # another launch may be adding trials already
                     return
@@ -113,18 +124,27 @@ class StudyView(View[Sweep]):
 
     def describe(self, problem: str) -> str:
         place = without_credentials(self._url)
-        return f"{place}: the study lacks trials or results ({problem}); the next --resume adds them"
+        return (
+            f"{place}: the study lacks trials or results ({problem}); the next --resume adds them"
+        )
 
     def _open(self, sweep: Sweep) -> Study:
-        """Open the study, or create it. A journal of the sweep's own that cannot be used is set aside."""
+        """Open the study, or create it. A journal of the sweep's own that cannot be used is set
+        aside.
+        """
         try:
             with sole_creator(self._url):
-                if self._is_own and self._study is None and (problem := self._journal_problem(sweep)):
+                if (
+                    self._is_own
+                    and self._study is None
+                    and (problem := self._journal_problem(sweep))
+                ):
                     assert self._journal is not None
                     kept = self._journal.with_name(f"{self._journal.name}.damaged")
                     self._journal.replace(kept)
                     self.notes.append(
-                        f"{self._url}: {problem}; rebuilt from the trials' records, the old file is kept as {kept.name}"
+                        f"{self._url}: {problem}; rebuilt from the trials' records, the old file "
+                        f"is kept as {kept.name}"
                     )
                 return self._load_or_create(sweep)
         except StudyError:
@@ -141,8 +161,11 @@ class StudyView(View[Sweep]):
         try:
             study = load_study(study_name=name, storage=storage, sampler=RandomSampler())
         except KeyError:
-            study = create_study(study_name=name, storage=storage, directions=directions, sampler=RandomSampler())
-        if not own_trials(study.get_trials(deepcopy=False)):  # a new study, or one whose first launch was killed
+            study = create_study(
+                study_name=name, storage=storage, directions=directions, sampler=RandomSampler()
+            )
+        # a new study, or one whose first launch was killed
+        if not own_trials(study.get_trials(deepcopy=False)):
             study.set_user_attr(SWEEP, identity.id)
             study.set_user_attr(_NAMES, _SHORT)
             study.set_metric_names([metric.name for metric in identity.objectives])
@@ -151,7 +174,9 @@ class StudyView(View[Sweep]):
         return study
 
     def _known_trials(self, study: Study) -> set[int]:
-        """The numbers of the sweep's trials in the study. Marks trials that earlier versions left running as failed."""
+        """The numbers of the sweep's trials in the study. Marks trials that earlier versions left
+        running as failed.
+        """
         trials = study.get_trials(deepcopy=False)
         for trial in trials:
             if trial_number(trial) is not None and not trial.state.is_finished():
@@ -159,8 +184,8 @@ class StudyView(View[Sweep]):
         return set(own_trials(trials))
 
     def _journal_problem(self, sweep: Sweep) -> str | None:
-        """Why the journal cannot be continued; None if it can. Trials of others do not matter. Creates the study in a
-        journal that has none.
+        """Why the journal cannot be continued; None if it can. Trials of others do not matter.
+        Creates the study in a journal that has none.
         """
         assert self._journal is not None
         if not self._journal.exists():
@@ -173,7 +198,10 @@ class StudyView(View[Sweep]):
         except StudyError:
             raise
         except Exception as error:  # whatever Optuna raises for an entry that it did not write
-            return f"Optuna cannot read it ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+            return (
+                f"Optuna cannot read it ({type(error).__name__}: "
+                f"{str(error).partition(chr(10))[0]})"
+            )
         for number, trial in trials.items():
             record = records.get(number)
             expected = () if record is None else _facts(self._make_trial(sweep, record))
@@ -191,7 +219,9 @@ class StudyView(View[Sweep]):
         }
         if record.config is not None:
             attrs |= record.config.flat() | {"digest": record.digest}
-        attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {"images": finished.images}
+        attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {
+            "images": finished.images
+        }
         if finished.cause:
             attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
         values = objective_values(reported, [metric.name for metric in sweep.identity.objectives])
@@ -209,10 +239,13 @@ class StudyView(View[Sweep]):
         return trial
 
     def _distributions(self, record: TrialRecord) -> Mapping[str, BaseDistribution]:
-        """Where the trial's parameters come from; nothing if the space does not contain its setting."""
+        """Where the trial's parameters come from; nothing if the space does not contain its
+        setting.
+        """
         trial = FixedTrial(dict(record.params))
         if record.params:
-            with suppress(ConfigError):  # of an invalid config; the parameters were suggested before
+            # of an invalid config; the parameters were suggested before
+            with suppress(ConfigError):
                 self._config.space.suggest(trial)
         return trial.distributions
 
@@ -222,26 +255,35 @@ class StudyView(View[Sweep]):
 
     def _add_revival(self, study: Study, sweep: Sweep, record: TrialRecord) -> None:
         """Write a revived trial's result as an attribute of the study."""
-        names = [metric.name for metric in sweep.identity.objectives if metric.name in record.metrics]
+        names = [
+            metric.name for metric in sweep.identity.objectives if metric.name in record.metrics
+        ]
         values = ", ".join(f"{name} {record.metrics[name].value:.6g}" for name in names)
-        key, text = f"revived {record.number}", f"{record.state} at {record.images} images: {values}"
+        key, text = (
+            f"revived {record.number}",
+            f"{record.state} at {record.images} images: {values}",
+        )
         if study.user_attrs.get(key) != text:
             study.set_user_attr(key, text)
 
 
 def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
-    """The values of the objectives; None unless all are finite (Optuna would accept an infinite one as a result)."""
+    """The values of the objectives; None unless all are finite (Optuna would accept an infinite one
+    as a result).
+    """
     if record.state == FAILED:
         return None
-    values = [record.metrics[name].value if name in record.metrics else math.nan for name in objectives]
+    values = [
+        record.metrics[name].value if name in record.metrics else math.nan for name in objectives
+    ]
     return values if all(math.isfinite(value) for value in values) else None
 
 
 def short_names(names: Iterable[str]) -> Mapping[str, str]:
     """A short name for each parameter of a space, all different: `budget (exponential)`, `delta`.
 
-    The last key of a parameter, followed by the branch that it belongs to if another parameter has the same key, by all
-    of its branches, or by these with their choices; else the name itself.
+    The last key of a parameter, followed by the branch that it belongs to if another parameter has
+    the same key, by all of its branches, or by these with their choices; else the name itself.
     """
     left, found = list(names), dict[str, str]()
     for depth, choices in ((0, False), (1, False), (None, False), (None, True)):
@@ -253,27 +295,35 @@ def short_names(names: Iterable[str]) -> Mapping[str, str]:
 
 
 def _shorten_name(name: str, depth: int | None, choices: bool) -> str:
-    """`space=eagle.acceptance=constant.budget` as `budget`, `budget (constant)`, `budget (eagle, constant)` or
-    `budget (space eagle, acceptance constant)`. depth: number of branches (None: all). choices: whether each has its
-    choice.
+    """`space=eagle.acceptance=constant.budget` as `budget`, `budget (constant)`, `budget (eagle,
+    constant)` or `budget (space eagle, acceptance constant)`. depth: number of branches (None:
+    all). choices: whether each has its choice.
     """
     path, _, key = name.rpartition(".")
-    branches = [f"{choice} {label}" if choices else label for choice, label in _BRANCH.findall(path)]
+    branches = [
+        f"{choice} {label}" if choices else label for choice, label in _BRANCH.findall(path)
+    ]
     shown = branches if depth is None else branches[len(branches) - depth :]
     return f"{key} ({', '.join(shown)})" if shown else key
 
 
 def _times(record: TrialRecord) -> list[datetime]:
-    """When the trial started and finished, as far as it is known, in local time as Optuna has it."""
+    """When the trial started and finished, as far as it is known, in local time as Optuna has
+    it.
+    """
     moments = [datetime.fromisoformat(text) for text in (record.started, record.finished) if text]
     return [moment.astimezone().replace(tzinfo=None) for moment in moments]
 
 
 def _facts(trial: FrozenTrial) -> tuple[object, ...]:
-    """A study's trial without its states and times: parameters, values, and attributes but `TRIAL`, which studies of
-    earlier versions lack.
+    """A study's trial without its states and times: parameters, values, and attributes but `TRIAL`,
+    which studies of earlier versions lack.
     """
-    return trial.params, trial.values, {key: value for key, value in trial.user_attrs.items() if key != TRIAL}
+    return (
+        trial.params,
+        trial.values,
+        {key: value for key, value in trial.user_attrs.items() if key != TRIAL},
+    )
 
 
 class StudyError(ValueError):
@@ -281,7 +331,8 @@ class StudyError(ValueError):
 
 
 def default_journal(storage: Storage, name: str) -> Path:
-    """The journal of a sweep's study where no storage is given: in its folder, or of remote storage in this one.
+    """The journal of a sweep's study where no storage is given: in its folder, or of remote storage
+    in this one.
 
     Raises:
         OSError: a link, a device or a pipe is in its place.
@@ -289,13 +340,15 @@ def default_journal(storage: Storage, name: str) -> Path:
     path = storage.path(STUDY)
     if path is None:
         return Path(f"{name}-study.log")
-    if storage.exists(STUDY) and (file := storage.open(STUDY, "ab+")):  # Optuna opens it by its name
+    # Optuna opens it by its name
+    if storage.exists(STUDY) and (file := storage.open(STUDY, "ab+")):
         file.close()
     return path
 
 
 def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: str | None) -> None:
-    """Refuse a storage that cannot hold a sweep's study, or holds another study of that name. See `check_owner`.
+    """Refuse a storage that cannot hold a sweep's study, or holds another study of that name. See
+    `check_owner`.
 
     Writes nothing: files and tables are not created.
 
@@ -331,7 +384,11 @@ def _open_existing(url: str) -> BaseStorage | None:
 
 
 def check_owner(
-    storage: BaseStorage, url: str, name: str, directions: Sequence[Direction], sweep_id: str | None
+    storage: BaseStorage,
+    url: str,
+    name: str,
+    directions: Sequence[Direction],
+    sweep_id: str | None,
 ) -> None:
     """Refuse a study unless it is the sweep's own, or is empty and has the same directions.
 
@@ -349,7 +406,10 @@ def check_owner(
     if owner is not None and owner == sweep_id:
         return
     found = [direction.name.lower() for direction in storage.get_study_directions(study)]
-    others = [*attributes, *(key for key in storage.get_study_system_attrs(study) if key != _METRIC_NAMES)]
+    others = [
+        *attributes,
+        *(key for key in storage.get_study_system_attrs(study) if key != _METRIC_NAMES),
+    ]
     if owner is not None:
         problem = f"belongs to another sweep, which started {str(owner).rpartition(' ')[2]}"
     elif trials:
@@ -365,28 +425,35 @@ def check_owner(
 
 
 def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """A sweep's finished trials in its study by their numbers in the sweep. Trials that others added are left out.
+    """A sweep's finished trials in its study by their numbers in the sweep. Trials that others
+    added are left out.
 
-    In studies of earlier versions a trial's number in the study is that in the sweep, and trials that were running when
-    the sweep was killed have no images.
+    In studies of earlier versions a trial's number in the study is that in the sweep, and trials
+    that were running when the sweep was killed have no images.
     """
     found: dict[int, FrozenTrial] = {}
     for trial in trials:
         number = trial_number(trial)
-        is_whole = trial.state == TrialState.COMPLETE or (trial.state.is_finished() and _IMAGES in trial.user_attrs)
+        is_whole = trial.state == TrialState.COMPLETE or (
+            trial.state.is_finished() and _IMAGES in trial.user_attrs
+        )
         if number is not None and is_whole:
             found.setdefault(number, trial)
     return found
 
 
 def trial_number(trial: FrozenTrial) -> int | None:
-    """The number in the sweep of one of its trials in a study; None for a trial that others added."""
+    """The number in the sweep of one of its trials in a study; None for a trial that others
+    added.
+    """
     number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
     return number if isinstance(number, int) else None
 
 
 def damaged_line(path: Path) -> int | None:
-    """The number of the first line of a file that is not one of an Optuna journal, None if there is none."""
+    """The number of the first line of a file that is not one of an Optuna journal, None if there is
+    none.
+    """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -410,7 +477,9 @@ def check_url(url: str) -> None:
     check_credentials(url)
     file, mark, query = rest.partition("?")
     if scheme.startswith("sqlite") and mark and "=" not in query:
-        raise ValueError(f"{scheme}://{file}{mark}{query}: write ? in the path of a SQLite file as %3F")
+        raise ValueError(
+            f"{scheme}://{file}{mark}{query}: write ? in the path of a SQLite file as %3F"
+        )
 
 
 def storage_problem(url: str, error: Exception) -> str:
@@ -424,8 +493,8 @@ def storage_problem(url: str, error: Exception) -> str:
 
 
 def first_cause(error: BaseException) -> str:
-    """The first cause of an error, in one line and with credentials redacted. Optuna and SQLAlchemy wrap their drivers'
-    errors in their own.
+    """The first cause of an error, in one line and with credentials redacted. Optuna and SQLAlchemy
+    wrap their drivers' errors in their own.
     """
     while error.__cause__ is not None:
         error = error.__cause__

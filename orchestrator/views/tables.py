@@ -1,4 +1,6 @@
-"""The result files in a sweep's folder, rebuilt from the trials' records: tables and a plot of the front."""
+"""The result files in a sweep's folder, rebuilt from the trials' records: tables and a plot of the
+front.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _KIND = "trials"  # of the tables
 
 
 class Tables(View[Sweep]):
-    """trials.parquet, front.parquet and front.png, written at most once per interval and in 1/50 of the time."""
+    """trials.parquet, front.parquet and front.png, written at most once per interval and in 1/50 of
+    the time.
+    """
 
     interval_s, cost_factor = 20.0, 50.0
     may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
@@ -50,8 +54,8 @@ def write_tables(sweep: Sweep) -> None:
 
 
 def replace_damaged(storage: Storage) -> list[str]:
-    """Write the tables and the plot again if one of them is damaged, and set a damaged report aside; returns a sentence
-    about each damaged file.
+    """Write the tables and the plot again if one of them is damaged, and set a damaged report
+    aside; returns a sentence about each damaged file.
     """
     place, notes = storage.display_name, []
     for name in filter(storage.exists, (TRIAL_TABLE, FRONT_TABLE)):

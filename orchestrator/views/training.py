@@ -21,7 +21,8 @@ _BATCH = 500  # metrics per request
 
 
 class TrainingView(View[Path]):
-    """The curve of a training in MLflow; its source is the journal's path. A resumed training continues its run.
+    """The curve of a training in MLflow; its source is the journal's path. A resumed training
+    continues its run.
 
     A resumed training repeats its first lines; those that MLflow has are not sent again.
     """
@@ -31,7 +32,8 @@ class TrainingView(View[Path]):
     def __init__(self, journal: Path, uri: str, params: Mapping[str, Any], *, resume: bool) -> None:
         super().__init__()
         self._journal, self._uri, self._params = journal, uri, params
-        self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))  # run and lines sent
+        # run and lines sent
+        self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))
         self._client: MlflowClient | None = None
         self._run_id = ""
         self._sent = 0  # lines of the journal
@@ -45,7 +47,8 @@ class TrainingView(View[Path]):
 
         client, self._client = self._connect(), None  # after a failure, the run is looked up again
         text = source.read_text("utf-8") if source.exists() else ""
-        lines = text.split("\n")[:-1][self._sent :]  # an incomplete last line is still being written
+        # an incomplete last line is still being written
+        lines = text.split("\n")[:-1][self._sent :]
         now = round(time.time() * 1000)
         metrics = [
             Metric(legal_name(name), value, now, int(entry["step"]))
@@ -81,7 +84,9 @@ class TrainingView(View[Path]):
             client = connect(self._uri)
             experiment_id = ensure_experiment(client, self._uri, EXPERIMENT)
             exists = self._run_file.exists()
-            before: dict[str, Any] = json.loads(self._run_file.read_text("utf-8")) if exists else {"run": ""}
+            before: dict[str, Any] = (
+                json.loads(self._run_file.read_text("utf-8")) if exists else {"run": ""}
+            )
             found = client.search_runs([experiment_id], f"attributes.run_id = '{before['run']}'")
             if found:
                 self._run_id, self._sent = before["run"], before["sent"]
@@ -95,8 +100,14 @@ class TrainingView(View[Path]):
     def _create_run(self, client: MlflowClient, experiment_id: str) -> str:
         from mlflow.entities import Param
 
-        tags = {"mlflow.user": user(), "mlflow.source.name": "specfrontier train", "mlflow.source.type": "LOCAL"}
-        run = client.create_run(experiment_id, run_name=self._journal.parent.name, tags=clean_tags(tags))
+        tags = {
+            "mlflow.user": user(),
+            "mlflow.source.name": "specfrontier train",
+            "mlflow.source.type": "LOCAL",
+        }
+        run = client.create_run(
+            experiment_id, run_name=self._journal.parent.name, tags=clean_tags(tags)
+        )
         params = [Param(legal_name(key), param(value)) for key, value in self._params.items()]
         client.log_batch(run.info.run_id, params=params)
         return str(run.info.run_id)

@@ -28,13 +28,15 @@ _ROW_WEIGHT = 32  # rows are summed in chunks that stay in a processor's cache
 @NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
 class Grouped(Neighbourhood):
-    """GSD: a token is accepted or rejected by its group's mass, f = min(1, omega sum_G r / sum_G p).
+    """GSD: a token is accepted or rejected by its group's mass, f = min(1, omega sum_G r / sum_G
+    p).
 
-    Tokens are ranked by r, least likely first, ties by index. G holds x and, of the tokens from `below` ranks under it
-    to `above` ranks over it, those with |r(y) - r(x)| < tolerance and a squared l2 distance of codes to x < radius.
-    The window is cut at the upper end of the ranking; if it runs off the lower end, G is x alone, as in the authors'
-    code. Where sum_G r / sum_G p < r(x) / p(x), f is less than the exact rule's: GSD is not a pure relaxation.
-    An accepted draft emits x itself, not another member of G. The authors measure the distance between input
+    Tokens are ranked by r, least likely first, ties by index. G holds x and, of the tokens from
+    `below` ranks under it to `above` ranks over it, those with |r(y) - r(x)| < tolerance and a
+    squared l2 distance of codes to x < radius. The window is cut at the upper end of the ranking;
+    if it runs off the lower end, G is x alone, as in the authors' code. Where sum_G r / sum_G p <
+    r(x) / p(x), f is less than the exact rule's: GSD is not a pure relaxation. An accepted draft
+    emits x itself, not another member of G. The authors measure the distance between input
     embeddings; here it is between codebook rows, so `radius` is on the codebook's scale.
 
     There is no group rule for greedy decoding: at temperature 0 only omega relaxes.
@@ -46,17 +48,23 @@ class Grouped(Neighbourhood):
     reads_codebook: ClassVar[bool] = True
     reads_ranking: ClassVar[bool] = True
     below: Annotated[
-        int, "ranks under the token, towards the less likely, that its window spans", Range(0), Symbol("b")
+        int,
+        "ranks under the token, towards the less likely, that its window spans",
+        Range(0),
+        Symbol("b"),
     ] = 7
     above: Annotated[
-        int, "ranks over the token, towards the more likely, that its window spans", Range(0), Symbol("a")
+        int,
+        "ranks over the token, towards the more likely, that its window spans",
+        Range(0),
+        Symbol("a"),
     ] = 6
-    tolerance: Annotated[float, "largest difference of probs within a group; 0 is exact", Range(0, 1), Symbol("t")] = (
-        0.15
-    )
-    radius: Annotated[float, "largest squared distance of codes within a group; 0 is exact", Range(0), Symbol("r")] = (
-        0.5
-    )
+    tolerance: Annotated[
+        float, "largest difference of probs within a group; 0 is exact", Range(0, 1), Symbol("t")
+    ] = 0.15
+    radius: Annotated[
+        float, "largest squared distance of codes within a group; 0 is exact", Range(0), Symbol("r")
+    ] = 0.5
 
     @property
     def exact(self) -> bool:
@@ -70,13 +78,19 @@ class Grouped(Neighbourhood):
     def at_temperature_zero(self) -> Neighbourhood:
         return NO_NEIGHBOURHOOD
 
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         codebook, order = _codebook(tables), _ranking(r, tables)
         rank = (order == x[:, None]).int().argmax(1, keepdim=True)
         window = rank + (count(rank, self.below + 1 + self.above) - self.below)  # [B, W]
         inside = (rank >= self.below) & (window < r.shape[1])
         tokens = order.gather(1, window.clamp(0, r.shape[1] - 1)).long()
-        masses, codes, own = r.gather(1, tokens), codebook[tokens], slice(self.below, self.below + 1)
+        masses, codes, own = (
+            r.gather(1, tokens),
+            codebook[tokens],
+            slice(self.below, self.below + 1),
+        )
         near = (codes - codes[:, own]).square().sum(-1) < self.radius
         group = inside & near & ((masses - masses[:, own]).abs() < self.tolerance)
         group[:, own] = True
@@ -84,9 +98,13 @@ class Grouped(Neighbourhood):
         if p is None:
             return NeighbourhoodMass(target, target.new_ones(target.shape))
         masses = p.gather(1, tokens)
-        return NeighbourhoodMass(target, (masses * group).sum(1).masked_fill(masses[:, self.below] <= 0, 0))
+        return NeighbourhoodMass(
+            target, (masses * group).sum(1).masked_fill(masses[:, self.below] <= 0, 0)
+        )
 
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         codebook, order = _codebook(tables), _ranking(r, tables)
         vocabulary = r.shape[1]
         near = self._near(codebook) if vocabulary**2 <= CHUNK else None
@@ -100,16 +118,20 @@ class Grouped(Neighbourhood):
                 proposal[rows] = sums[1].scatter(1, tokens, sums[1]).masked_fill(p[rows] <= 0, 0)
         return target, proposal
 
-    def paper_residual(self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass) -> Tensor | None:
+    def paper_residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
+    ) -> Tensor | None:
         """[r - p]_+, token by token, although acceptance was by group."""
         return exact_residual(r, p, x)
 
     def _group_sums(
         self, ranked: Sequence[Tensor], tokens: Tensor, codebook: Tensor, near: Tensor | None
     ) -> list[Tensor]:
-        """Group sums [B, V] of r and other probs, `ranked` by r, for the `tokens` [B, V] in this order.
+        """Group sums [B, V] of r and other probs, `ranked` by r, for the `tokens` [B, V] in this
+        order.
 
-        Every pair of ranks is looked at once. near [V * V]: see `_near`; None where it would be too large.
+        Every pair of ranks is looked at once. near [V * V]: see `_near`; None where it would be too
+        large.
         """
         r, vocabulary, sums = ranked[0], tokens.shape[1], [probs.clone() for probs in ranked]
         short = tokens.int()
@@ -120,7 +142,9 @@ class Grouped(Neighbourhood):
                 squares = (codebook[tokens[:, lower]] - codebook[tokens[:, upper]]).square().sum(-1)
                 close = squares < self.radius
             else:
-                close = near.index_select(0, (rows_of_near[:, lower] + short[:, upper]).flatten()).view(len(r), -1)
+                close = near.index_select(
+                    0, (rows_of_near[:, lower] + short[:, upper]).flatten()
+                ).view(len(r), -1)
             weight = (close & (r[:, upper] - r[:, lower] < self.tolerance)).to(r.dtype)
             for probs, total in zip(ranked, sums, strict=True):
                 if distance <= self.above:
@@ -132,7 +156,9 @@ class Grouped(Neighbourhood):
         return sums
 
     def _near(self, codebook: Tensor) -> Tensor:
-        """Whether the codes of two tokens are near, for tokens i and j at i * V + j: bool [V * V]."""
+        """Whether the codes of two tokens are near, for tokens i and j at i * V + j: bool [V *
+        V].
+        """
         squares = codebook.new_zeros(codebook.shape[0], codebook.shape[0])
         for column in codebook.unbind(1):
             squares += (column[:, None] - column).square()

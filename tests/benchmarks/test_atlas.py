@@ -1,4 +1,6 @@
-"""The atlas's table, collected from a small store that is made here, and what is computed from it."""
+"""The atlas's table, collected from a small store that is made here, and what is computed from
+it.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,17 @@ def shard(row: int, images: range) -> object:
     for image in images:
         count = passes(row, image)
         emitted, ones = torch.full((count,), 2), torch.ones(count, dtype=torch.int64)
-        statistics = ImageStatistics(emitted, emitted.cumsum(0), row * ones, 2 * row * ones, dict.fromkeys(PHASES, 0.1))
-        results.append(Result(Request(image, f"caption {image}"), torch.zeros(4, dtype=torch.int64), statistics))
-    return quality_table(results, seed=0, batch=8, features={"tiny": features(row)[images.start : images.stop]})
+        statistics = ImageStatistics(
+            emitted, emitted.cumsum(0), row * ones, 2 * row * ones, dict.fromkeys(PHASES, 0.1)
+        )
+        results.append(
+            Result(
+                Request(image, f"caption {image}"), torch.zeros(4, dtype=torch.int64), statistics
+            )
+        )
+    return quality_table(
+        results, seed=0, batch=8, features={"tiny": features(row)[images.start : images.stop]}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +81,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
         names = []
         for start in (HALF, 0):
             names.append(f"shards/quality-{row}-{start}.parquet")
-            write_shard(storage, names[-1], shard(row, range(start, start + HALF)), {"kind": "quality"})
-        trial = {"number": row, "label": f"setting {row}", "state": "complete", "config": config.to_mapping()}
+            write_shard(
+                storage, names[-1], shard(row, range(start, start + HALF)), {"kind": "quality"}
+            )
+        trial = {
+            "number": row,
+            "label": f"setting {row}",
+            "state": "complete",
+            "config": config.to_mapping(),
+        }
         storage.write(f"trials/{row:05d}.json", json.dumps({**trial, "shards": names}).encode())
     repeated = load_checked(storage.read("trials/00001.json")) | {"number": 3, "label": "again"}
     failed = load_checked(storage.read("trials/00002.json")) | {"number": 4, "state": "failed"}
@@ -84,7 +101,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_collect_reads_each_setting_of_a_store_once(store: str) -> None:
     atlas = collect(store)
     assert atlas.labels == ("setting 0", "setting 1", "setting 2")
-    assert atlas.passes.tolist() == [[passes(row, image) for image in range(IMAGES)] for row in range(SETTINGS)]
+    assert atlas.passes.tolist() == [
+        [passes(row, image) for image in range(IMAGES)] for row in range(SETTINGS)
+    ]
     assert atlas.depth.tolist() == [0, 1, 2]
     assert atlas.nodes.tolist() == [0, 2, 4]
 
@@ -131,14 +150,22 @@ def test_a_speed_up_is_counts_times_costs() -> None:
     configs = different_settings(3)
     atlas = make_table(configs, np.array([1.0, 2.0, 4.0]), np.full(3, 5.0))
     costs = dict(
-        zip(atlas.shapes, [StepCost(0.5, 0.01, 0.0), StepCost(0.2, 0.02, 0.0), StepCost(0.1, 0.01, 0.0)], strict=True)
+        zip(
+            atlas.shapes,
+            [StepCost(0.5, 0.01, 0.0), StepCost(0.2, 0.02, 0.0), StepCost(0.1, 0.01, 0.0)],
+            strict=True,
+        )
     )
     atlas = replace(atlas, costs=costs)
     span = (HALF, HALF + 24)
     vanilla = 0.5 + TOKENS * 0.01
     kept = [image for image in range(*span) if image % BLOCKS != 5]
-    assert atlas.speedup(span)[1, 0] == pytest.approx(vanilla / (0.2 + 0.02 * atlas.passes[1, slice(*span)].mean()))
-    assert atlas.speedup(span)[2, 1 + 5] == pytest.approx(vanilla / (0.1 + 0.01 * atlas.passes[2, kept].mean()))
+    assert atlas.speedup(span)[1, 0] == pytest.approx(
+        vanilla / (0.2 + 0.02 * atlas.passes[1, slice(*span)].mean())
+    )
+    assert atlas.speedup(span)[2, 1 + 5] == pytest.approx(
+        vanilla / (0.1 + 0.01 * atlas.passes[2, kept].mean())
+    )
     assert atlas.mean_accepted_length(span)[0].tolist() == [1.0] * (1 + BLOCKS)
 
 
@@ -169,7 +196,9 @@ def test_shapes_that_lack_a_cost_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_
     readings = itertools.count(1)
     monkeypatch.setattr(atlas_module, "load_folder", lambda: None)
     monkeypatch.setattr(atlas_module, "engine_for", lambda models, config, batch: config)
-    monkeypatch.setattr(atlas_module, "_seconds", lambda config, request: (1.0, float(next(readings))))
+    monkeypatch.setattr(
+        atlas_module, "_seconds", lambda config, request: (1.0, float(next(readings)))
+    )
     vanilla, other, last = different_settings(3)
     time_shapes([other, vanilla], images=2, folder=tmp_path)
     first = read_costs(tmp_path)

@@ -1,7 +1,9 @@
-"""Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the distribution of all 64 next triples.
+"""Theorem 2 as code against full enumeration: codebooks of 4, chains of 2, the distribution of all
+64 next triples.
 
-The enumeration (tests/oracles) shares nothing with the code under test. Everything exact is float64; the recorded
-form is compared within 4.5 of its own standard errors (false alarms: 1 in 150,000 per number), with fixed seeds.
+The enumeration (tests/oracles) shares nothing with the code under test. Everything exact is
+float64; the recorded form is compared within 4.5 of its own standard errors (false alarms: 1 in
+150,000 per number), with fixed seeds.
 """
 
 import itertools
@@ -60,7 +62,9 @@ def plain(rule: AcceptanceRule) -> rules.Rule:
 
 
 def random_tables(seed: int, depth: int) -> list[Tensor]:
-    """Random distributions after every context of 0 .. depth drafts: [V**i, V] each, some of them with zeros."""
+    """Random distributions after every context of 0 .. depth drafts: [V**i, V] each, some of them
+    with zeros.
+    """
     generator = torch.Generator().manual_seed(seed)
     all_probs = []
     for i in range(depth + 1):
@@ -95,7 +99,8 @@ def test_bound_dominates_and_accepted_length_is_exact(name: str) -> None:
         q_table = by_context(q)
         probs = rounds.round_distribution(reference, q_table, by_context(p), CHAIN, omegas)
         distance = rounds.total_variation(
-            rounds.completed(probs, q_table, DEPTH + 1), rounds.target_distribution(q_table, DEPTH + 1)
+            rounds.completed(probs, q_table, DEPTH + 1),
+            rounds.target_distribution(q_table, DEPTH + 1),
         )
         assert distance <= theory.bound.value + 1e-12
         assert theory.accepted.value == pytest.approx(rounds.expected_accepted(probs), abs=1e-12)
@@ -114,12 +119,18 @@ def test_bound_is_an_equality_for_one_draft(name: str) -> None:
         q, p = random_tables(3 * seed, 1), random_tables(3 * seed + 1, 0)
         theory = exact_bounds(rule, q[:1], p, LOOKUP)
         q_table = by_context(q)
-        probs = rounds.round_distribution(plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1))
-        distance = rounds.total_variation(rounds.completed(probs, q_table, 2), rounds.target_distribution(q_table, 2))
+        probs = rounds.round_distribution(
+            plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1)
+        )
+        distance = rounds.total_variation(
+            rounds.completed(probs, q_table, 2), rounds.target_distribution(q_table, 2)
+        )
         assert theory.bound.value == pytest.approx(distance, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["uniform 2", "cool", "lantern", "lantern++ annealed", "grouped optimal"])
+@pytest.mark.parametrize(
+    "name", ["uniform 2", "cool", "lantern", "lantern++ annealed", "grouped optimal"]
+)
 def test_no_resampling_beats_the_optimal_one(name: str) -> None:
     rule = RULES[name]
     for seed in range(24):
@@ -131,7 +142,10 @@ def test_no_resampling_beats_the_optimal_one(name: str) -> None:
                 plain(rule), q[0][0].tolist(), p[0][0].tolist(), 1, rule.schedule.omegas(1)[0],
                 redraw=lambda *_, guess=guess: guess,
             ).probs()  # fmt: skip
-            assert sum(abs(a - b) for a, b in zip(probs, q[0][0].tolist(), strict=True)) / 2 >= best - 1e-12
+            assert (
+                sum(abs(a - b) for a, b in zip(probs, q[0][0].tolist(), strict=True)) / 2
+                >= best - 1e-12
+            )
 
 
 def draw_chains(p: list[Tensor], count: int, seed: int) -> tuple[Tensor, list[Tensor]]:
@@ -169,7 +183,9 @@ def test_estimates_agree_with_the_exact_bounds(name: str) -> None:
             assert_covers(got, want)
             assert got.error < 0.02  # the estimate is informative
         narrow = NeighbourTables(LOOKUP.neighbours, torch.tensor(BOOK))
-        single = estimate_bounds(rule, q_rows[:500].float(), p_rows[:500].float(), drafts[:500], narrow)
+        single = estimate_bounds(
+            rule, q_rows[:500].float(), p_rows[:500].float(), drafts[:500], narrow
+        )
         double = estimate_bounds(rule, q_rows[:500], p_rows[:500], drafts[:500], LOOKUP)
         assert single.bound.value == pytest.approx(double.bound.value, abs=1e-5)
         assert single.accepted.value == pytest.approx(double.accepted.value, abs=1e-5)
@@ -178,8 +194,12 @@ def test_estimates_agree_with_the_exact_bounds(name: str) -> None:
 def test_the_first_draft_is_summed_not_sampled() -> None:
     q, p = random_tables(1, 0), random_tables(2, 0)
     exact = exact_bounds(RULES["lantern"], q, p, LOOKUP)
-    drafts = torch.multinomial(p[0][0], 50, replacement=True, generator=torch.Generator().manual_seed(0))[:, None]
-    theory = estimate_bounds(RULES["lantern"], q[0].expand(50, 1, CODES), p[0].expand(50, 1, CODES), drafts, LOOKUP)
+    drafts = torch.multinomial(
+        p[0][0], 50, replacement=True, generator=torch.Generator().manual_seed(0)
+    )[:, None]
+    theory = estimate_bounds(
+        RULES["lantern"], q[0].expand(50, 1, CODES), p[0].expand(50, 1, CODES), drafts, LOOKUP
+    )
     assert theory.bound.value == pytest.approx(exact.bound.value, abs=1e-12)
     assert theory.bound.error < 1e-12
 
@@ -193,10 +213,16 @@ def test_deterministic_drafts_are_chains_too(name: str) -> None:
         first = next(iter(tree))
         second = next(iter(tree[first]))
         drafts = torch.tensor([[first, second]])
-        theory = estimate_bounds(rule, torch.stack([q[0][0], q[1][first]])[None], None, drafts, LOOKUP)
+        theory = estimate_bounds(
+            rule, torch.stack([q[0][0], q[1][first]])[None], None, drafts, LOOKUP
+        )
         q_table = by_context(q)
-        probs = rounds.round_distribution(plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH))
-        distance = rounds.total_variation(rounds.completed(probs, q_table, 3), rounds.target_distribution(q_table, 3))
+        probs = rounds.round_distribution(
+            plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH)
+        )
+        distance = rounds.total_variation(
+            rounds.completed(probs, q_table, 3), rounds.target_distribution(q_table, 3)
+        )
         assert theory.accepted.value == pytest.approx(rounds.expected_accepted(probs), abs=1e-12)
         assert distance <= theory.bound.value + 1e-12
         assert theory.accepted.error == math.inf  # one chain: the error is unknown
@@ -211,7 +237,12 @@ def test_groups_count_as_one_sample() -> None:
     once = estimate_bounds(rule, q_rows, p_rows, drafts, LOOKUP)
     # repeating every chain four times adds no information
     again = estimate_bounds(
-        rule, q_rows.repeat(4, 1, 1), p_rows.repeat(4, 1, 1), drafts.repeat(4, 1), LOOKUP, torch.arange(300).repeat(4)
+        rule,
+        q_rows.repeat(4, 1, 1),
+        p_rows.repeat(4, 1, 1),
+        drafts.repeat(4, 1),
+        LOOKUP,
+        torch.arange(300).repeat(4),
     )
     assert again.bound.value == pytest.approx(once.bound.value)
     assert again.bound.error == pytest.approx(once.bound.error)

@@ -29,7 +29,9 @@ class Clocks:
 
 
 def _engine(clocks: Clocks, seconds: float) -> Engine:
-    """Computes for some seconds in each call, and waits for `_WAIT_S` as if another process had its core."""
+    """Computes for some seconds in each call, and waits for `_WAIT_S` as if another process had its
+    core.
+    """
 
     def run(requests: Sequence[Request]) -> list[Result]:
         clocks.waited += _WAIT_S
@@ -41,7 +43,9 @@ def _engine(clocks: Clocks, seconds: float) -> Engine:
     return cast(Engine, SimpleNamespace(device=torch.device("cpu"), batch_size=1, run=run))
 
 
-def test_paired_speed_ups_are_by_the_clock_of_timing_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paired_speed_ups_are_by_the_clock_of_timing_sessions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The time for which a process waits for its core changes no speed-up."""
     requests, clocks = [Request(0, "a"), Request(1, "b")], Clocks(monkeypatch)
     paired = paired_speedup(_engine(clocks, 4.0), _engine(clocks, 1.0), requests, repetitions=5)

@@ -35,9 +35,13 @@ def test_what_a_regression_leaves() -> None:
 
 
 def test_stated_intervals_cover_and_pairing_helps() -> None:
-    """Accepted lengths are ratios of independent sums: 95 % covers, within 4 points for these 3 pairs x 48 parts."""
+    """Accepted lengths are ratios of independent sums: 95 % covers, within 4 points for these 3
+    pairs x 48 parts.
+    """
     drawn = images(192)
-    off, paired, independent = (np.array(part) for part in zip(*deviations(drawn, 48, 12), strict=True))
+    off, paired, independent = (
+        np.array(part) for part in zip(*deviations(drawn, 48, 12), strict=True)
+    )
     assert off.shape == (48, 3, len(METRICS))
     covers = (np.abs(off) <= critical_t(np.array([23.0])) * paired).mean(axis=(0, 1))
     assert covers[2] == pytest.approx(0.95, abs=0.04)

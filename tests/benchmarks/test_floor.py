@@ -10,7 +10,9 @@ from search_spaces.presets import preset
 
 
 def test_the_floor_is_the_bytes_counted_by_hand() -> None:
-    """Width 64, 2 layers, feed-forward 128, 2048 codes; numbers of 4 bytes; 10 columns of the cache."""
+    """Width 64, 2 layers, feed-forward 128, 2048 codes; numbers of 4 bytes; 10 columns of the
+    cache.
+    """
     target = published_shape("llamagen-3b-c2i", torch.float32, tiny=True)
     layer, norms, head = 4 * 64 * 64 + 3 * 64 * 128, 2 * 64, 2048 * 64
     vanilla = 4 * (2 * (layer + norms) + 64 + head) + 4 * 10 * 2 * 2 * 64

@@ -1,4 +1,6 @@
-"""A short run of `benchmarks.fuzz`: damaged files, hostile inputs and surroundings, commands in this process."""
+"""A short run of `benchmarks.fuzz`: damaged files, hostile inputs and surroundings, commands in
+this process.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,10 @@ def test_a_verdict_on_surroundings_needs_the_name_the_time_and_the_result() -> N
     def of(case: Case, got: Outcome, *, is_unchanged: bool = True) -> str:
         return surroundings_verdict(case, got, is_unchanged=is_unchanged)
 
-    case, passing = Case(("launch",), named="--out"), Case(("launch",), may_pass=True, must_pass=True)
+    case, passing = (
+        Case(("launch",), named="--out"),
+        Case(("launch",), may_pass=True, must_pass=True),
+    )
     assert of(case, Outcome(2, "Error: --out: no")) == "refused"
     assert of(case, Outcome(2, "Error: no")) == "unnamed"
     assert of(case, Outcome(2, "Error: --out: no", seconds=16)) == "slow"
@@ -62,9 +67,18 @@ def test_a_verdict_on_surroundings_needs_the_name_the_time_and_the_result() -> N
     assert of(case, Outcome(-1, "Traceback", crashed=True)) == "traceback"
     assert of(passing, Outcome(0, "")) == "accepted"
     assert of(passing, Outcome(1, "Error: no")) == "unexplained"
-    assert of(Case(("generate",), may_pass=True, check=lambda: False), Outcome(0, "")) == "wrong result"
-    assert of(Case(("generate",), may_pass=True, output="70 images"), Outcome(0, "7 images")) == "wrong result"
-    assert of(Case(("generate",), may_pass=True, output="70 images"), Outcome(0, "", "70  images")) == "accepted"
+    assert (
+        of(Case(("generate",), may_pass=True, check=lambda: False), Outcome(0, ""))
+        == "wrong result"
+    )
+    assert (
+        of(Case(("generate",), may_pass=True, output="70 images"), Outcome(0, "7 images"))
+        == "wrong result"
+    )
+    assert (
+        of(Case(("generate",), may_pass=True, output="70 images"), Outcome(0, "", "70  images"))
+        == "accepted"
+    )
 
 
 def test_the_judge_tells_them_apart() -> None:

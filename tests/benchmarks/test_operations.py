@@ -9,7 +9,16 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.operations import CHAINS, LARGEST, ROWS, SKIPPING, TREES, OperationCounter, on_meta, operations
+from benchmarks.operations import (
+    CHAINS,
+    LARGEST,
+    ROWS,
+    SKIPPING,
+    TREES,
+    OperationCounter,
+    on_meta,
+    operations,
+)
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
@@ -27,9 +36,13 @@ def whole_models() -> Models:
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    """The built-in models with one layer each: their operations do not count, but take most of the time."""
+    """The built-in models with one layer each: their operations do not count, but take most of the
+    time.
+    """
     models = load_folder()
-    for module in itertools.chain(*(model.modules() for model in (models.target, *models.drafters.values()))):
+    for module in itertools.chain(
+        *(model.modules() for model in (models.target, *models.drafters.values()))
+    ):
         if isinstance(module, Transformer):
             module.layers = module.layers[:1]
             module.config = replace(module.config, n_layers=1)
@@ -38,12 +51,19 @@ def models() -> Models:
     return on_meta(models)
 
 
-FILTERED = [name for name in sorted(PRESETS.values()) if isinstance(CATALOGUE[name].config.policy, Adjacency)]
+FILTERED = [
+    name
+    for name in sorted(PRESETS.values())
+    if isinstance(CATALOGUE[name].config.policy, Adjacency)
+]
 
 
 @pytest.mark.parametrize(
     ("name", "top_k"),
-    [*((name, 0) for name in sorted(PRESETS.values())), *((name, 50) for name in (*FILTERED, "eagle1", "lantern"))],
+    [
+        *((name, 0) for name in sorted(PRESETS.values())),
+        *((name, 50) for name in (*FILTERED, "eagle1", "lantern")),
+    ],
 )
 def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> None:
     config = CATALOGUE[name].config
@@ -58,7 +78,9 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
 
 
 @pytest.mark.parametrize("name", ["eagle1", "adt"])
-def test_the_number_of_layers_does_not_matter(models: Models, whole_models: Models, name: str) -> None:
+def test_the_number_of_layers_does_not_matter(
+    models: Models, whole_models: Models, name: str
+) -> None:
     config = CATALOGUE[name].config
     assert operations(models, config) == operations(whole_models, config)
 

@@ -1,11 +1,23 @@
-"""Racing over simulated sweeps with known truth: a short version of the benchmark, with fixed seeds."""
+"""Racing over simulated sweeps with known truth: a short version of the benchmark, with fixed
+seeds.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.racing import CAPTIONS, ERROR_RATE, IN_ORDER, RUNGS, SCENARIOS, interval, run_race, run_sweeps, simulate
+from benchmarks.racing import (
+    CAPTIONS,
+    ERROR_RATE,
+    IN_ORDER,
+    RUNGS,
+    SCENARIOS,
+    interval,
+    run_race,
+    run_sweeps,
+    simulate,
+)
 from orchestrator.run.racing import Race, Scores, Stop
 
 SWEEPS = 25
@@ -18,9 +30,9 @@ def test_at_most_the_stated_share_of_sweeps_stops_a_trial_wrongly(scenario: str)
 
 
 def test_the_front_of_an_earlier_sweep_does_not_raise_the_rate() -> None:
-    """Its settings were chosen from 400 by their luck on the same captions. With a true rate of 5 %, more than 8 of 40
-    sweeps are wrong with a probability of 1.3e-4. A rule that does not count the 400 is wrong in 4 sweeps, and at an
-    error rate of 50 % in 12.
+    """Its settings were chosen from 400 by their luck on the same captions. With a true rate of 5
+    %, more than 8 of 40 sweeps are wrong with a probability of 1.3e-4. A rule that does not count
+    the 400 is wrong in 4 sweeps, and at an error rate of 50 % in 12.
     """
     simulations = [simulate("half tied", seed, earlier=400) for seed in range(40)]
     assert np.mean([len(simulation.earlier_front) for simulation in simulations]) > 3
@@ -47,11 +59,17 @@ def test_trials_far_behind_stop_and_save_images() -> None:
     assert np.mean([outcome.saved for outcome in outcomes]) > 0.05
 
 
-def test_a_race_that_ignores_the_number_of_comparisons_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_that_ignores_the_number_of_comparisons_is_wrong_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The simulation tells a wrong rule from the right one."""
 
-    def uncorrected(self: Race, _: int, scores: Scores, rivals: dict[int, Scores], eligible: int) -> Stop | None:
-        for rival, chance in zip(rivals, self.p_values(scores, list(rivals.values())) if rivals else (), strict=True):
+    def uncorrected(
+        self: Race, _: int, scores: Scores, rivals: dict[int, Scores], eligible: int
+    ) -> Stop | None:
+        for rival, chance in zip(
+            rivals, self.p_values(scores, list(rivals.values())) if rivals else (), strict=True
+        ):
             if chance <= self.error_rate:
                 return Stop(rival, float(chance))
         return None
@@ -63,8 +81,15 @@ def test_a_race_that_ignores_the_number_of_comparisons_is_wrong_too_often(monkey
 def test_the_truth_of_the_simulations() -> None:
     for scenario in SCENARIOS:
         simulation = simulate(scenario, 0)
-        values = np.stack([simulation.scores(trial, CAPTIONS).blocks.mean(axis=0) for trial in range(8)])
-        errors = np.stack([simulation.scores(trial, CAPTIONS).blocks.std(axis=0) / np.sqrt(24) for trial in range(8)])
+        values = np.stack(
+            [simulation.scores(trial, CAPTIONS).blocks.mean(axis=0) for trial in range(8)]
+        )
+        errors = np.stack(
+            [
+                simulation.scores(trial, CAPTIONS).blocks.std(axis=0) / np.sqrt(24)
+                for trial in range(8)
+            ]
+        )
         assert (np.abs(values - simulation.truth[:8]) < 6 * errors).all(), scenario
         assert simulation.better.any() == (scenario == "front")
     with pytest.raises(ValueError, match="half tied"):

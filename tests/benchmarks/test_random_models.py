@@ -1,4 +1,6 @@
-"""Published models without their files: the true shapes, and weights with which everything is finite."""
+"""Published models without their files: the true shapes, and weights with which everything is
+finite.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,17 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_have_the_published_shapes(name: str) -> None:
     """A randomised one is finite, its rotations true, its norms 1."""
-    whole, tiny = published_shape(name, torch.bfloat16), published_shape(name, torch.bfloat16, tiny=True)
+    whole, tiny = (
+        published_shape(name, torch.bfloat16),
+        published_shape(name, torch.bfloat16, tiny=True),
+    )
     assert whole.embed.weight.is_meta
     assert whole.codec is not None
-    assert (tiny.grid, tiny.prompt_len, tiny.sampling) == (whole.grid, whole.prompt_len, whole.sampling)
+    assert (tiny.grid, tiny.prompt_len, tiny.sampling) == (
+        whole.grid,
+        whole.prompt_len,
+        whole.sampling,
+    )
     target = randomise(tiny, CPU)
     assert all(bool(value.isfinite().all()) for value in target.state_dict().values())
     body = target.transformer
@@ -29,7 +38,9 @@ def test_targets_have_the_published_shapes(name: str) -> None:
 
 
 def test_a_shrunk_target_draws_images_of_any_grid() -> None:
-    target = randomise(published_shape("llamagen-xl-stage1", torch.float32, tiny=True, rows=3, cols=5), CPU)
+    target = randomise(
+        published_shape("llamagen-xl-stage1", torch.float32, tiny=True, rows=3, cols=5), CPU
+    )
     assert target.grid.tokens == 15
     image = target.decode(torch.arange(15)[None])
     assert image.shape == (1, 3, 6, 10)

@@ -1,4 +1,6 @@
-"""The benchmark of scale, small: the real driver with workers that sleep, and a store that is made and resumed."""
+"""The benchmark of scale, small: the real driver with workers that sleep, and a store that is made
+and resumed.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops dominate
 
 
 def values() -> tuple[Floats, Floats]:
-    """Accepted lengths and fids: four settings on the front, all others worse than one of them in both."""
+    """Accepted lengths and fids: four settings on the front, all others worse than one of them in
+    both.
+    """
     rng = np.random.default_rng(0)
     length, fid = rng.uniform(1.05, 2.5, SETTINGS), rng.uniform(4.0, 6.0, SETTINGS)
     for row, speed, quality in zip(FRONT, (1.0, 2.6, 3.0, 3.5), (2.0, 2.2, 2.6, 3.5), strict=True):
@@ -61,11 +63,15 @@ def run(strategy: str, problem: Problem, seed: int = 0, limit: float = math.inf)
 def test_a_table_without_noise_has_its_front_at_every_rung(problem: Problem) -> None:
     for level in range(len(RUNGS)):
         assert np.flatnonzero(problem.believed(np.full(SETTINGS, level))).tolist() == FRONT
-    assert problem.exhaustive == pytest.approx(hypervolume(problem.judged, problem.reference, ["maximize", "minimize"]))
+    assert problem.exhaustive == pytest.approx(
+        hypervolume(problem.judged, problem.reference, ["maximize", "minimize"])
+    )
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_a_strategy_buys_the_whole_table_once_and_has_its_hypervolume_then(name: str, problem: Problem) -> None:
+def test_a_strategy_buys_the_whole_table_once_and_has_its_hypervolume_then(
+    name: str, problem: Problem
+) -> None:
     purchases = run(name, problem)
     assert purchases.images == problem.images == SETTINGS * RUNGS[-1]
     assert (purchases.rung == len(RUNGS) - 1).all()
@@ -103,7 +109,9 @@ def test_images_are_paid_once(problem: Problem) -> None:
 
 
 def test_a_front_compares_settings_at_the_same_captions(table: Atlas) -> None:
-    """fid falls with the number of images: a setting on 24 captions is beaten only by settings on 24 captions."""
+    """fid falls with the number of images: a setting on 24 captions is beaten only by settings on
+    24 captions.
+    """
     problem = Problem.of(table, 0)
     rung = np.full(SETTINGS, -1)
     rung[FRONT] = [2, 0, 1, 2]
@@ -125,18 +133,24 @@ def test_a_lucky_setting_gains_nothing(table: Atlas) -> None:
     rung[[0, lucky]] = 2
     assert problem.believed(rung)[lucky]
     true = Problem.of(table, 0).judged[[0, lucky]]
-    assert problem.quality(rung) == pytest.approx(hypervolume(true, problem.reference, ["maximize", "minimize"]))
+    assert problem.quality(rung) == pytest.approx(
+        hypervolume(true, problem.reference, ["maximize", "minimize"])
+    )
 
 
 def test_a_race_has_looked_at_all_settings_for_half_of_the_images(problem: Problem) -> None:
-    """Without noise of their own, settings that others beat stop at once, and no member of the front does."""
+    """Without noise of their own, settings that others beat stop at once, and no member of the
+    front does.
+    """
     purchases = run("racing", problem, limit=0.5 * problem.images)
     assert len(purchases.unmeasured) == 0
     assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
 
 
 @pytest.mark.slow(20)
-def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(bought: Callable[[str], Purchases]) -> None:
+def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(
+    bought: Callable[[str], Purchases],
+) -> None:
     assert (bought("replay sampler").rung[FRONT] == len(RUNGS) - 1).all()
 
 
@@ -157,7 +171,9 @@ def test_a_strategy_that_knows_the_front_needs_its_images_only(problem: Problem)
 
 
 @pytest.mark.parametrize("encode", [conditional, flat])
-def test_a_proposal_of_a_row_s_own_parameters_is_that_row(encode: Callable[..., Encoding], table: Atlas) -> None:
+def test_a_proposal_of_a_row_s_own_parameters_is_that_row(
+    encode: Callable[..., Encoding], table: Atlas
+) -> None:
     encoding = encode(table.configs)
     rows = np.arange(1, SETTINGS)
     assert [encoding.nearest(encoding.params[row], rows) for row in rows.tolist()] == rows.tolist()
@@ -166,7 +182,9 @@ def test_a_proposal_of_a_row_s_own_parameters_is_that_row(encode: Callable[..., 
 
 
 def test_an_epsilon_net_spreads_over_the_front_first() -> None:
-    """Three points of the front of (maximise, minimise), then the next front; the second choice is the farthest."""
+    """Three points of the front of (maximise, minimise), then the next front; the second choice is
+    the farthest.
+    """
     points = np.array([[1.0, 1.0], [2.0, 2.0], [9.0, 9.0], [1.0, 5.0]])
     for seed in range(5):
         order = epsilon_net(points, 4, np.random.default_rng(seed)).tolist()

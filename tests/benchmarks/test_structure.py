@@ -38,7 +38,9 @@ def tree(tmp_path: Path) -> Path:
         "workers/models/families/llama.py": "from .. import cache\nfrom ..text import encode\n",
         "workers/models/text.py": "def encode():\n    from workers.models.families import llama\n",
         "workers/drafters/__init__.py": "",
-        "workers/drafters/eagle.py": f"SIZE = 1\n_A, _B = 2, 3\n\nasync def _second():\n    # other\n{REPEATED}",
+        "workers/drafters/eagle.py": (
+            f"SIZE = 1\n_A, _B = 2, 3\n\nasync def _second():\n    # other\n{REPEATED}"
+        ),
         "tests/test_eagle.py": "def test_eagle() -> None:\n    pass\n",
     }
     for name, text in files.items():
@@ -50,13 +52,19 @@ def tree(tmp_path: Path) -> Path:
 def test_cycles_are_found_through_relative_and_lazy_imports(tree: Path) -> None:
     graph = import_graph(read_modules(tree, ["workers"]))
     assert graph["workers.evaluate"] == {"workers.models.cache"}
-    assert graph["workers.models.families.llama"] == {"workers.models.cache", "workers.models.text"}
+    assert graph["workers.models.families.llama"] == {
+        "workers.models.cache",
+        "workers.models.text",
+    }
     assert find_cycles(graph) == [["workers.models.families.llama", "workers.models.text"]]
     assert find_cycles(package_graph(graph)) == []
 
 
 def test_typing_only_imports_make_package_cycles(tree: Path) -> None:
-    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from workers.drafters.eagle import SIZE\n"
+    source = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from workers.drafters.eagle "
+        "import SIZE\n"
+    )
     (tree / "workers/models/cache.py").write_text(source, "utf-8")
     (tree / "workers/drafters/medusa.py").write_text("import workers.models.cache\n", "utf-8")
     graph = import_graph(read_modules(tree, ["workers"]))
@@ -65,7 +73,10 @@ def test_typing_only_imports_make_package_cycles(tree: Path) -> None:
 
 
 def test_separate_and_nested_cycles() -> None:
-    assert find_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"d"}}) == [["b", "c"], ["d", "e"]]
+    assert find_cycles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a", "e"}, "e": {"d"}}) == [
+        ["b", "c"],
+        ["d", "e"],
+    ]
     assert find_cycles({"a": {"b"}, "b": {"a", "c"}, "c": {"a"}}) == [["a", "b", "c"]]
     assert find_cycles({"a": {"b", "c"}, "b": {"d"}, "c": {"d"}}) == []
 
@@ -79,7 +90,10 @@ def test_names_parameters_and_duplicates(tree: Path) -> None:
 
 def test_budgets_of_packages(tree: Path) -> None:
     """Comments and docstrings are no tokens; an import of a module as a whole is one name."""
-    source = '"""Words."""\n\nfrom workers.drafters.eagle import SIZE, _A\n\n\nclass Third:  # words\n    x = 1\n'
+    source = (
+        '"""Words."""\n\nfrom workers.drafters.eagle import SIZE, _A\n\n\nclass Third:  # words\n '
+        "   x = 1\n"
+    )
     (tree / "workers/models/text.py").write_text(source, "utf-8")
     modules = read_modules(tree, ["workers"])
     assert crossing_names(modules) == {

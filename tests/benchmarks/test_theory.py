@@ -1,8 +1,9 @@
-"""Theorem 2 against the engine itself: distributions recorded while the built-in model draws, and accepted drafts.
+"""Theorem 2 against the engine itself: distributions recorded while the built-in model draws, and
+accepted drafts.
 
-16 captions, a fixed seed. Bounds and measurement must lie within 4.5 of their errors over images, added as if they were
-independent (read off the same rounds, they agree better than that): with 15 degrees of freedom a false alarm in at most
-1 of 2,000 seeds and rules.
+16 captions, a fixed seed. Bounds and measurement must lie within 4.5 of their errors over images,
+added as if they were independent (read off the same rounds, they agree better than that): with 15
+degrees of freedom a false alarm in at most 1 of 2,000 seeds and rules.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def models() -> Models:
 
 @pytest.fixture(scope="module")
 def exact(models: Models) -> Rounds:
-    return record(models, setting(RULES["exact"], "eagle", LENGTH), held_out_requests(models, IMAGES))[0]
+    return record(
+        models, setting(RULES["exact"], "eagle", LENGTH), held_out_requests(models, IMAGES)
+    )[0]
 
 
 def assert_agree(expected: Estimate, measured: Estimate) -> None:
@@ -55,7 +58,9 @@ def test_the_exact_rule_accepts_what_theory_says(exact: Rounds) -> None:
     assert row["optimal_bound"].value < 1e-6
 
 
-@pytest.mark.parametrize(("name", "drafter"), [("lantern k100 δ0.1, optimal", "eagle"), ("uniform 1.5", "independent")])
+@pytest.mark.parametrize(
+    ("name", "drafter"), [("lantern k100 δ0.1, optimal", "eagle"), ("uniform 1.5", "independent")]
+)
 def test_theory_is_right_about_a_relaxed_rules_own_rounds(
     models: Models, exact: Rounds, name: str, drafter: str
 ) -> None:
@@ -78,7 +83,9 @@ def test_the_bound_grows_with_the_budget(exact: Rounds) -> None:
 
 
 def test_rounds_at_the_images_end_are_left_out(models: Models, exact: Rounds) -> None:
-    """Every image emits all its tokens, the prefill's among them; what is left out is its last L tokens at most."""
+    """Every image emits all its tokens, the prefill's among them; what is left out is its last L
+    tokens at most.
+    """
     emitted = (exact.accepted + 1).new_zeros(IMAGES).index_add_(0, exact.image, exact.accepted + 1)
     missing = models.target.grid.tokens - 1 - emitted
     assert int(missing.min()) >= 0
@@ -87,7 +94,10 @@ def test_rounds_at_the_images_end_are_left_out(models: Models, exact: Rounds) ->
 
 
 def test_the_benchmark_prints_and_keeps_its_table(
-    models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    models: Models,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "new" / "theory.json"
     monkeypatch.setattr(theory, "RULES", {name: RULES[name] for name in ("exact", "uniform 1.1")})

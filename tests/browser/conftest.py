@@ -32,13 +32,21 @@ ARGUMENTS = [
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Started once; skips, with the reason, where there is no browser or nothing to drive it with."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    """Started once; skips, with the reason, where there is no browser or nothing to drive it
+    with.
+    """
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
     path = next((found for name in NAMES if (found := shutil.which(name))), None)
     if path is None:
-        pytest.skip(f"no browser: none of {', '.join(NAMES)} is on the path (apt-get install chromium)")
+        pytest.skip(
+            f"no browser: none of {', '.join(NAMES)} is on the path (apt-get install chromium)"
+        )
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=ARGUMENTS, timeout=1000 * HANG_S)
+        started = playwright.chromium.launch(
+            executable_path=path, args=ARGUMENTS, timeout=1000 * HANG_S
+        )
         for name in ("new_context", "new_page"):
             setattr(started, name, _patient(getattr(started, name)))
         yield started
@@ -58,14 +66,18 @@ def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or opens a dialog."""
+    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or
+    opens a dialog.
+    """
     with _opener(browser) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def open_shared_page(browser: Browser) -> Iterator[Open]:
-    """As `open_page`, for pages that several tests of a module use; what they do wrong fails the module's last test."""
+    """As `open_page`, for pages that several tests of a module use; what they do wrong fails the
+    module's last test.
+    """
     with _opener(browser) as opened:
         yield opened
 
@@ -75,7 +87,9 @@ def _opener(browser: Browser) -> Iterator[Open]:
     contexts: list[BrowserContext] = []
     wrong: list[str] = []
 
-    def opened(folder: Path, viewport: ViewportSize = DESK, expected: tuple[str, ...] = (), **options: Any) -> Page:
+    def opened(
+        folder: Path, viewport: ViewportSize = DESK, expected: tuple[str, ...] = (), **options: Any
+    ) -> Page:
         def note(text: str) -> None:
             if not any(part in text for part in expected):
                 wrong.append(text)

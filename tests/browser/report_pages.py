@@ -1,4 +1,6 @@
-"""What the tests of the report in a browser share: sizes of screens, and what they read off the page."""
+"""What the tests of the report in a browser share: sizes of screens, and what they read off the
+page.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,13 @@ def front_of(folder: Path, x: str, y: str) -> list[TrialRecord]:
 
 
 def on_front(page: Page) -> set[int]:
-    return {int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()}
+    return {
+        int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()
+    }
 
 
 def settle(page: Page) -> None:
-    """Wait until the page has done what it does soon after a choice, such as writing its address: timers of a page end
-    in the order of their moments, however slow the machine is.
+    """Wait until the page has done what it does soon after a choice, such as writing its address:
+    timers of a page end in the order of their moments, however slow the machine is.
     """
     page.evaluate("() => new Promise((done) => setTimeout(done, 400))")

@@ -19,7 +19,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, seed in (("first", 1), ("second", 2)):
         write_drawn_sweep(place / name, captions(6), trials=10, seed=seed, name=name)
     out = str(place / "report.html")
-    result = specfrontier("compare", str(place / "first"), str(place / "second"), "--html", "--out", out)
+    result = specfrontier(
+        "compare", str(place / "first"), str(place / "second"), "--html", "--out", out
+    )
     assert result.code == 0, result.err
     return place
 
@@ -27,13 +29,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_front_of_both_sweeps(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
     front = front_of([Sweep.open(folder / name) for name in ("first", "second")], "speedup", "fid")
-    shown = page.locator(".point.front").evaluate_all("all => all.map((point) => point.dataset.trial)")
+    shown = page.locator(".point.front").evaluate_all(
+        "all => all.map((point) => point.dataset.trial)"
+    )
     assert set(shown) == {member.name for member in front.members}
     best = front.best(["fid <= 1.2 * vanilla"])
     assert best is not None
-    page.locator("#bar").evaluate("bar => { bar.value = 1.2; bar.dispatchEvent(new Event('input')); }")
+    page.locator("#bar").evaluate(
+        "bar => { bar.value = 1.2; bar.dispatchEvent(new Event('input')); }"
+    )
     assert page.locator("#fastest .chosen").get_attribute("data-trial") == best.name
-    assert {kind.get_attribute("data-kind") for kind in page.locator(".kind").all()} == {"first", "second"}
+    assert {kind.get_attribute("data-kind") for kind in page.locator(".kind").all()} == {
+        "first",
+        "second",
+    }
     assert page.locator("#chart .sweep-line").count() == 2
     assert page.locator("#chart .bar-line").count() == 0, "each sweep has its own vanilla"
 
@@ -44,7 +53,9 @@ def test_the_comparison_and_the_rest_of_the_page(open_page: Open, folder: Path) 
     assert "hypervolume" in text
     assert page.locator("#comparison tbody tr").count() == 4
     page.locator("#filter").fill("sweep=second fid<9")
-    rows = page.locator("#table tbody tr").evaluate_all("all => all.map((row) => row.dataset.trial)")
+    rows = page.locator("#table tbody tr").evaluate_all(
+        "all => all.map((row) => row.dataset.trial)"
+    )
     assert rows
     assert all(row.startswith("second#") for row in rows)
     assert page.locator("#volumes .volume").count() == 2

@@ -61,7 +61,9 @@ def page(browser: Browser, links: dict[str, str]) -> Iterator[Page]:
 
 def front_link(page: Page, storage: Storage) -> Locator:
     """The first link to a trial of the front whose name is that of its setting."""
-    number = next(record.number for record in front_records(Sweep.open(storage)) if not record.label)
+    number = next(
+        record.number for record in front_records(Sweep.open(storage)) if not record.label
+    )
     return page.get_by_role("link", name=re.compile(rf"^{number} eagle-")).first
 
 
@@ -70,8 +72,12 @@ def keep(page: Page, name: str) -> None:
         page.screenshot(path=str(Path(SHOTS, f"mlflow_{name}.png")))
 
 
-def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: dict[str, str], storage: Storage) -> None:
-    """In a window of 1280 x 800, on the first visit: the whole table, which MLflow does not fold, and all links."""
+def test_the_sweeps_page_shows_its_front_without_scrolling(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
+    """In a window of 1280 x 800, on the first visit: the whole table, which MLflow does not fold,
+    and all links.
+    """
     page.set_viewport_size({"width": 1280, "height": 800})
     page.goto(links["sweep"])
     page.get_by_text("Child runs", exact=True).wait_for()
@@ -79,10 +85,20 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     keep(page, "sweep")
     table = page.locator("table", has_text="speedup").first
     sweep = Sweep.open(storage)
-    cells = [[text.strip() for text in row.locator("th, td").all_inner_texts()] for row in table.locator("tr").all()]
+    cells = [
+        [text.strip() for text in row.locator("th, td").all_inner_texts()]
+        for row in table.locator("tr").all()
+    ]
     front = sorted(front_records(sweep), key=lambda record: record.metrics["speedup"].value)
-    values = [[str(record.metrics[name]).partition(" ±")[0] for record in front] for name in ("speedup", "fid")]
-    assert cells == [["trial", *(str(record.number) for record in front)], ["speedup", *values[0]], ["fid", *values[1]]]
+    values = [
+        [str(record.metrics[name]).partition(" ±")[0] for record in front]
+        for name in ("speedup", "fid")
+    ]
+    assert cells == [
+        ["trial", *(str(record.number) for record in front)],
+        ["speedup", *values[0]],
+        ["fid", *values[1]],
+    ]
     for element in (table, page.get_by_role("link", name="side by side")):
         box = element.bounding_box()
         assert box is not None
@@ -100,7 +116,9 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(page: Page, links: di
     opened.value.close()
 
 
-def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[str, str], storage: Storage) -> None:
+def test_the_front_opens_on_objectives_and_parameters(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
     page.set_viewport_size({"width": 1900, "height": 800})
     page.goto(links["compare"])
     heads = page.locator(".ag-header-cell")
@@ -110,7 +128,9 @@ def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[st
     names = {name.strip() for name in heads.all_inner_texts()}
     assert {"speedup", "fid", "tree.policy", "acceptance.neighbourhood"} <= names
     assert not {"latency", "drift", "Source"} & names
-    rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
+    rows = page.locator(
+        ".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]"
+    )
     assert {row.get_attribute("row-index") for row in rows.all()} == set(
         map(str, range(len(front_records(Sweep.open(storage)))))
     )
@@ -119,10 +139,14 @@ def test_the_front_opens_on_objectives_and_parameters(page: Page, links: dict[st
 def side_by_side(links: dict[str, str], storage: Storage) -> str:
     """The address behind that link of the sweep's page."""
     found = find_location(Sweep.open(storage), links["mlflow"])
-    return compare_link([found.runs[number] for number in found.front], found.experiment_id, links["mlflow"])
+    return compare_link(
+        [found.runs[number] for number in found.front], found.experiment_id, links["mlflow"]
+    )
 
 
-def test_the_front_is_compared_by_params_and_metrics(page: Page, links: dict[str, str], storage: Storage) -> None:
+def test_the_front_is_compared_by_params_and_metrics(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
     address = side_by_side(links, storage)
     page.goto(address)
     page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for()
@@ -142,11 +166,17 @@ def test_the_table_lists_the_trials_without_their_sweep(page: Page, links: dict[
     page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
     keep(page, "trials")
     assert {"speedup", "fid"} <= set(page.locator(".ag-header-cell").all_inner_texts())
-    rows = page.locator(".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]")
-    assert {row.get_attribute("row-index") for row in rows.all()} == set(map(str, range(TRIALS))), "no trial is nested"
+    rows = page.locator(
+        ".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]"
+    )
+    assert {row.get_attribute("row-index") for row in rows.all()} == set(map(str, range(TRIALS))), (
+        "no trial is nested"
+    )
 
 
-def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[str, str], storage: Storage) -> None:
+def test_a_trials_page_shows_its_pictures_and_setting(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
     found = find_location(Sweep.open(storage), links["mlflow"])
     address = run_link(found.runs[2], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/artifacts/images.png?"))
@@ -163,10 +193,15 @@ def test_a_trials_page_shows_its_pictures_and_setting(page: Page, links: dict[st
 def lines(chart: Locator) -> dict[str, list[list[float]]]:
     """The values on both axes of each line of a plot, by the name of its run."""
     chart.locator(".scatterlayer path").first.wait_for()
-    return {name: axes for name, *axes in chart.evaluate("plot => plot.data.map((l) => [l.name, l.x, l.y])")}
+    return {
+        name: axes
+        for name, *axes in chart.evaluate("plot => plot.data.map((l) => [l.name, l.x, l.y])")
+    }
 
 
-def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str], storage: Storage) -> None:
+def test_the_speed_up_is_drawn_over_the_batch(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
     """Of one trial on its page; of the front, behind the metric's name in the comparison."""
     sweep = Sweep.open(storage)
     found = find_location(sweep, links["mlflow"])
@@ -174,7 +209,9 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
         run_name(record, sweep.names): record.by_batch("speedup", sweep.identity.timing_batch)
         for record in front_records(sweep)
     }
-    expected = {name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()}
+    expected = {
+        name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()
+    }
     page.goto(side_by_side(links, storage))
     page.get_by_role("link", name="by_batch/speedup").click()
     assert lines(page.locator(".js-plotly-plot").first) == expected
@@ -184,7 +221,8 @@ def test_the_speed_up_is_drawn_over_the_batch(page: Page, links: dict[str, str],
     address = run_link(found.runs[member.number], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/model-metrics?"))
     page.get_by_placeholder("Search metric charts").fill("by_batch/speedup")
-    group = page.locator(".du-bois-light-collapse-item", has_text="by_batch")  # others until they are filtered
+    # others until they are filtered
+    group = page.locator(".du-bois-light-collapse-item", has_text="by_batch")
     card = group.get_by_test_id("experiment-view-compare-runs-card").filter(has_text="speedup")
     name = run_name(member, sweep.names)
     assert lines(card.locator(".js-plotly-plot")) == {name: expected[name]}
@@ -201,8 +239,15 @@ def test_the_assistant_is_off(page: Page, links: dict[str, str]) -> None:
     front = page.locator("table", has_text="speedup").first.bounding_box()
     assert front is not None
     assert front["x"] < 500, "the panel takes the place of the column with the description"
-    for method, path in (("GET", "config"), ("POST", "message"), ("PUT", "config"), ("POST", "skills/install")):
-        answer = page.request.fetch(f"{links['mlflow']}/ajax-api/3.0/mlflow/assistant/{path}", method=method)
+    for method, path in (
+        ("GET", "config"),
+        ("POST", "message"),
+        ("PUT", "config"),
+        ("POST", "skills/install"),
+    ):
+        answer = page.request.fetch(
+            f"{links['mlflow']}/ajax-api/3.0/mlflow/assistant/{path}", method=method
+        )
         assert answer.status == 403
 
 
@@ -221,11 +266,18 @@ class Proxy(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def test_no_request_leaves_the_machine(browser: Browser, links: dict[str, str], storage: Storage) -> None:
-    """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not show."""
+def test_no_request_leaves_the_machine(
+    browser: Browser, links: dict[str, str], storage: Storage
+) -> None:
+    """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not
+    show.
+    """
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        proxy: ProxySettings = {"server": f"http://127.0.0.1:{server.server_port}", "bypass": "127.0.0.1"}
+        proxy: ProxySettings = {
+            "server": f"http://127.0.0.1:{server.server_port}",
+            "bypass": "127.0.0.1",
+        }
         context = browser.new_context(proxy=proxy)
         page = context.new_page()
         for name in ("sweep", "trials", "compare"):

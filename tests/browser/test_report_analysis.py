@@ -1,4 +1,6 @@
-"""Plots of what the search found: they are drawn, have texts for those who cannot see them, and say what is missing."""
+"""Plots of what the search found: they are drawn, have texts for those who cannot see them, and say
+what is missing.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def test_the_plots_of_a_search(open_page: Open, folder: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == DESK["width"]
     lines = page.locator("#parallel .course path")
     assert lines.count() == 40
-    assert page.locator("#parallel .course.member path").count() == page.locator(".point.front").count()
+    assert (
+        page.locator("#parallel .course.member path").count()
+        == page.locator(".point.front").count()
+    )
     assert page.locator("#slices figure").count() >= 6
     dots = page.locator("#slices figure", has_text="acceptance.k").locator("circle")
     assert 0 < dots.count() < 40, "only the trials that have the key"
@@ -51,7 +56,9 @@ def test_the_plots_of_a_search(open_page: Open, folder: Path) -> None:
         assert plot.get_attribute("aria-label")
 
 
-def test_parameters_and_choices_of_one_prefix_stay_apart(open_page: Open, folder: Path, tmp_path: Path) -> None:
+def test_parameters_and_choices_of_one_prefix_stay_apart(
+    open_page: Open, folder: Path, tmp_path: Path
+) -> None:
     data = page_data([Sweep.open(folder)])
     keys = [f"acceptance.some.long.common.prefix.of.{end}" for end in ("first", "second")]
     data["sections"]["analysis"]["data"]["importances"]["metrics"] = {
@@ -74,13 +81,20 @@ def test_parameters_and_choices_of_one_prefix_stay_apart(open_page: Open, folder
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_names_of_choices_lie_apart(open_page: Open, folder: Path, tmp_path: Path, viewport: ViewportSize) -> None:
+def test_names_of_choices_lie_apart(
+    open_page: Open, folder: Path, tmp_path: Path, viewport: ViewportSize
+) -> None:
     data = page_data([Sweep.open(folder)])
-    place, choices = data["keys"].index("tree.policy"), ["additive", "grouped", "multiplicative", "none", "stationary"]
+    place, choices = (
+        data["keys"].index("tree.policy"),
+        ["additive", "grouped", "multiplicative", "none", "stationary"],
+    )
     for number, trial in enumerate(data["trials"]):
         trial["flat"][place] = choices[number % len(choices)]
     (tmp_path / "report.html").write_text(render(data), "utf-8")
-    slices = open_page(tmp_path, viewport=viewport).locator("#slices figure", has_text="tree.policy")
+    slices = open_page(tmp_path, viewport=viewport).locator(
+        "#slices figure", has_text="tree.policy"
+    )
     labels = slices.locator('[aria-label="x-axis tick label"] text').all()
     assert len(labels) == len(choices)
     boxes = [label.bounding_box() for label in labels]
@@ -102,15 +116,26 @@ def test_the_speed_up_of_the_front_over_the_batch(open_page: Open, tmp_path: Pat
     page = open_page(tmp_path)
     section = page.locator("#batches")
     assert section.locator("h2").inner_text() == "Speed-up over batch"
-    assert section.locator("thead th").all_inner_texts() == ["trial", "setting", "batch 1", "batch 4", "batch 8"]
+    assert section.locator("thead th").all_inner_texts() == [
+        "trial",
+        "setting",
+        "batch 1",
+        "batch 4",
+        "batch 8",
+    ]
     rows = [row.locator("th, td").all_inner_texts() for row in section.locator("tbody tr").all()]
     members = replace(front_of([sweep]), form=Form.ABBREVIATED).members
     assert len(members) > 2
     names = ("speedup_batch1", "speedup", "speedup_batch8")
-    assert rows == [[trial.name, trial.title, *(measured(trial.metrics[name]) for name in names)] for trial in members]
+    assert rows == [
+        [trial.name, trial.title, *(measured(trial.metrics[name]) for name in names)]
+        for trial in members
+    ]
     phone = open_page(tmp_path, viewport=PHONE)
     assert phone.locator("#batches tbody tr").count() == len(members)
-    assert phone.evaluate("document.documentElement.scrollWidth") == PHONE["width"], "the table scrolls in its panel"
+    assert phone.evaluate("document.documentElement.scrollWidth") == PHONE["width"], (
+        "the table scrolls in its panel"
+    )
 
 
 def measured(speed: Estimate) -> str:
@@ -126,7 +151,9 @@ def test_a_page_of_one_batch_size_has_no_such_section(open_page: Open, tmp_path:
     sweep = write_timed_sweep(tmp_path, 6)
     assert "batches" in page_data([sweep])["sections"]
     assert "batches" not in page_data([Sweep.open(tmp_path, batch=8)])["sections"]
-    (tmp_path / "report.html").write_text(render(page_data([Sweep.open(tmp_path, batch=8)])), "utf-8")
+    (tmp_path / "report.html").write_text(
+        render(page_data([Sweep.open(tmp_path, batch=8)])), "utf-8"
+    )
     page = open_page(tmp_path)
     assert page.locator("#batches").count() == 0
     assert page.get_by_text("Speed-up over batch").count() == 0

@@ -1,4 +1,6 @@
-"""The first screen of the report: the recommended setting, the slider that moves the quality bar, the whole chart."""
+"""The first screen of the report: the recommended setting, the slider that moves the quality bar,
+the whole chart.
+"""
 
 from __future__ import annotations
 
@@ -51,13 +53,17 @@ def best(folder: Path, limit: str) -> dict[str, Any]:
     return found
 
 
-def test_the_slider_moves_the_recommendation_as_pareto_best_does(open_page: Open, folder: Path) -> None:
+def test_the_slider_moves_the_recommendation_as_pareto_best_does(
+    open_page: Open, folder: Path
+) -> None:
     page, seen = open_page(folder), set()
     for bar in (0.8, 1.0, 1.1, 1.2, 1.38):
         move_slider(page, bar)
         expected = best(folder, f"fid <= {bar:.2f} * vanilla")
         assert chosen(page) == str(expected["best"]["number"])
-        share = page.locator("#fastest meter").first.evaluate("meter => Number(meter.getAttribute('value'))")
+        share = page.locator("#fastest meter").first.evaluate(
+            "meter => Number(meter.getAttribute('value'))"
+        )
         assert share == pytest.approx(expected["best_confidence"], abs=0.01)
         assert f"--best 'fid <= {bar:.2f} * vanilla'" in page.locator(".command").inner_text()
         seen.add(chosen(page))
@@ -71,7 +77,9 @@ def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None
         trial = next(candidate for candidate in front.candidates if candidate.name == number)
         share = trial.gain_probability
         assert share is not None
-        assert f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
+        assert (
+            f"faster than vanilla in {percent(share)} of draws" in page.locator(part).inner_text()
+        )
 
 
 def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Path) -> None:
@@ -84,13 +92,18 @@ def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Pa
 
 
 def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
-    page, trial = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid").best_lossless()
+    page, trial = (
+        open_page(folder),
+        front_of([Sweep.open(folder)], "speedup", "fid").best_lossless(),
+    )
     assert trial is not None
     assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
     assert page.locator("#lossless .chosen").get_attribute("data-trial") == trial.name
     page.locator("#filter").fill("lossless=true")
     expected = trial_rows(Sweep.open(folder), ["lossless=true"], ["number"])["number"].to_pylist()
-    rows = page.locator("#table tbody tr").evaluate_all("all => all.map((row) => Number(row.dataset.trial))")
+    rows = page.locator("#table tbody tr").evaluate_all(
+        "all => all.map((row) => Number(row.dataset.trial))"
+    )
     assert rows == expected
     objectives = [{"metric": name, "direction": "minimize"} for name in ("drift", "fid")]
     write_sweep(tmp_path, trials=6, objectives=objectives)
@@ -111,7 +124,9 @@ def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
     knee = front.knee()
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
-    assert f"{round(100 * (knee.probability or 0))} % of draws" in page.locator("#knee").inner_text()
+    assert (
+        f"{round(100 * (knee.probability or 0))} % of draws" in page.locator("#knee").inner_text()
+    )
 
 
 def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: Path) -> None:
@@ -129,10 +144,11 @@ def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: P
 
 
 def check_every_step(page: Page, front: Front) -> set[str]:
-    """Compare each position of the slider with the front's best; returns the names of the trials on the page."""
+    """Compare each position of the slider with the front's best; returns the names of the trials on
+    the page.
+    """
     front = replace(front, form=Form.ABBREVIATED)  # as the page
-    rows = page.locator("#bar").evaluate(
-        """slider => {
+    rows = page.locator("#bar").evaluate("""slider => {
           const rows = [], count = Math.round((slider.max - slider.min) / slider.step);
           for (let i = 0; i <= count; i++) {
             slider.value = Number(slider.min) + i * Number(slider.step);
@@ -142,8 +158,7 @@ def check_every_step(page: Page, front: Front) -> set[str]:
             rows.push([part("pre")?.innerText, part(".chosen")?.dataset.trial, Number(part("meter")?.value), basis]);
           }
           return rows;
-        }"""
-    )
+        }""")
     assert 1 < len(rows) < 155
     for command, name, share, basis in rows:
         limit = command.split("'")[1]
@@ -159,7 +174,10 @@ def check_every_step(page: Page, front: Front) -> set[str]:
 @pytest.mark.parametrize("metric", ["drift", "clip_score"])
 def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str) -> None:
     direction = METRICS[metric]["direction"]
-    objectives = [{"metric": "latency", "direction": "minimize"}, {"metric": metric, "direction": direction}]
+    objectives = [
+        {"metric": "latency", "direction": "minimize"},
+        {"metric": metric, "direction": direction},
+    ]
     vanilla = write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)[0]
     if metric == "drift":  # from itself: no bar is a multiple of it
         drift = {"drift": replace(vanilla.metrics["drift"], value=0.0)}
@@ -167,7 +185,9 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
     write_report(Storage(tmp_path))
     page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)], "latency", metric)
     assert len(check_every_step(page, front)) > 2
-    assert ("* vanilla" in page.locator(".command .line").first.inner_text()) is (metric == "clip_score")
+    assert ("* vanilla" in page.locator(".command .line").first.inner_text()) is (
+        metric == "clip_score"
+    )
     assert page.locator("#fastest h3").inner_text() == "Fastest within it"
     if metric == "clip_score":  # vanilla / vanilla is 1 in every draw
         candidate = next(c for c in front.candidates if c.record.number == 0)
@@ -175,7 +195,10 @@ def test_every_bar_on_other_metrics(open_page: Open, tmp_path: Path, metric: str
 
 
 def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: Path) -> None:
-    objectives = [{"metric": name, "direction": METRICS[name]["direction"]} for name in ("fid", "step_compression")]
+    objectives = [
+        {"metric": name, "direction": METRICS[name]["direction"]}
+        for name in ("fid", "step_compression")
+    ]
     write_sweep(tmp_path, trials=24, seed=1, objectives=objectives)
     write_report(Storage(tmp_path))
     page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)])
@@ -188,12 +211,24 @@ def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: P
     assert "step compression" in page.locator("#answer .quiet").first.inner_text()
 
 
-def test_a_lossless_trial_with_a_better_fid_has_it_by_chance(open_page: Open, tmp_path: Path) -> None:
-    objectives = [{"metric": "fid", "direction": "minimize"}, {"metric": "clip_score", "direction": "maximize"}]
+def test_a_lossless_trial_with_a_better_fid_has_it_by_chance(
+    open_page: Open, tmp_path: Path
+) -> None:
+    objectives = [
+        {"metric": "fid", "direction": "minimize"},
+        {"metric": "clip_score", "direction": "maximize"},
+    ]
     records = write_sweep(tmp_path, trials=24, seed=3, objectives=objectives)
-    lossless = next(r for r in records[1:] if r.state == "complete" and r.config and not r.config.acceptance.is_relaxed)
+    lossless = next(
+        r
+        for r in records[1:]
+        if r.state == "complete" and r.config and not r.config.acceptance.is_relaxed
+    )
     clip, fid = 1.1 * records[0].metrics["clip_score"].value, 0.5 * records[0].metrics["fid"].value
-    lucky = {name: replace(lossless.metrics[name], value=value) for name, value in (("fid", fid), ("clip_score", clip))}
+    lucky = {
+        name: replace(lossless.metrics[name], value=value)
+        for name, value in (("fid", fid), ("clip_score", clip))
+    }
     write_trial(Storage(tmp_path), replace(lossless, metrics={**lossless.metrics, **lucky}))
     write_report(Storage(tmp_path))
     shown = open_page(tmp_path).locator("#fastest").inner_text()
@@ -202,14 +237,18 @@ def test_a_lossless_trial_with_a_better_fid_has_it_by_chance(open_page: Open, tm
 
 
 @pytest.mark.parametrize("seeds", [(12, 32), (32, 12)])
-def test_every_bar_of_sweeps_with_their_own_vanilla(open_page: Open, tmp_path: Path, seeds: tuple[int, int]) -> None:
+def test_every_bar_of_sweeps_with_their_own_vanilla(
+    open_page: Open, tmp_path: Path, seeds: tuple[int, int]
+) -> None:
     for name, seed in zip("ab", seeds, strict=True):
         write_sweep(tmp_path / name, trials=14, seed=seed, name=name)
     sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
     (tmp_path / "report.html").write_text(render(page_data(sweeps)), "utf-8")
     front = front_of(sweeps, "speedup", "fid")
     names = check_every_step(open_page(tmp_path), front)
-    assert names - {member.name for member in front.members}, "off the front, but the fastest within 1.1 * its vanilla"
+    assert names - {member.name for member in front.members}, (
+        "off the front, but the fastest within 1.1 * its vanilla"
+    )
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
@@ -218,8 +257,20 @@ def test_the_first_screen_has_the_answer_and_the_whole_chart(
 ) -> None:
     page = open_page(folder, viewport=viewport)
     headings = ("#answer h2", "#fastest h3", "#lossless h3", "#knee h3")
-    values = ("#bar", "#fastest .headline", "#fastest .sure", "#lossless .headline", "#knee .headline")
-    for part in (*headings, *values, "#fastest .copy", "#chart > svg", *([".command"] if viewport is DESK else [])):
+    values = (
+        "#bar",
+        "#fastest .headline",
+        "#fastest .sure",
+        "#lossless .headline",
+        "#knee .headline",
+    )
+    for part in (
+        *headings,
+        *values,
+        "#fastest .copy",
+        "#chart > svg",
+        *([".command"] if viewport is DESK else []),
+    ):
         frame = page.locator(part).first.bounding_box()
         assert frame is not None
         assert frame["y"] >= 0
@@ -264,7 +315,8 @@ def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:
     front = front_of([Sweep.open(folder)], "speedup", "fid").members
     expected = {member.record.label or f"trial {member.name}" for member in front}
     bold = page.locator(".labels text").evaluate_all(
-        "all => all.filter((text) => Number(getComputedStyle(text).fontWeight) >= 600).map((text) => text.textContent)"
+        "all => all.filter((text) => Number(getComputedStyle(text).fontWeight) >= 600).map((text) "
+        "=> text.textContent)"
     )
     assert set(bold) <= expected
     assert len(bold) == min(len(expected), 12), "as many names as front.png has"
@@ -273,7 +325,10 @@ def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:
 
 @pytest.mark.parametrize("metric", ["fid", "drift"])
 def test_a_sweep_of_vanilla_alone(open_page: Open, tmp_path: Path, metric: str) -> None:
-    objectives = [{"metric": "speedup", "direction": "maximize"}, {"metric": metric, "direction": "minimize"}]
+    objectives = [
+        {"metric": "speedup", "direction": "maximize"},
+        {"metric": metric, "direction": "minimize"},
+    ]
     write_sweep(tmp_path, trials=1, objectives=objectives)
     write_report(Storage(tmp_path))
     page = open_page(tmp_path)

@@ -34,8 +34,11 @@ def painted(page: Page, mode: str, flipped: str = "false") -> None:
 
 def pixels(page: Page, place: int, number: int = 0) -> list[int]:
     """The colours of a tile: place 0 is vanilla's."""
-    found: list[int] = page.locator(f'#image-panel canvas[data-place="{place}"][data-caption="{number}"]').evaluate(
-        "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
+    found: list[int] = page.locator(
+        f'#image-panel canvas[data-place="{place}"][data-caption="{number}"]'
+    ).evaluate(
+        "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, "
+        "canvas.height).data]"
     )
     return found
 
@@ -48,7 +51,10 @@ def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder:
     for number, figure in enumerate(page.locator("#image-panel figure").all()):
         tiles = figure.locator("canvas")
         assert figure.locator("figcaption").inner_text() == captions(COUNT)[number]
-        assert tiles.evaluate_all("all => all.map((tile) => tile.dataset.caption)") == [str(number)] * 3
+        assert (
+            tiles.evaluate_all("all => all.map((tile) => tile.dataset.caption)")
+            == [str(number)] * 3
+        )
         shown = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
         assert len(set(shown)) == 3
         assert shown[0] == str(vanilla.number)
@@ -75,12 +81,16 @@ def compared(page: Page) -> list[str]:
     """The trials of the first caption's tiles."""
     tiles = page.locator("#image-panel figure").first.locator("canvas")
     shown: list[str] = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
-    selected = page.locator("#images-controls select").evaluate_all("all => all.map((list) => list.value)")
+    selected = page.locator("#images-controls select").evaluate_all(
+        "all => all.map((list) => list.value)"
+    )
     assert shown[1:] == selected
     return shown
 
 
-def test_the_recommended_setting_is_compared_until_another_is_chosen(open_page: Open, folder: Path) -> None:
+def test_the_recommended_setting_is_compared_until_another_is_chosen(
+    open_page: Open, folder: Path
+) -> None:
     page, seen = open_page(folder), set()
     vanilla = compared(page)[0]
     slider = page.locator("#bar")
@@ -131,7 +141,8 @@ def test_differences_are_those_of_the_pixels(open_page: Open, folder: Path) -> N
     painted(page, "difference")
     assert "3 times as strong" in page.locator("#image-note").inner_text()
     expected = [
-        255 if i % 4 == 3 else min(255, 3 * abs(a - b)) for i, (a, b) in enumerate(zip(own, vanilla, strict=True))
+        255 if i % 4 == 3 else min(255, 3 * abs(a - b))
+        for i, (a, b) in enumerate(zip(own, vanilla, strict=True))
     ]
     assert pixels(page, 1) == expected
     assert pixels(page, 0) == vanilla
@@ -173,7 +184,13 @@ def test_heat_maps_have_one_scale_and_names(open_page: Open, folder: Path) -> No
     for figure in page.locator("#heat-list figure").all():
         number = int(str(figure.get_attribute("data-trial")))
         canvas = figure.locator("canvas")
-        colour = tuple(canvas.evaluate("canvas => [...canvas.getContext('2d').getImageData(3, 3, 1, 1).data]"))
-        assert colours.setdefault(number % 3, colour) == colour, "equal lengths have equal colours in all maps"
-        assert f"mean accepted length {1 + number % 3}.00" in str(canvas.get_attribute("aria-label"))
+        colour = tuple(
+            canvas.evaluate("canvas => [...canvas.getContext('2d').getImageData(3, 3, 1, 1).data]")
+        )
+        assert colours.setdefault(number % 3, colour) == colour, (
+            "equal lengths have equal colours in all maps"
+        )
+        assert f"mean accepted length {1 + number % 3}.00" in str(
+            canvas.get_attribute("aria-label")
+        )
     assert len(set(colours.values())) == len(colours) > 1

@@ -25,7 +25,10 @@ TRIALS = 1000
 MIN_TEXT, MIN_MARK = 4.5, 3.0
 MAX_BYTES = 3_000_000
 HOVER, SLIDE, FILTER = 200, 400, 8 * TRIALS  # most elements that may change
-MOVE = "document.getElementById('chart').dispatchEvent(new PointerEvent('pointermove', {{clientX: {}, clientY: {}}}))"
+MOVE = (
+    "document.getElementById('chart').dispatchEvent(new PointerEvent('pointermove', {{clientX: {}, "
+    "clientY: {}}}))"
+)
 NAMED = "img, canvas, svg[role], button, input, select, [tabindex='0']"
 FOCUSED = """() => {
     const { id, dataset, tagName } = document.activeElement;
@@ -41,7 +44,15 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(place, trials=0)
     rng = np.random.default_rng(1)
     records = [
-        TrialRecord(number, label, "complete", config, metrics=metrics_of(config, rng), images=IMAGES, seconds=9.0)
+        TrialRecord(
+            number,
+            label,
+            "complete",
+            config,
+            metrics=metrics_of(config, rng),
+            images=IMAGES,
+            seconds=9.0,
+        )
         for number, (label, config) in enumerate(settings(TRIALS, rng))
     ]
     sweep = replace(Sweep.open(place), records=tuple(records))
@@ -53,13 +64,16 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a sweep with everything that a page can have."""
     place = tmp_path_factory.mktemp("all")
-    write_drawn_sweep(place, captions(50), trials=24, seed=3, stopped={9: 2}, about="What it is about.")
+    write_drawn_sweep(
+        place, captions(50), trials=24, seed=3, stopped={9: 2}, about="What it is about."
+    )
     write_report(Storage(place))
     return place
 
 
 def changes(page: Page, action: str) -> int:
-    """How many elements and texts of the page an action adds, removes or changes, at once and in the next frames.
+    """How many elements and texts of the page an action adds, removes or changes, at once and in
+    the next frames.
 
     How long that takes depends on the machine; `benchmarks.report_page` measures it.
     """

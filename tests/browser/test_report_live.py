@@ -1,4 +1,6 @@
-"""The page of a sweep that runs, served by `report --serve`, in a browser: it follows the sweep and keeps its state."""
+"""The page of a sweep that runs, served by `report --serve`, in a browser: it follows the sweep and
+keeps its state.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
-    with subprocess.Popen([*COMMAND, str(folder), "--serve"], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*COMMAND, str(folder), "--serve"], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         yield process.stdout.readline().strip()
         process.kill()
@@ -65,7 +69,10 @@ def test_the_page_reloads_with_new_trials_and_keeps_what_its_reader_chose(
     assert point(page, pinned).get_attribute("aria-pressed") == "true"
     assert page.get_by_role("button", name="error bars").get_attribute("aria-pressed") == "false"
     assert page.evaluate("window.scrollY") == 700
-    assert {re.sub(r"#.*", "", url) for url in asked if not url.startswith("data:")} == {address, f"{address}version"}
+    assert {re.sub(r"#.*", "", url) for url in asked if not url.startswith("data:")} == {
+        address,
+        f"{address}version",
+    }
     assert wrong == []
     page.close()
 

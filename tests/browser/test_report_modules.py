@@ -37,7 +37,9 @@ export function draw(host, count) {
 """
 
 
-def test_a_browser_loads_the_modules_as_they_are(browser: Browser, open_page: Open, tmp_path: Path) -> None:
+def test_a_browser_loads_the_modules_as_they_are(
+    browser: Browser, open_page: Open, tmp_path: Path
+) -> None:
     """Without the bundler: so each module imports all that it uses."""
     write_sweep(tmp_path, trials=24, seed=3, shards=True)
     data = page_data([Sweep.open(tmp_path)])
@@ -53,7 +55,10 @@ def test_a_browser_loads_the_modules_as_they_are(browser: Browser, open_page: Op
         if path:
             route.fulfill(body=(SCRIPTS / path).read_text("utf-8"), content_type="text/javascript")
         else:
-            route.fulfill(body=f'{head}<script type="module">{entry}</script></body></html>', content_type="text/html")
+            route.fulfill(
+                body=f'{head}<script type="module">{entry}</script></body></html>',
+                content_type="text/html",
+            )
 
     page = browser.new_page(viewport=DESK, reduced_motion="reduce")
     wrong: list[str] = []
@@ -66,7 +71,9 @@ def test_a_browser_loads_the_modules_as_they_are(browser: Browser, open_page: Op
     page.close()
 
 
-def test_a_section_is_two_files(open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_is_two_files(
+    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "added_sections"
     folder.mkdir()
     for name, text in (("mine.py", SECTION), ("mine.js", SCRIPT)):
@@ -79,8 +86,18 @@ def test_a_section_is_two_files(open_page: Open, tmp_path: Path, monkeypatch: py
     finally:
         del SECTIONS._entries["mine"]
     page = open_page(tmp_path)
-    assert page.locator("nav a").all_inner_texts() == ["Images", "Analysis", "Mine", "Trials", "Setup"]
+    assert page.locator("nav a").all_inner_texts() == [
+        "Images",
+        "Analysis",
+        "Mine",
+        "Trials",
+        "Setup",
+    ]
     assert page.locator("#mine h2").inner_text() == "My own section"
     assert page.locator("#mine p").inner_text() == "6 trials"
     order = page.locator("main > section").evaluate_all("all => all.map((section) => section.id)")
-    assert order[order.index("mine") - 1 : order.index("mine") + 2] == ["analysis", "mine", "trials"]
+    assert order[order.index("mine") - 1 : order.index("mine") + 2] == [
+        "analysis",
+        "mine",
+        "trials",
+    ]

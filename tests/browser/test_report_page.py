@@ -1,4 +1,6 @@
-"""The report in a browser: what a reader sees, does and gets, and that hostile text does nothing."""
+"""The report in a browser: what a reader sees, does and gets, and that hostile text does
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     from playwright.sync_api import Page, ViewportSize
 
-HOSTILE = '</script><script>window.broken=1</script><img src=x onerror="window.broken=1"><!-- <script>'
+HOSTILE = (
+    '</script><script>window.broken=1</script><img src=x onerror="window.broken=1"><!-- <script>'
+)
 REPEATED = 9
 
 
@@ -49,7 +53,9 @@ def column(page: Page, key: str) -> list[str]:
 
 def front_of_candidates(folder: Path, limit: str) -> list[int]:
     """The numbers of the trials that --subject-to passes."""
-    return sorted(Sweep.open(folder).front(subject_to=[limit], everything=True)["number"].to_pylist())
+    return sorted(
+        Sweep.open(folder).front(subject_to=[limit], everything=True)["number"].to_pylist()
+    )
 
 
 def numbers_in(cells: list[str]) -> list[float]:
@@ -60,7 +66,11 @@ def test_hovering_a_point_shows_its_values_and_pictures(open_page: Open, folder:
     page, record = open_page(folder), front_of(folder, "speedup", "fid")[2]
     card = page.locator("#card")
     by_default = card.get_attribute("data-trial")
-    assert by_default == page.locator("#fastest .chosen").get_attribute("data-trial") != str(record.number)
+    assert (
+        by_default
+        == page.locator("#fastest .chosen").get_attribute("data-trial")
+        != str(record.number)
+    )
     point(page, record.number).hover()
     text = " ".join(card.inner_text().split())
     assert f"trial {record.number}" in text
@@ -95,13 +105,21 @@ def test_pinned_trials_are_compared(open_page: Open, folder: Path) -> None:
         point(page, record.number).press("Enter")
     page.mouse.move(5, 5)
     heads = page.locator("#pins thead th").all()
-    assert [head.get_attribute("data-trial") for head in heads] == [str(first.number), str(last.number)]
+    assert [head.get_attribute("data-trial") for head in heads] == [
+        str(first.number),
+        str(last.number),
+    ]
     text = page.locator("#pins").inner_text()
     for record in (first, last):
         assert f"{record.metrics['speedup'].value:.3f} ± " in text
     assert "acceptance." in text or "tree." in text, "the keys in which the settings differ"
-    assert page.locator("#pins td strong", has_text=f"{last.metrics['speedup'].value:.3f}").count() == 1
-    order = [text.casefold() for text in page.locator("#pins .group, #pins .part").all_inner_texts()]
+    assert (
+        page.locator("#pins td strong", has_text=f"{last.metrics['speedup'].value:.3f}").count()
+        == 1
+    )
+    order = [
+        text.casefold() for text in page.locator("#pins .group, #pins .part").all_inner_texts()
+    ]
     assert order[:2] == ["speedup", "fid"]
     assert order.index("drift") < order.index("parameters that differ") < order.index("latency")
     page.keyboard.press("Escape")
@@ -119,7 +137,9 @@ def test_a_fourth_pin_is_refused(open_page: Open, folder: Path) -> None:
     heads = [head.get_attribute("data-trial") for head in page.locator("#pins thead th").all()]
     assert heads == [str(record.number) for record in front[:3]]
     page.locator("#pins thead .close").first.press("Enter")
-    assert page.evaluate("document.activeElement.dataset.trial") == heads[0], "the focus is not lost with the button"
+    assert page.evaluate("document.activeElement.dataset.trial") == heads[0], (
+        "the focus is not lost with the button"
+    )
     point(page, front[3].number).press("Enter")
     assert point(page, front[3].number).get_attribute("aria-pressed") == "true"
 
@@ -138,9 +158,17 @@ def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y"), [("speedup", "fid"), ("latency", "clip_score"), ("drift", "fid"), ("step_compression", "clip_score")]
+    ("x", "y"),
+    [
+        ("speedup", "fid"),
+        ("latency", "clip_score"),
+        ("drift", "fid"),
+        ("step_compression", "clip_score"),
+    ],
 )
-def test_the_front_is_that_of_the_sweep_on_any_axes(open_page: Open, folder: Path, x: str, y: str) -> None:
+def test_the_front_is_that_of_the_sweep_on_any_axes(
+    open_page: Open, folder: Path, x: str, y: str
+) -> None:
     page = open_page(folder)
     across, up = page.locator("#controls select").all()[:2]
     across.select_option(x)
@@ -149,12 +177,16 @@ def test_the_front_is_that_of_the_sweep_on_any_axes(open_page: Open, folder: Pat
     assert on_front(page) == set(expected)
 
 
-def test_a_distance_to_vanillas_images_has_the_lossless_trials_level(open_page: Open, folder: Path) -> None:
+def test_a_distance_to_vanillas_images_has_the_lossless_trials_level(
+    open_page: Open, folder: Path
+) -> None:
     page = open_page(folder)
     assert page.locator(".level, .level-note").count() == 0
     page.locator("#controls select").nth(1).select_option("drift")
     sweep = Sweep.open(folder)
-    rows = sweep.front("speedup", "drift", where=["lossless"], everything=True, feasible=False).to_pylist()
+    rows = sweep.front(
+        "speedup", "drift", where=["lossless"], everything=True, feasible=False
+    ).to_pylist()
     rows = [row for row in rows if row["number"] != 0]
     values = sorted(row["drift"] for row in rows)
     assert len(values) > 1
@@ -168,7 +200,9 @@ def test_a_distance_to_vanillas_images_has_the_lossless_trials_level(open_page: 
         assert band["y"] <= y <= band["y"] + band["height"]
 
 
-def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(open_page: Open, folder: Path) -> None:
+def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(
+    open_page: Open, folder: Path
+) -> None:
     page = open_page(folder)
     before = page.locator(".point").count()
     button = page.locator('.kind[data-kind="additive"]')
@@ -192,7 +226,9 @@ def test_a_header_sorts_by_number_and_says_so(open_page: Open, folder: Path) -> 
     assert values == sorted(values)
     assert column(page, "fid")[-1] == "–", "the failed trial comes last"
     page.locator('#table th[data-key="speedup"] button').click()
-    assert page.locator('#table th[data-key="speedup"]').get_attribute("aria-sort") == "descending", "the best first"
+    assert (
+        page.locator('#table th[data-key="speedup"]').get_attribute("aria-sort") == "descending"
+    ), "the best first"
     assert page.locator('#table th[data-key="fid"]').get_attribute("aria-sort") == "none"
     speeds = numbers_in(column(page, "speedup"))
     assert speeds == sorted(speeds, reverse=True)
@@ -240,9 +276,17 @@ def test_the_table_filters_as_the_commands_do(filtered: Page, folder: Path, quer
 
 @pytest.mark.parametrize(
     "limit",
-    ["fid <= 1.2 * vanilla", "fid<=vanilla+0.5", "fid <= vanilla*1.1 - 0.2", "clip_score>=0.95*vanilla", "fid≤5"],
+    [
+        "fid <= 1.2 * vanilla",
+        "fid<=vanilla+0.5",
+        "fid <= vanilla*1.1 - 0.2",
+        "clip_score>=0.95*vanilla",
+        "fid≤5",
+    ],
 )
-def test_the_table_takes_limits_as_the_commands_do(filtered: Page, folder: Path, limit: str) -> None:
+def test_the_table_takes_limits_as_the_commands_do(
+    filtered: Page, folder: Path, limit: str
+) -> None:
     front = front_of_candidates(folder, limit)
     filtered.locator("#filter").fill(f"{limit} and state=complete feasible=true")
     shown = [int(number) for number in column(filtered, "number")]
@@ -346,7 +390,9 @@ def test_the_choice_of_columns_closes_as_popovers_do(open_page: Open, folder: Pa
     open_it()
     page.locator("#filter").click()
     assert not box.evaluate("box => box.open")
-    assert page.locator("#filter").evaluate("field => field === document.activeElement"), "it took the focus"
+    assert page.locator("#filter").evaluate("field => field === document.activeElement"), (
+        "it took the focus"
+    )
     open_it()
     button.click()
     assert not box.evaluate("box => box.open")
@@ -384,7 +430,9 @@ def test_a_row_leads_to_its_point(open_page: Open, folder: Path) -> None:
     page, record = open_page(folder), front_of(folder, "speedup", "fid")[1]
     page.get_by_role("button", name=f"Show trial {record.number} in the plot").click()
     assert page.locator("#card").get_attribute("data-trial") == str(record.number)
-    assert page.locator(f'#table tr[data-trial="{record.number}"]').get_attribute("class") == "active"
+    assert (
+        page.locator(f'#table tr[data-trial="{record.number}"]').get_attribute("class") == "active"
+    )
 
 
 def test_a_setting_is_copied(open_page: Open, folder: Path) -> None:
@@ -394,7 +442,10 @@ def test_a_setting_is_copied(open_page: Open, folder: Path) -> None:
     record = front_of(folder, "speedup", "fid")[-1]
     point(page, record.number).press("Enter")
     page.locator("#card .copy").click()
-    assert DecodingConfig.from_mapping(yaml.safe_load(page.evaluate("navigator.clipboard.readText()"))) == record.config
+    assert (
+        DecodingConfig.from_mapping(yaml.safe_load(page.evaluate("navigator.clipboard.readText()")))
+        == record.config
+    )
     assert page.locator("#card .copy").inner_text() == "Copied"
 
 
@@ -433,7 +484,10 @@ def test_stopped_trials_are_listed_and_not_plotted(open_page: Open, tmp_path: Pa
 
 def test_the_card_says_why_its_trial_is_not_in_the_plot(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
-    status, shown = page.locator("#card .front-status"), page.locator("#card").get_attribute("data-trial")
+    status, shown = (
+        page.locator("#card .front-status"),
+        page.locator("#card").get_attribute("data-trial"),
+    )
     assert "on the front" in status.inner_text()
     number = int(str(shown).rpartition("#")[2])
     record = next(record for record in Sweep.open(folder).records if record.number == number)
@@ -451,7 +505,10 @@ def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> Non
     page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
     rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()
     names = [trial_title(row["number"], row["label"]) for row in rows]
-    unclear = {(a, b): 2 - len(row["distinct_from_next"]) for a, b, row in zip(names, names[1:], rows, strict=False)}
+    unclear = {
+        (a, b): 2 - len(row["distinct_from_next"])
+        for a, b, row in zip(names, names[1:], rows, strict=False)
+    }
     text = page.locator("#within-error").inner_text()
     assert any(unclear.values())
     for (a, b), count in unclear.items():
@@ -465,7 +522,10 @@ def test_hostile_text_does_nothing(open_page: Open, tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, [HOSTILE] * 3, trials=9, about=HOSTILE, target=HOSTILE)
     storage = Storage(tmp_path)
     for record in records:
-        write_trial(storage, replace(record, label=HOSTILE, cause=HOSTILE if record.state == "failed" else None))
+        write_trial(
+            storage,
+            replace(record, label=HOSTILE, cause=HOSTILE if record.state == "failed" else None),
+        )
     sweep = Sweep.open(storage)
     named = replace(sweep, identity=replace(sweep.identity, name=HOSTILE))  # which readers refuse
     (tmp_path / REPORT).write_text(render(page_data([named])), "utf-8")
@@ -515,7 +575,10 @@ def test_dark_and_light(open_page: Open, folder: Path) -> None:
 
 
 def test_on_a_phone(open_page: Open, folder: Path) -> None:
-    page, record = open_page(folder, viewport=PHONE, has_touch=True), front_of(folder, "speedup", "fid")[1]
+    page, record = (
+        open_page(folder, viewport=PHONE, has_touch=True),
+        front_of(folder, "speedup", "fid")[1],
+    )
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     speeds = page.locator('#table th[data-key="speedup"]').bounding_box()
     assert speeds is not None
@@ -552,14 +615,18 @@ def test_a_tap_shows_a_trial_and_a_second_one_pins_it(open_page: Open, folder: P
     point(page, second).tap()
     assert page.locator("#pins thead th").count() == 2
     page.evaluate("window.scrollTo(0, 0)")
-    page.locator("#bar").evaluate("bar => { bar.value = 1.3; bar.dispatchEvent(new Event('input')); }")
+    page.locator("#bar").evaluate(
+        "bar => { bar.value = 1.3; bar.dispatchEvent(new Event('input')); }"
+    )
     assert page.evaluate("window.scrollY") == 0, "only a tap moves the page"
     page.keyboard.press("Escape")
     assert aside.is_hidden()
 
 
 @pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
-def test_labels_do_not_cover_each_other(open_page: Open, folder: Path, viewport: ViewportSize) -> None:
+def test_labels_do_not_cover_each_other(
+    open_page: Open, folder: Path, viewport: ViewportSize
+) -> None:
     page = open_page(folder, viewport=viewport)
     frames = page.locator(".labels text, .bar-name").evaluate_all(
         "all => all.map((one) => one.getBoundingClientRect().toJSON())"

@@ -1,4 +1,6 @@
-"""What a reader of the report has chosen is in the page's address; ranges on parallel coordinates; downloads."""
+"""What a reader of the report has chosen is in the page's address; ranges on parallel coordinates;
+downloads.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def go(page: Page, address: str) -> None:
 
 def numbers(page: Page) -> list[int]:
     """The trials in the table from top to bottom."""
-    return [int(str(row.get_attribute("data-trial"))) for row in page.locator("#table tbody tr").all()]
+    return [
+        int(str(row.get_attribute("data-trial"))) for row in page.locator("#table tbody tr").all()
+    ]
 
 
 def drag(page: Page, key: str, start: float, end: float) -> None:
@@ -73,7 +77,9 @@ def drag(page: Page, key: str, start: float, end: float) -> None:
 def seen(page: Page) -> dict[str, object]:
     return {
         "axes": [field.input_value() for field in page.locator("#controls select").all()],
-        "pressed": [button.get_attribute("aria-pressed") for button in page.locator(".toggle, .kind").all()],
+        "pressed": [
+            button.get_attribute("aria-pressed") for button in page.locator(".toggle, .kind").all()
+        ],
         "front": on_front(page),
         "pins": [head.get_attribute("data-trial") for head in page.locator("#pins thead th").all()],
         "bar": page.locator("#bar").input_value(),
@@ -93,7 +99,9 @@ def test_a_page_at_a_copied_address_shows_the_same(open_page: Open, folder: Path
     page.get_by_role("button", name="error bars").click()
     page.locator('.kind[data-kind="exponential"]').click()
     drag(page, "speedup", 0.01, 0.7)
-    for record in [record for record in front_of(folder, "speedup", "drift") if record.number in on_front(page)][:2]:
+    for record in [
+        record for record in front_of(folder, "speedup", "drift") if record.number in on_front(page)
+    ][:2]:
         point(page, record.number).press("Enter")
     page.locator("#bar").press("ArrowRight")
     page.locator("#filter").fill("tree.policy=chain")
@@ -105,7 +113,18 @@ def test_a_page_at_a_copied_address_shows_the_same(open_page: Open, folder: Path
     expected = seen(page)
     assert {key for key, value in expected.items() if value == first[key]} == set()
     named = {name for name, _ in parts(page)}
-    assert named == {"y", "bars", "hidden", "pins", "bar", "filter", "sort", "columns", "range", "metric"}
+    assert named == {
+        "y",
+        "bars",
+        "hidden",
+        "pins",
+        "bar",
+        "filter",
+        "sort",
+        "columns",
+        "range",
+        "metric",
+    }
     other = open_page(folder)
     go(other, page.url)
     assert seen(other) == expected
@@ -122,7 +141,9 @@ def test_a_page_at_a_copied_address_shows_the_same(open_page: Open, folder: Path
         "unknown=" + "a" * 100_000,
     ],
 )
-def test_a_part_that_means_nothing_here_is_left_out(open_page: Open, folder: Path, text: str) -> None:
+def test_a_part_that_means_nothing_here_is_left_out(
+    open_page: Open, folder: Path, text: str
+) -> None:
     page = open_page(folder)
     expected = seen(page) | {"table": ""}
     go(page, f"{page.url}#{text}&filter=tree.policy%3Dchain")
@@ -147,8 +168,14 @@ def test_the_choices_of_the_images_are_kept(open_page: Open, tmp_path: Path) -> 
     write_report(Storage(tmp_path))
     page = open_page(tmp_path)
     lists = page.locator("#images-controls select")
-    options = lists.nth(0).locator("option").evaluate_all("all => all.map((option) => option.value)")
-    chosen = next(value for value in options if value not in (lists.nth(0).input_value(), lists.nth(1).input_value()))
+    options = (
+        lists.nth(0).locator("option").evaluate_all("all => all.map((option) => option.value)")
+    )
+    chosen = next(
+        value
+        for value in options
+        if value not in (lists.nth(0).input_value(), lists.nth(1).input_value())
+    )
     lists.nth(0).select_option(chosen)
     page.locator('[data-mode="difference"]').click()
     assert dict(parts(page))["mode"] == "difference"
@@ -167,7 +194,9 @@ def test_a_range_selects_trials_in_chart_and_table(open_page: Open, folder: Path
     expected = {record.number for record in records if record.metrics["fid"].value <= float(high)}
     assert 2 < len(expected) < 38
     assert set(numbers(page)) == expected
-    assert {int(str(node.get_attribute("data-trial"))) for node in page.locator(".point").all()} == expected
+    assert {
+        int(str(node.get_attribute("data-trial"))) for node in page.locator(".point").all()
+    } == expected
     front = Sweep.open(folder).front("speedup", "fid", where=[f"fid<={high}"])
     assert on_front(page) == set(front["number"].to_pylist())
     assert page.locator("#parallel .course.faded path").count() == 40 - len(expected)
@@ -203,7 +232,9 @@ def test_the_table_downloads_as_csv(open_page: Open, folder: Path) -> None:
         assert float(row["fid"]) == record.metrics["fid"].value
         assert float(row["error/fid"]) == record.metrics["fid"].error
         assert row["label"] == csv_cell(record.label)
-    assert {LABELS[int(row["number"])][0] for row in rows if int(row["number"]) in LABELS} >= set("=@a"), "of some use"
+    assert {LABELS[int(row["number"])][0] for row in rows if int(row["number"]) in LABELS} >= set(
+        "=@a"
+    ), "of some use"
 
 
 def test_other_tables_download_as_they_are_shown(open_page: Open, tmp_path: Path) -> None:
@@ -218,7 +249,9 @@ def test_other_tables_download_as_they_are_shown(open_page: Open, tmp_path: Path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_chart_downloads_as_a_picture_of_its_own(open_page: Open, folder: Path, scheme: str) -> None:
+def test_the_chart_downloads_as_a_picture_of_its_own(
+    open_page: Open, folder: Path, scheme: str
+) -> None:
     """The file has all that the page has, and shows it without the page's style."""
     page = open_page(folder, color_scheme=scheme)
     name, data = downloaded(page, "SVG")
@@ -226,13 +259,22 @@ def test_the_chart_downloads_as_a_picture_of_its_own(open_page: Open, folder: Pa
     root = ET.fromstring(data)
     assert root.tag == f"{SVG}svg"
     text = data.decode()
-    assert not any(part in text for part in ("var(", "color-mix", "light-dark", "color(", "class=", "<style", "href"))
+    assert not any(
+        part in text
+        for part in ("var(", "color-mix", "light-dark", "color(", "class=", "<style", "href")
+    )
     words = {"".join(element.itertext()) for element in root.iter(f"{SVG}text")}
     assert words == set(page.locator("#chart text").all_text_contents())
     line = page.locator("#chart .front-line path").first
-    drawn = next(element for element in root.iter(f"{SVG}path") if element.get("d") == line.get_attribute("d"))
+    drawn = next(
+        element
+        for element in root.iter(f"{SVG}path")
+        if element.get("d") == line.get_attribute("d")
+    )
     assert drawn.get("stroke") == line.evaluate("line => getComputedStyle(line).stroke")
-    assert {element.get("font-family") for element in root.iter(f"{SVG}text")} == {"system-ui, sans-serif"}
+    assert {element.get("font-family") for element in root.iter(f"{SVG}text")} == {
+        "system-ui, sans-serif"
+    }
     viewer = page.context.new_page()
     viewer.set_content(f"<body style='margin:0'>{text}</body>")
     box = viewer.locator("svg").first.bounding_box()

@@ -1,4 +1,6 @@
-"""The documentation's pages, as their readers see them: README and its companions, and docs/*.md."""
+"""The documentation's pages, as their readers see them: README and its companions, and
+docs/*.md.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[a-z ]+)(?:: (?P<detail>[^\n]+))? -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S
+    r"(?:^<!-- (?P<mark>[a-z ]+)(?:: (?P<detail>[^\n]+))? "
+    r"-->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.M | re.S,
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. mark, detail: of the comment above it, such as `needs` and `gpu`; empty if not there."""
+    """A fenced block. mark, detail: of the comment above it, such as `needs` and `gpu`; empty if
+    not there.
+    """
 
     page: Path
     line: int
@@ -38,10 +44,16 @@ def blocks(page: Path) -> list[Block]:
     """The fenced blocks of a page, in order."""
     text = page.read_text("utf-8")
     return [
-        Block(page, 1 + text.count("\n", 0, found.start()), found["language"], found["text"], found["mark"] or "",
-              found["detail"] or "")
+        Block(
+            page,
+            1 + text.count("\n", 0, found.start()),
+            found["language"],
+            found["text"],
+            found["mark"] or "",
+            found["detail"] or "",
+        )
         for found in _BLOCK.finditer(text)
-    ]  # fmt: skip
+    ]
 
 
 def prose(page: Path) -> str:
@@ -63,4 +75,6 @@ def commands_of(block: Block) -> Iterator[list[str]]:
     """The words of each command of a block, without its comment and its variables."""
     for line in block.text.splitlines():
         if words := shlex.split(line, comments=True):
-            yield [word for index, word in enumerate(words) if index or not re.match(r"[A-Z_]+=", word)]
+            yield [
+                word for index, word in enumerate(words) if index or not re.match(r"[A-Z_]+=", word)
+            ]

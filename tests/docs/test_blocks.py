@@ -1,4 +1,6 @@
-"""The Python and YAML of the documentation's pages; the pages on extensions are run by test_examples.py."""
+"""The Python and YAML of the documentation's pages; the pages on extensions are run by
+test_examples.py.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ MINIMAL = {
     "space": {"drafter": "eagle", "tree": {"policy": "chain", "length": 2}},
 }
 YAML_BLOCKS = [
-    block for page in PAGES for block in blocks(page) if block.language == "yaml" and "your_own" not in page.name
+    block
+    for page in PAGES
+    for block in blocks(page)
+    if block.language == "yaml" and "your_own" not in page.name
 ]
 PYTHON_PAGES = [
     page
@@ -74,7 +79,9 @@ def test_yaml_is_valid(block: Block, tmp_path: Path) -> None:
         assert read_models_yaml(tmp_path / "models.yaml").keys() == data.keys()
 
 
-def test_the_tutorial_says_what_the_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_says_what_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = ROOT / "docs" / "llamagen.md"
     (sweep,) = (block.text for block in blocks(page) if block.text.startswith("# llamagen.yaml"))
     (tmp_path / "llamagen.yaml").write_text(sweep)

@@ -1,4 +1,6 @@
-"""The files of docs/cluster: linted, and held against the code. Neither Docker nor Slurm nor Kubernetes runs."""
+"""The files of docs/cluster: linted, and held against the code. Neither Docker nor Slurm nor
+Kubernetes runs.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,35 @@ FILES = ROOT / "docs" / "cluster"
 BIN = Path(sys.executable).parent
 DOCKERFILE, SBATCH = FILES / "Dockerfile", FILES / "slurm.sbatch"
 JOB: dict[str, Any] = yaml.safe_load((FILES / "rayjob.yaml").read_text())
-# The keys of KubeRay's ray.io/v1 that this manifest uses, written down by hand. An unknown one is refused.
+# The keys of KubeRay's ray.io/v1 that this manifest uses, written down by hand. An unknown one is
+# refused.
 KEYS = {
-    "job": {"entrypoint", "backoffLimit", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec"},
+    "job": {
+        "entrypoint",
+        "backoffLimit",
+        "shutdownAfterJobFinishes",
+        "ttlSecondsAfterFinished",
+        "rayClusterSpec",
+    },
     "cluster": {
-        "rayVersion", "enableInTreeAutoscaling", "autoscalerOptions", "authOptions", "headGroupSpec",
+        "rayVersion",
+        "enableInTreeAutoscaling",
+        "autoscalerOptions",
+        "authOptions",
+        "headGroupSpec",
         "workerGroupSpecs",
     },
     "head": {"rayStartParams", "template"},
-    "worker": {"groupName", "labels", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"},
-}  # fmt: skip
+    "worker": {
+        "groupName",
+        "labels",
+        "replicas",
+        "minReplicas",
+        "maxReplicas",
+        "rayStartParams",
+        "template",
+    },
+}
 
 
 def pinned(name: str) -> str:
@@ -65,9 +86,15 @@ def check_ray_start(arguments: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(("linter", "path"), [("hadolint", DOCKERFILE), ("shellcheck", SBATCH)])
 def test_linters_find_nothing(linter: str, path: Path, tmp_path: Path) -> None:
     command = [BIN / linter, "--no-color"] if linter == "hadolint" else [BIN / linter]
-    assert subprocess.run([*command, path], capture_output=True, text=True, check=False).stdout == ""
+    assert (
+        subprocess.run([*command, path], capture_output=True, text=True, check=False).stdout == ""
+    )
     faulty = tmp_path / "faulty"
-    faulty.write_text(path.read_text().replace("FROM python:3.11-slim", "FROM python").replace('"$SPACE"', "$SPACE"))
+    faulty.write_text(
+        path.read_text()
+        .replace("FROM python:3.11-slim", "FROM python")
+        .replace('"$SPACE"', "$SPACE")
+    )
     assert subprocess.run([*command, faulty], capture_output=True, check=False).returncode == 1
 
 
@@ -77,16 +104,26 @@ def instructions() -> list[list[str]]:
 
 
 def test_the_image_installs_the_project_from_what_it_copies(tmp_path: Path) -> None:
-    """Its COPY and `pip` steps, on an empty folder; the packages that it needs are pinned elsewhere."""
-    admitted = {line[1:] for line in (FILES / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] == "!"}
+    """Its COPY and `pip` steps, on an empty folder; the packages that it needs are pinned
+    elsewhere.
+    """
+    admitted = {
+        line[1:]
+        for line in (FILES / "Dockerfile.dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
     copied = [source for word, *names in instructions() if word == "COPY" for source in names[:-1]]
     assert set(copied) == admitted
     for name in copied:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
         else:
             shutil.copy(ROOT / name, tmp_path / name)
-    (install,) = (words[1:] for words in instructions() if words[:4] == ["RUN", "python", "-m", "pip"])
+    (install,) = (
+        words[1:] for words in instructions() if words[:4] == ["RUN", "python", "-m", "pip"]
+    )
     assert install[3:] == ["install", "--no-cache-dir", ".", "-c", "constraints.txt"]
     names = set(zipfile.ZipFile(wheel_of(tmp_path, tmp_path / "out")).namelist())
     assert package_files(ROOT) <= names, sorted(package_files(ROOT) - names)
@@ -115,7 +152,13 @@ def test_the_ray_job_has_only_keys_that_kuberay_knows() -> None:
         (container,) = group["template"]["spec"]["containers"]
         assert container["image"] == f"specfrontier:{version()}"
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        check_ray_start([word for key, value in group["rayStartParams"].items() for word in (f"--{key}", str(value))])
+        check_ray_start(
+            [
+                word
+                for key, value in group["rayStartParams"].items()
+                for word in (f"--{key}", str(value))
+            ]
+        )
 
 
 def version() -> str:
@@ -140,23 +183,47 @@ def test_the_ray_job_runs_a_sweep_whose_nodes_may_come() -> None:
 
 
 FAKES = {
-    "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\nnode3\\n"; else echo "scontrol $*" >>"$CALLS"; fi',
+    "scontrol": (
+        'if [ "$1" = show ]; then printf "node1\\nnode2\\nnode3\\n"; else echo "scontrol $*"'
+        ' >>"$CALLS"; fi'
+    ),
     "srun": 'trap "exit 0" TERM; echo "srun $*" >>"$CALLS"; while :; do sleep 0.05; done',
-    "ray": '[ "$(stat -c %a "$RAY_AUTH_TOKEN_PATH")" = 600 ] && [ "$(grep -c ^srun "$CALLS")" = 2 ] && '
-    'echo "ray $RAY_AUTH_MODE $*" >>"$CALLS"',  # both `srun` have begun
-    "specfrontier": 'trap "exit 143" TERM; echo "specfrontier $*" >>"$CALLS"; '
-    'for i in $(seq $ROUNDS); do sleep 0.05; done; exit "$CODE"',
+    "ray": (  # both `srun` have begun
+        '[ "$(stat -c %a "$RAY_AUTH_TOKEN_PATH")" = 600 ] && [ "$(grep -c ^srun "$CALLS")" = 2 ]'
+        ' && echo "ray $RAY_AUTH_MODE $*" >>"$CALLS"'
+    ),
+    "specfrontier": (
+        'trap "exit 143" TERM; echo "specfrontier $*" >>"$CALLS"; '
+        'for i in $(seq $ROUNDS); do sleep 0.05; done; exit "$CODE"'
+    ),
 }
 
 
-def start_batch(folder: Path, *arguments: str, rounds: int = 1, code: int = 0) -> subprocess.Popen[bytes]:
-    """The batch script with Slurm, Ray and the sweep replaced by scripts that write down how they are called."""
+def start_batch(
+    folder: Path, *arguments: str, rounds: int = 1, code: int = 0
+) -> subprocess.Popen[bytes]:
+    """The batch script with Slurm, Ray and the sweep replaced by scripts that write down how they
+    are called.
+    """
     for name, body in FAKES.items():
         (folder / name).write_text(f"#!/bin/bash\n{body}\n")
         (folder / name).chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "CALLS": str(folder / "calls")}
-    environment |= {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_CPUS_PER_TASK": "8"}
-    environment |= {"SPACE": "my sweep.yaml", "OUT": "/shared/sweeps", "ROUNDS": str(rounds), "CODE": str(code)}
+    environment = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "CALLS": str(folder / "calls"),
+    }
+    environment |= {
+        "SLURM_JOB_ID": "123",
+        "SLURM_JOB_NODELIST": "node[1-3]",
+        "SLURM_CPUS_PER_TASK": "8",
+    }
+    environment |= {
+        "SPACE": "my sweep.yaml",
+        "OUT": "/shared/sweeps",
+        "ROUNDS": str(rounds),
+        "CODE": str(code),
+    }
     return subprocess.Popen(["bash", SBATCH, *arguments], env=environment)
 
 
@@ -170,7 +237,11 @@ def calls(folder: Path, program: str) -> list[str]:
 def test_a_slurm_job_starts_ray_on_every_node_and_then_the_sweep(code: int, tmp_path: Path) -> None:
     assert start_batch(tmp_path, "--trials", "9", code=code).wait(HANG_S) == code
     (sweep,) = calls(tmp_path, "specfrontier")
-    assert sweep == ("specfrontier launch my sweep.yaml --out /shared/sweeps --address node1:20123 --resume --trials 9")
+    assert (
+        sweep
+        == "specfrontier launch my sweep.yaml --out /shared/sweeps --address node1:20123 --resume "
+        "--trials 9"
+    )
     started = [line.partition(" ray start ") for line in calls(tmp_path, "srun")]
     assert sorted(words for words, _, _ in started) == [
         "srun --overlap --nodes=1 --ntasks=1 --nodelist=node1",

@@ -1,7 +1,9 @@
-"""Every command of the documentation is parsed here: an option that no longer exists is found wherever it stands.
+"""Every command of the documentation is parsed here: an option that no longer exists is found
+wherever it stands.
 
-Commands are also run, except in blocks with a comment above them: `needs: gpu` names what a test lacks, `takes minutes`
-is too slow for a test, and `tested by: FILE::FUNCTION` names tests of the same commands with other arguments.
+Commands are also run, except in blocks with a comment above them: `needs: gpu` names what a test
+lacks, `takes minutes` is too slow for a test, and `tested by: FILE::FUNCTION` names tests of the
+same commands with other arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from workers.scenes.images import sample_captions
 NEEDS = {"network", "gpu", "checkpoints", "cluster", "browser", "captions and images of MS-COCO"}
 TOO_SLOW = {"takes minutes", "takes hours"}
 
-# Ray and the sweep commands warn of their own imports, and a benchmark may have been imported before
+# Ray and the sweep commands warn of their own imports, and a benchmark may have been imported
+# before
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),
     pytest.mark.usefixtures("equal_dry_runs_once"),
@@ -53,7 +56,9 @@ def test_a_mark_says_why_a_command_is_not_run(block: Block) -> None:
         case "tested by":
             tests = [words_of_test(name) for name in block.detail.split(", ")]
             for words in commands_of(block):
-                assert any(runs_page(block.page, test) or essentials(words) <= test for test in tests), words
+                assert any(
+                    runs_page(block.page, test) or essentials(words) <= test for test in tests
+                ), words
         case mark:
             assert mark in TOO_SLOW
             assert not block.detail
@@ -71,7 +76,11 @@ def test_a_test_of_another_command_is_noticed() -> None:
 def subject(words: Sequence[str]) -> str:
     """What a command line is about: the command of `specfrontier`, the module, the program."""
     if Path(words[0]).name == "specfrontier":
-        return next(word for index, word in enumerate(words[1:]) if word != "--plugin" and words[index] != "--plugin")
+        return next(
+            word
+            for index, word in enumerate(words[1:])
+            if word != "--plugin" and words[index] != "--plugin"
+        )
     return words[2] if words[:2] == ["python", "-m"] else words[0]
 
 
@@ -80,14 +89,18 @@ def essentials(words: Sequence[str]) -> set[str]:
 
     A benchmark is tested through its functions, so its options are names of parameters there.
     """
-    about, options = subject(words), {word.partition("=")[0] for word in words if word.startswith("--")}
+    about, options = (
+        subject(words),
+        {word.partition("=")[0] for word in words if word.startswith("--")},
+    )
     if about.startswith("benchmarks."):
         options = {option.removeprefix("--").replace("-", "_") for option in options}
     return {about, *options}
 
 
 def words_of_test(name: str) -> set[str]:
-    """Words of the strings, names and imported modules of a test, FILE::FUNCTION, and of what it uses in its file.
+    """Words of the strings, names and imported modules of a test, FILE::FUNCTION, and of what it
+    uses in its file.
 
     Raises:
         KeyError: the file has no such function.
@@ -102,7 +115,9 @@ def words_of_test(name: str) -> set[str]:
             names = (entry for entry in ast.walk(node) if isinstance(entry, ast.Name))
             defined |= {entry.id: node for entry in names if isinstance(entry.ctx, ast.Store)}
         elif isinstance(node, ast.ImportFrom):
-            modules |= dict.fromkeys((alias.asname or alias.name for alias in node.names), node.module or "")
+            modules |= dict.fromkeys(
+                (alias.asname or alias.name for alias in node.names), node.module or ""
+            )
     words, seen = set[str](), set[ast.AST]()
     waiting = [defined[function]]
     while waiting:
@@ -115,7 +130,9 @@ def words_of_test(name: str) -> set[str]:
                     words |= set(text.split())
                 case ast.Name(id=used) | ast.arg(arg=used) | ast.keyword(arg=str(used)):
                     words |= {used, modules.get(used, used)}
-                    waiting += [defined[used]] if used in defined and defined[used] not in seen else []
+                    waiting += (
+                        [defined[used]] if used in defined and defined[used] not in seen else []
+                    )
     return words
 
 
@@ -132,20 +149,26 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_sweep(folder / "sweeps" / name, trials=16, seed=number, name=name)
     (folder / "photos").mkdir()
     for number in range(65):
-        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(folder / "photos" / f"{number}.png")
+        Image.fromarray(np.full((8, 8, 3), number, np.uint8)).save(
+            folder / "photos" / f"{number}.png"
+        )
     return folder
 
 
 @pytest.fixture(scope="module")
 def fewer_rows() -> Models:
-    """The built-in model for images of a quarter of their rows: test_first_images.py generates whole ones."""
+    """The built-in model for images of a quarter of their rows: test_first_images.py generates
+    whole ones.
+    """
     models = load_folder()
     models.target.grid = replace(models.target.grid, rows=models.target.grid.rows // 4)
     return models
 
 
 @pytest.fixture
-def folder(material: Path, fewer_rows: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(
+    material: Path, fewer_rows: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Where a reader runs the commands."""
     shutil.copytree(material, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("orchestrator.cli.generation.load_entry", lambda *_: fewer_rows)
@@ -165,14 +188,23 @@ def test_commands_run(page: Path, folder: Path) -> None:
 
 
 def save_files(page: Path, folder: Path) -> None:
-    """The YAML files of a page, named by a comment or by their own `name`, and as many captions as they count."""
-    counts = [int(count) for count in re.findall(r"captions\.txt, count: (\d+)", page.read_text("utf-8"))]
+    """The YAML files of a page, named by a comment or by their own `name`, and as many captions as
+    they count.
+    """
+    counts = [
+        int(count) for count in re.findall(r"captions\.txt, count: (\d+)", page.read_text("utf-8"))
+    ]
     (folder / "captions.txt").write_text("\n".join(sample_captions(1, max(counts, default=3))))
     for block in blocks(page):
-        named = re.match(r"# (\w+\.yaml)\n|name: (\w+)\n", block.text) if block.language == "yaml" else None
+        named = (
+            re.match(r"# (\w+\.yaml)\n|name: (\w+)\n", block.text)
+            if block.language == "yaml"
+            else None
+        )
         if named:
             (folder / (named[1] or f"{named[2]}.yaml")).write_text(block.text, "utf-8")
-            shutil.rmtree(folder / "sweeps" / f"{named[2]}", ignore_errors=True)  # a page's own sweep has not run yet
+            # a page's own sweep has not run yet
+            shutil.rmtree(folder / "sweeps" / f"{named[2]}", ignore_errors=True)
 
 
 class Parsed(Exception):
@@ -197,7 +229,9 @@ def test_every_command_parses(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def parse(place: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check a command line without running it: its options by the program's own parser, else the file that it names."""
+    """Check a command line without running it: its options by the program's own parser, else the
+    file that it names.
+    """
     match words:
         case ["specfrontier" | ".venv/bin/specfrontier", *_]:
             name = subject(words)

@@ -1,4 +1,6 @@
-"""The code on the pages about extensions: taken from the page, run unchanged, and compared with what the page says."""
+"""The code on the pages about extensions: taken from the page, run unchanged, and compared with
+what the page says.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
     """The names that a page's Python leaves behind, run in an empty folder."""
     text = (DOCS / page).read_text("utf-8")
     blocks = re.findall(r"^```(?:python|yaml)\n(.*?)^```$", text, flags=re.M | re.S)
-    files = {found[1]: block for block in blocks if (found := re.match(r"# (\w+\.(?:py|yaml))\n", block))}
+    files = {
+        found[1]: block for block in blocks if (found := re.match(r"# (\w+\.(?:py|yaml))\n", block))
+    }
     assert len(blocks) > len(files), f"{page} has no code"
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -51,7 +55,8 @@ def run(page: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, A
         registry.load()  # what is imported later would register in the copy alone
         monkeypatch.setattr(registry, "_entries", {**registry})
     module = ModuleType(page.removesuffix(".md"))
-    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look their annotations up there
+    # dataclasses look their annotations up there
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     for name, block in files.items():
         Path(name).write_text(block, "utf-8")
         monkeypatch.setitem(sys.modules, Path(name).stem, module)  # restores its absence
@@ -72,7 +77,9 @@ def load_with_fewer_rows() -> Models:
 
 
 @pytest.fixture
-def names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def names(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> dict[str, Any]:
     return run(request.param, monkeypatch, tmp_path)
 
 
@@ -87,7 +94,9 @@ def assert_commands_run(page: str) -> None:
 @pytest.mark.parametrize("names", ["your_own_rule.md"], indirect=True)
 def test_your_own_rule(names: dict[str, Any]) -> None:
     tokens, accepted = names["tokens"], names["accepted"]
-    assert all(torch.equal(a, b) for a, b in zip(tokens["exact"], tokens["fading, but exact"], strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(tokens["exact"], tokens["fading, but exact"], strict=True)
+    )
     assert_commands_run("your_own_rule.md")
     assert accepted["exact"] > 1.2
     for rule in ("fading", "cosine"):
@@ -95,7 +104,10 @@ def test_your_own_rule(names: dict[str, Any]) -> None:
     assert accepted["both"] > max(accepted["fading"], accepted["cosine"])
     fading, cosine = names["Fading"], names["Cosine"]
     assert sum(cosine(budget=1.3, swing=0.7).omegas(6)) / 6 == pytest.approx(1.3)
-    r, tables = torch.rand(3, 40).softmax(1), NeighbourTables(torch.stack([torch.randperm(40) for _ in range(40)]))
+    r, tables = (
+        torch.rand(3, 40).softmax(1),
+        NeighbourTables(torch.stack([torch.randperm(40) for _ in range(40)])),
+    )
     everything, _ = fading(k=5, share=0.5).all_masses(r, None, tables)
     for x in range(40):
         one = fading(k=5, share=0.5).mass(r, None, torch.full((3,), x), tables)
@@ -105,17 +117,26 @@ def test_your_own_rule(names: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("file", "name"), [("neighbourhoods", "Fading"), ("schedules", "Cosine")])
-def test_a_rule_of_the_page_works_inside_the_project(file: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_of_the_page_works_inside_the_project(
+    file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (block,) = re.findall(
-        r"^```python\n(# my_rules\.py\n.*?)^```$", (DOCS / "your_own_rule.md").read_text("utf-8"), re.M | re.S
+        r"^```python\n(# my_rules\.py\n.*?)^```$",
+        (DOCS / "your_own_rule.md").read_text("utf-8"),
+        re.M | re.S,
     )
-    (source,) = (part for part in re.split(r"(?m)^@(?=[A-Z]+\.register)", block) if f"class {name}(" in part)
+    (source,) = (
+        part for part in re.split(r"(?m)^@(?=[A-Z]+\.register)", block) if f"class {name}(" in part
+    )
     text = (DOCS.parent / "search_spaces" / f"{file}.py").read_text("utf-8")
     module = ModuleType(f"search_spaces.{file}_with_{name.lower()}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(f"{text}\n\n@{source}", file, "exec"), module.__dict__)
     rule = getattr(module, name)
-    assert rule.from_mapping({"k": 5, "share": 0.5} if name == "Fading" else {"budget": 1.5}).exact is False
+    assert (
+        rule.from_mapping({"k": 5, "share": 0.5} if name == "Fading" else {"budget": 1.5}).exact
+        is False
+    )
 
 
 @pytest.mark.slow
@@ -148,8 +169,12 @@ def test_a_file_of_a_page_works_inside_the_project(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Saved in the package that the page names, it is found by its name, without a plugin option or another edit."""
-    (block,) = re.findall(rf"^```python\n(# {file}\.py\n.*?)^```$", (DOCS / page).read_text("utf-8"), re.M | re.S)
+    """Saved in the package that the page names, it is found by its name, without a plugin option or
+    another edit.
+    """
+    (block,) = re.findall(
+        rf"^```python\n(# {file}\.py\n.*?)^```$", (DOCS / page).read_text("utf-8"), re.M | re.S
+    )
     (tmp_path / f"{file}.py").write_text(block, "utf-8")
     folder = importlib.import_module(package)
     registry.load()  # what is imported later would register in the copy alone
@@ -188,7 +213,9 @@ def test_racing(names: dict[str, Any]) -> None:
     assert names["asked"] < 0.8 * 40 * names["QUESTIONS"]
     for number, stop in stops.items():
         assert stop.rival <= number - names["PARALLEL"]
-        assert study.trials[number].user_attrs["stopped"].startswith(f"trial {stop.rival} is better")
+        assert (
+            study.trials[number].user_attrs["stopped"].startswith(f"trial {stop.rival} is better")
+        )
     assert stops.keys().isdisjoint(trial.number for trial in study.best_trials)
 
 
@@ -199,4 +226,6 @@ def test_the_replay_sampler_in_a_study_of_your_own(names: dict[str, Any]) -> Non
     assert all(trial.params in params for trial in trials)
     assert len({str(trial.params) for trial in trials}) == 12
     best = max(trial.values[0] for trial in trials)
-    assert best > 0.9 * max((1 + p["length"] * p["delta"]) / (1 + 0.1 * p["length"]) for p in params)
+    assert best > 0.9 * max(
+        (1 + p["length"] * p["delta"]) / (1 + 0.1 * p["length"]) for p in params
+    )

@@ -1,4 +1,6 @@
-"""The captions that the documentation draws with the built-in model come out as written, at the default seed."""
+"""The captions that the documentation draws with the built-in model come out as written, at the
+default seed.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ pytestmark = pytest.mark.slow(seconds=20)
 
 
 def documented() -> list[tuple[str, ...]]:
-    """The commands that generate with the built-in model. `--config` and `--from` give a setting that a sweep
-    recommends: here one of its kind."""
+    """The commands that generate with the built-in model. `--config` and `--from` give a setting
+    that a sweep recommends: here one of its kind.
+    """
     lines = {line for page in PAGES for block in blocks(page) for line in block.text.splitlines()}
-    commands = (tuple(shlex.split(line, comments=True)) for line in lines if line.startswith('specfrontier generate "'))
+    commands = (
+        tuple(shlex.split(line, comments=True))
+        for line in lines
+        if line.startswith('specfrontier generate "')
+    )
     return sorted(
         {
-            (*command[1:3], "--preset", "gsd") if {"--config", "--from"} & set(command) else command[1:]
+            (*command[1:3], "--preset", "gsd")
+            if {"--config", "--from"} & set(command)
+            else command[1:]
             for command in commands
             if "--models" not in command
         }
@@ -33,7 +42,9 @@ def documented() -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
-def test_a_documented_caption_comes_out_as_written(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_documented_caption_comes_out_as_written(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
     net = load_features()
     assert specfrontier(*command, "--out", str(tmp_path)).code == 0
     with Image.open(next(iter(sorted(tmp_path.glob("0000-0-*.png"))))) as image:
@@ -41,7 +52,11 @@ def test_a_documented_caption_comes_out_as_written(command: tuple[str, ...], tmp
     pixels = torch.from_numpy(np.array(small)).permute(2, 0, 1)[None] / 255
     (read,) = net.read(net.extract(pixels)).tolist()
     asked = parse(command[1])
-    wrong = {name: values[got] for (name, values), got, want in zip(SLOTS, read, asked, strict=True) if got != want}
+    wrong = {
+        name: values[got]
+        for (name, values), got, want in zip(SLOTS, read, asked, strict=True)
+        if got != want
+    }
     assert wrong.keys() <= {"position"}, wrong
 
 

@@ -1,4 +1,6 @@
-"""The notebook on fronts runs from top to bottom on a small sweep made here, and is committed with its outputs."""
+"""The notebook on fronts runs from top to bottom on a small sweep made here, and is committed with
+its outputs.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,19 @@ def test_its_outputs_are_committed() -> None:
     assert all(cell["outputs"] for cell in cells)
     assert not [output for output in outputs if output["output_type"] == "error"]
     assert sum("image/png" in output.get("data", {}) for output in outputs) > 3
-    texts = [json.dumps({kind: data for kind, data in output.items() if kind != "data"}) for output in outputs]
-    texts += [str(data) for output in outputs for kind, data in output.get("data", {}).items() if kind != "image/png"]
-    assert not [text for text in texts if "/tmp" in text or "/home" in text], "places on the machine that ran it"
+    texts = [
+        json.dumps({kind: data for kind, data in output.items() if kind != "data"})
+        for output in outputs
+    ]
+    texts += [
+        str(data)
+        for output in outputs
+        for kind, data in output.get("data", {}).items()
+        if kind != "image/png"
+    ]
+    assert not [text for text in texts if "/tmp" in text or "/home" in text], (
+        "places on the machine that ran it"
+    )
 
 
 @pytest.mark.slow(seconds=30)
@@ -47,7 +59,9 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=int(HANG_S), resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=int(HANG_S), resources={"metadata": {"path": tmp_path}}
+    ).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert any("shown" in str(output.get("data", "")) for output in outputs)

@@ -25,9 +25,21 @@ MAX_README_LINES = 150
 
 def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
     """`mkdocs build --strict`: a warning is an error. (With `--quiet` warnings would not count.)"""
-    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(folder)]
+    arguments = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "-f",
+        str(config),
+        "-d",
+        str(folder),
+    ]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +87,9 @@ def test_every_link_of_the_site_resolves(site: Path) -> None:
 @pytest.mark.slow(seconds=8)
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
-        assert not [address for address in Links(page).loaded if re.match(r"[a-z]+:|//", address)], page.name
+        assert not [
+            address for address in Links(page).loaded if re.match(r"[a-z]+:|//", address)
+        ], page.name
 
 
 @pytest.mark.slow(seconds=8)
@@ -85,11 +99,17 @@ def test_references_have_every_key_metric_command_and_name(site: Path) -> None:
 
     keys = text("yaml")
     assert all(f"<code>{key}</code>" in keys for key in KEYS)
-    assert all(f"<code>{key}</code>" in keys for section in SWEEP_SECTIONS.values() for key in section.fields())
+    assert all(
+        f"<code>{key}</code>" in keys
+        for section in SWEEP_SECTIONS.values()
+        for key in section.fields()
+    )
     assert all(f"<code>{name}</code>" in text("metrics") for name in METRICS.all())
     assert all(f"<code>{name}</code>" in text("spaces") for name in ready_spaces())
     assert all(f"<code>{name}</code>" in text("python") for name in specfrontier.__all__)
-    listed = re.findall(r"^  ([a-z]+) ", command("--help").out.partition("Commands:")[2], flags=re.M)
+    listed = re.findall(
+        r"^  ([a-z]+) ", command("--help").out.partition("Commands:")[2], flags=re.M
+    )
     assert len(listed) > 10
     assert all(f"<code>specfrontier {name}</code>" in text("commands") for name in listed)
 
@@ -103,7 +123,11 @@ def test_a_key_that_takes_a_value_or_a_list_says_so(monkeypatch: pytest.MonkeyPa
     rows = dict(re.findall(r"^\| `(\S+)` \| ([^|]+) \|", later, re.MULTILINE))
     assert rows["batch"] == "whole number or list of whole numbers in [1, 65536]"
     assert rows["rungs"] == "list of whole numbers at least 2"
-    assert (rows["precision"], rows["options"], rows["sampler"]) == ("number in [0, 1]", "mapping", "text")
+    assert (rows["precision"], rows["options"], rows["sampler"]) == (
+        "number in [0, 1]",
+        "mapping",
+        "text",
+    )
     assert rows["paths"] == "list of lists of whole numbers at least 0"
 
 
@@ -112,7 +136,9 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "index.md").write_text("[nowhere](nowhere.md)")
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
-    kept = {key: value for key, value in settings.items() if key not in {"nav", "hooks", "docs_dir"}}
+    kept = {
+        key: value for key, value in settings.items() if key not in {"nav", "hooks", "docs_dir"}
+    }
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(kept))
     built = build(tmp_path / "site", tmp_path / "mkdocs.yml")
     assert built.returncode == 1
@@ -126,7 +152,10 @@ def test_the_readme_is_short() -> None:
 def test_version_and_papers_of_the_citation_are_the_projects() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert (citation["title"].split(":")[0], citation["version"]) == (project["name"], project["version"])
+    assert (citation["title"].split(":")[0], citation["version"]) == (
+        project["name"],
+        project["version"],
+    )
     assert citation["license"] == project["license"]
     assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
     papers = (ROOT / "docs" / "papers.md").read_text("utf-8")

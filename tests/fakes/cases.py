@@ -1,4 +1,6 @@
-"""Random cases for the acceptance rules: probs, neighbour tables, codebooks, the rule and its oracle."""
+"""Random cases for the acceptance rules: probs, neighbour tables, codebooks, the rule and its
+oracle.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +10,13 @@ import torch
 from hypothesis import strategies as st
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood, NeighbourTables, NoNeighbourhood
+from search_spaces.neighbourhoods import (
+    Additive,
+    Multiplicative,
+    Neighbourhood,
+    NeighbourTables,
+    NoNeighbourhood,
+)
 from search_spaces.rules.grouped import Grouped
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
 from tests.oracles import rules
@@ -26,7 +34,9 @@ SCHEDULES: tuple[Schedule, ...] = (
 
 @dataclass(frozen=True)
 class Case:
-    """Probs of target and drafter, and one rule; ``plain`` is the oracle's description of ``neighbourhood``."""
+    """Probs of target and drafter, and one rule; ``plain`` is the oracle's description of
+    ``neighbourhood``.
+    """
 
     r: list[float]
     p: list[float]
@@ -38,12 +48,16 @@ class Case:
 
     def rule(self, resampling: str) -> AcceptanceRule:
         assert resampling in ("paper", "optimal")
-        return AcceptanceRule(self.neighbourhood, self.schedule, "paper" if resampling == "paper" else "optimal")
+        return AcceptanceRule(
+            self.neighbourhood, self.schedule, "paper" if resampling == "paper" else "optimal"
+        )
 
     def tables(self, dtype: torch.dtype) -> NeighbourTables:
         return NeighbourTables(
             neighbours=torch.tensor(self.plain.order) if self.plain.order else None,
-            codebook=torch.tensor(self.plain.codebook, dtype=dtype) if self.plain.codebook else None,
+            codebook=torch.tensor(self.plain.codebook, dtype=dtype)
+            if self.plain.codebook
+            else None,
         )
 
 
@@ -92,7 +106,9 @@ def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
     )
     levels = draw(st.integers(1, 5))
     schedule = draw(st.sampled_from(SCHEDULES))
-    return Case(r, p, plain, to_neighbourhood(plain), schedule, levels, draw(st.integers(0, levels - 1)))
+    return Case(
+        r, p, plain, to_neighbourhood(plain), schedule, levels, draw(st.integers(0, levels - 1))
+    )
 
 
 @st.composite
@@ -117,15 +133,27 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
         above=int(rng.integers(0, 8)),
         tolerance=float(rng.random() * 0.3),
         radius=float(rng.random() * 4),
-        codebook=[[float(c) for c in row] for row in rng.normal(size=(codes, 3)).astype(np.float32)],
+        codebook=[
+            [float(c) for c in row] for row in rng.normal(size=(codes, 3)).astype(np.float32)
+        ],
     )
     levels = int(rng.integers(1, 7))
     schedule = SCHEDULES[int(rng.integers(len(SCHEDULES)))]
-    return Case(probs(), probs(), plain, to_neighbourhood(plain), schedule, levels, int(rng.integers(levels)))
+    return Case(
+        probs(),
+        probs(),
+        plain,
+        to_neighbourhood(plain),
+        schedule,
+        levels,
+        int(rng.integers(levels)),
+    )
 
 
 def margin(plain: rules.Rule, r: Sequence[float]) -> float:
-    """How far the nearest comparison with a bound is from an equality: what fp32 must not be asked to decide."""
+    """How far the nearest comparison with a bound is from an equality: what fp32 must not be asked
+    to decide.
+    """
     gaps = [1.0]
     for x in range(len(r)):
         running = 0.0

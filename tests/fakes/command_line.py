@@ -34,7 +34,12 @@ def specfrontier(*arguments: str) -> CommandResult:
     out, err = io.StringIO(), io.StringIO()
     argv = mock.patch.object(sys, "argv", ["specfrontier", *arguments])
     code: object = 0
-    with argv, _same_environment(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        argv,
+        _same_environment(),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             main()
         except SystemExit as exit_:
@@ -45,8 +50,9 @@ def specfrontier(*arguments: str) -> CommandResult:
 
 @contextlib.contextmanager
 def _same_environment() -> Iterator[None]:
-    """Commands set variables (`--plugin`, `--threads`). Unlike `mock.patch.dict`, it never empties the environment: a
-    command in another thread would count free cores for its threads, and set those of this process.
+    """Commands set variables (`--plugin`, `--threads`). Unlike `mock.patch.dict`, it never empties
+    the environment: a command in another thread would count free cores for its threads, and set
+    those of this process.
     """
     before = dict(os.environ)
     try:
@@ -58,8 +64,9 @@ def _same_environment() -> Iterator[None]:
 
 
 def error_of(*arguments: str, code: int) -> str:
-    """The one error message of a command that must fail with `code` and print nothing else; of an interrupt, which is
-    no error, the last line."""
+    """The one error message of a command that must fail with `code` and print nothing else; of an
+    interrupt, which is no error, the last line.
+    """
     result = specfrontier(*arguments)
     assert result.code == code, result.err
     assert result.out == ""

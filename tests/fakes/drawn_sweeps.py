@@ -25,7 +25,9 @@ def captions(count: int) -> list[str]:
     return [f"caption {number} of a <b>scene</b>" for number in range(count)]
 
 
-def write_drawn_sweep(folder: Path, texts: Sequence[str], trials: int = 12, **options: Any) -> list[TrialRecord]:
+def write_drawn_sweep(
+    folder: Path, texts: Sequence[str], trials: int = 12, **options: Any
+) -> list[TrialRecord]:
     """`write_sweep` on the built-in model, with random tokens for each caption."""
     hashes = {key: value for key, value in find_entry("builtin").hashes.items() if "." not in key}
     facts: dict[str, Any] = {"grid": [SIDE, SIDE], "image_size": 48, "models": hashes}
@@ -41,8 +43,12 @@ def write_drawn_sweep(folder: Path, texts: Sequence[str], trials: int = 12, **op
                 "caption_id": pa.array(range(count), pa.int64()),
                 "caption": pa.array(list(texts), pa.string()),
                 "sample": pa.array([0] * count, pa.int32()),
-                "tokens": pa.array(rng.integers(0, CODES, (count, TOKENS)).tolist(), pa.list_(pa.int32())),
-                "emitted": pa.array([[1 + record.number % 3] * TOKENS] * count, pa.list_(pa.int32())),
+                "tokens": pa.array(
+                    rng.integers(0, CODES, (count, TOKENS)).tolist(), pa.list_(pa.int32())
+                ),
+                "emitted": pa.array(
+                    [[1 + record.number % 3] * TOKENS] * count, pa.list_(pa.int32())
+                ),
                 "rounds": pa.array([TOKENS] * count, pa.int32()),
                 "latency": pa.array([0.1] * count, pa.float64()),
             }

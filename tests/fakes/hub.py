@@ -1,4 +1,6 @@
-"""A server on the loopback that speaks the Hugging Face Hub's protocol, as far as downloads need it."""
+"""A server on the loopback that speaks the Hugging Face Hub's protocol, as far as downloads need
+it.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,21 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-_MISSING, _GATED, _REVISION, _ENTRY = "RepoNotFound", "GatedRepo", "RevisionNotFound", "EntryNotFound"
+_MISSING, _GATED, _REVISION, _ENTRY = (
+    "RepoNotFound",
+    "GatedRepo",
+    "RevisionNotFound",
+    "EntryNotFound",
+)
 
 _Answer: TypeAlias = tuple[int, bytes, dict[str, str]]
 
 
 @dataclass
 class HubServer:
-    """repos: by ORG/NAME, their commits, oldest first; `main` is the last one, and a tag is any other name."""
+    """repos: by ORG/NAME, their commits, oldest first; `main` is the last one, and a tag is any
+    other name.
+    """
 
     endpoint: str = ""
     repos: dict[str, dict[str, Mapping[str, bytes]]] = field(default_factory=dict)
@@ -70,19 +79,31 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             what, revision, *rest = parts[4:] if is_api else parts[2:]
             if repo not in hub.repos:
                 return _refuse(401, _MISSING)
-            if repo in hub.tokens and self.headers.get("Authorization") != f"Bearer {hub.tokens[repo]}":
+            if (
+                repo in hub.tokens
+                and self.headers.get("Authorization") != f"Bearer {hub.tokens[repo]}"
+            ):
                 return _refuse(403, _GATED)
             commit = hub.find(repo, revision)
             if commit not in hub.repos[repo]:
                 return _refuse(404, _REVISION)
             files = hub.repos[repo][commit]
             if what == "revision":
-                return _plain({"id": repo, "sha": commit, "siblings": [{"rfilename": name} for name in files]})
+                return _plain(
+                    {"id": repo, "sha": commit, "siblings": [{"rfilename": name} for name in files]}
+                )
             if what == "tree":
-                return _plain([
-                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
-                    for name, data in files.items()
-                ])  # fmt: skip
+                return _plain(
+                    [
+                        {
+                            "type": "file",
+                            "path": name,
+                            "size": len(data),
+                            "oid": hashlib.sha1(data).hexdigest(),
+                        }
+                        for name, data in files.items()
+                    ]
+                )
             name = "/".join(rest)
             if name not in files:
                 return _refuse(404, _ENTRY, commit)
@@ -91,7 +112,11 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                     return _refuse(403, "")
                 hub.fetched.append(f"{repo}/{name}")
             data = files[name]
-            return 200, data, {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'}
+            return (
+                200,
+                data,
+                {"X-Repo-Commit": commit, "ETag": f'"{hashlib.sha1(data).hexdigest()}"'},
+            )
 
     return Handler
 
@@ -106,7 +131,9 @@ def _refuse(status: int, code: str, commit: str = "") -> _Answer:
 
 @contextmanager
 def hub_server(cache: Path) -> Iterator[HubServer]:
-    """A server without repositories, which `huggingface_hub` in this process uses, with a cache of its own."""
+    """A server without repositories, which `huggingface_hub` in this process uses, with a cache of
+    its own.
+    """
     from huggingface_hub import constants
 
     hub = HubServer()
@@ -116,11 +143,17 @@ def hub_server(cache: Path) -> Iterator[HubServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", hub.endpoint)
         patch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+            constants,
+            "HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
         )
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        for name, value in (("HF_ENDPOINT", hub.endpoint), ("HF_HUB_CACHE", str(cache)), ("HF_HUB_OFFLINE", "0")):
+        for name, value in (
+            ("HF_ENDPOINT", hub.endpoint),
+            ("HF_HUB_CACHE", str(cache)),
+            ("HF_HUB_OFFLINE", "0"),
+        ):
             patch.setenv(name, value)
         patch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         yield hub

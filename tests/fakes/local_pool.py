@@ -1,7 +1,7 @@
 """A sweep's one worker in the test's own process, in the place of `Pool` and its Ray cluster.
 
-A launch on Ray costs 25 seconds of CPU time, most of them for imports in three kinds of processes. Tests that show
-nothing about processes launch with this.
+A launch on Ray costs 25 seconds of CPU time, most of them for imports in three kinds of processes.
+Tests that show nothing about processes launch with this.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class LocalPool:
         return _sent(self.worker.facts())
 
     def submit(self, task: Task) -> None:
-        heapq.heappush(self.queue, ((task.trial, 0 if task.is_measurement else 1, next(self.count)), task))
+        heapq.heappush(
+            self.queue, ((task.trial, 0 if task.is_measurement else 1, next(self.count)), task)
+        )
 
     def withdraw(self, names: Collection[str]) -> None:
         self.queue = [entry for entry in self.queue if entry[1].name not in names]
@@ -71,7 +73,10 @@ def local_launches() -> Iterator[None]:
     def no_cluster(address: str | None, slots: Slots, *rest: object) -> Iterator[Slots]:
         yield slots
 
-    with mock.patch.object(launch, "Pool", LocalPool), mock.patch.object(launch, "connected", no_cluster):
+    with (
+        mock.patch.object(launch, "Pool", LocalPool),
+        mock.patch.object(launch, "connected", no_cluster),
+    ):
         yield
 
 

@@ -1,4 +1,6 @@
-"""Random inputs of metrics: correlated samples of captions, a baseline of the same captions, and real images."""
+"""Random inputs of metrics: correlated samples of captions, a baseline of the same captions, and
+real images.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def columns(
     shared = torch.randn(captions, DIM, generator=generator)[caption]
     rounds = torch.randint(20, 60, (n,), generator=generator)
     return keys(captions, samples) | {
-        "features": ((0.8 * shared + 0.6 * torch.randn(n, DIM, generator=generator)) * scale + shift).half(),
+        "features": (
+            ((0.8 * shared + 0.6 * torch.randn(n, DIM, generator=generator)) * scale + shift).half()
+        ),
         "score.clip_score": shared[:, 0] / 10 + torch.rand(n, generator=generator),
         "score.caption_accuracy": torch.rand(n, generator=generator),
         "emitted": torch.full((n,), 143),
@@ -46,11 +50,17 @@ def columns(
 def keys(captions: int, samples: int = 1) -> dict[str, Tensor]:
     """The columns that say which image a row is: captions 0, 1, ... in the order of the sweep."""
     caption = torch.arange(captions).repeat_interleave(samples)
-    return {"caption_id": caption, "position": caption, "sample": torch.arange(samples).repeat(captions)}
+    return {
+        "caption_id": caption,
+        "position": caption,
+        "sample": torch.arange(samples).repeat(captions),
+    }
 
 
 VANILLA = DecodingConfig(sampling=Sampling())
-CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}, Sampling())
+CHAIN = DecodingConfig.from_mapping(
+    {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}, Sampling()
+)
 
 
 def timed_session(
@@ -58,18 +68,24 @@ def timed_session(
     device: str = "a processor", threads: int = 1, name: str = "timings/one.parquet", is_later: bool = False,
     started: str = "2026-01-01T00:00:00+00:00",
 ) -> TimedSession:  # fmt: skip
-    """A session of 143 passes of vanilla and 50 of the others. costs: of a pass of each on each unit, vanilla's first;
-    by default 3 and 6 hundredths of a second with noise.
+    """A session of 143 passes of vanilla and 50 of the others. costs: of a pass of each on each
+    unit, vanilla's first; by default 3 and 6 hundredths of a second with noise.
     """
     noise = np.random.default_rng(0).normal(0, 0.03, (2, 6))
     costs = costs or {VANILLA: list(0.03 * np.exp(noise[0])), CHAIN: list(0.06 * np.exp(noise[1]))}
     per_pass = np.array(list(costs.values()))
-    passes = np.array([[143.0 if config.is_vanilla else 50.0] * per_pass.shape[1] for config in costs])
+    passes = np.array(
+        [[143.0 if config.is_vanilla else 50.0] * per_pass.shape[1] for config in costs]
+    )
     prefills = np.full(per_pass.shape, prefill)
     shapes = tuple(config.shape for config in costs)
     settings = tuple(config.digest() for config in costs)
-    session = Session(name, shapes, settings, prefills, per_pass, passes, prefills + passes * per_pass)
-    return TimedSession(Device(device, threads), started, next(iter(costs)), {batch: session}, is_later)
+    session = Session(
+        name, shapes, settings, prefills, per_pass, passes, prefills + passes * per_pass
+    )
+    return TimedSession(
+        Device(device, threads), started, next(iter(costs)), {batch: session}, is_later
+    )
 
 
 def write_session(
@@ -81,11 +97,20 @@ def write_session(
     configs = list(costs or (VANILLA, CHAIN))
     clock = np.stack([readings.seconds, readings.passes], axis=-1)
     rows = [
-        {"setting": setting, "caption_ids": [unit], "repetition": 0, "batch": batch, "turn": row, "prefill": 0.2,
-         "seconds": clock[row, unit, 0], "wall": clock[row, unit, 0], "passes": clock[row, unit, 1]}
+        {
+            "setting": setting,
+            "caption_ids": [unit],
+            "repetition": 0,
+            "batch": batch,
+            "turn": row,
+            "prefill": 0.2,
+            "seconds": clock[row, unit, 0],
+            "wall": clock[row, unit, 0],
+            "passes": clock[row, unit, 1],
+        }
         for unit in range(readings.units)
         for row, setting in enumerate(readings.settings)
-    ]  # fmt: skip
+    ]
     facts = {
         "kind": "timing",
         "configs": [config.to_mapping() for config in configs],
@@ -103,7 +128,9 @@ def price_list(*sessions: TimedSession) -> PriceList:
 
 
 def reference(count: int = 500, seed: int = 9) -> ReferenceFeatures:
-    return ReferenceFeatures(torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)).half())
+    return ReferenceFeatures(
+        torch.randn(count, DIM, generator=torch.Generator().manual_seed(seed)).half()
+    )
 
 
 def trial_inputs(captions: int = 60, samples: int = 2) -> MetricInputs:
@@ -119,7 +146,9 @@ def trial_inputs(captions: int = 60, samples: int = 2) -> MetricInputs:
 
 def fid_of(images: Rows, real: ReferenceFeatures) -> Estimate:
     """The metric `fid`."""
-    return compute_metrics(MetricInputs(images=images, references={FEATURES: real}), ["fid"])[0]["fid"]
+    return compute_metrics(MetricInputs(images=images, references={FEATURES: real}), ["fid"])[0][
+        "fid"
+    ]
 
 
 def mean_score(name: str, scores: Tensor) -> Estimate:
@@ -129,7 +158,9 @@ def mean_score(name: str, scores: Tensor) -> Estimate:
 
 
 def load_scorer(name: str, weights: Mapping[str, Path]) -> Scorer:
-    """A per-image score on a user's weights, as a sweep of 48-pixel images with free captions loads it."""
+    """A per-image score on a user's weights, as a sweep of 48-pixel images with free captions loads
+    it.
+    """
     context = ScoreContext(
         image_size=48,
         captions=("a dog",),

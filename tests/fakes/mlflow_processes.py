@@ -23,7 +23,9 @@ from tests.fakes.waiting import HANG_S
 from workers.data.storage import Storage
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking", __name__])
+_CONTEXT.set_forkserver_preload(
+    ["mlflow.store.tracking.sqlalchemy_store", "mlflow.tracking", __name__]
+)
 
 
 def sync_result(logged: int, already: int) -> mlflow.SyncResult:
@@ -41,7 +43,9 @@ def run_in_child(function: Callable[..., None], *arguments: str) -> int:
 
 
 def sync_in_child(storage: Storage, output: Path) -> str:
-    """`sync` in a child process, since this one keeps its connections to a database. Everything it printed."""
+    """`sync` in a child process, since this one keeps its connections to a database. Everything it
+    printed.
+    """
     assert run_in_child(_sync, str(output), storage.uri) == 0, output.read_text()
     return output.read_text().strip()
 
@@ -52,7 +56,9 @@ def sync_together(storages: Sequence[Storage], uri: str, folder: Path) -> list[s
 
 
 def open_studies_together(studies: Sequence[tuple[str, int]], url: str, folder: Path) -> list[str]:
-    """Open studies in as many processes at once; what each printed. studies: name, and the sweep's second of start."""
+    """Open studies in as many processes at once; what each printed. studies: name, and the sweep's
+    second of start.
+    """
     return _together(_open_study, folder, [(url, name, str(second)) for name, second in studies])
 
 
@@ -61,15 +67,22 @@ def _open_study(output: str, url: str, name: str, second: str) -> None:
     try:
         config = named_config(name)
         started = f"2026-01-02T03:00:{int(second):02}+00:00"
-        study_view(config, url, is_own=False).update(Sweep(Storage("."), study_identity(config, started=started), ()))
+        study_view(config, url, is_own=False).update(
+            Sweep(Storage("."), study_identity(config, started=started), ())
+        )
         print("opened", flush=True)
     except StudyError as error:
         print(error, flush=True)
 
 
-def _together(function: Callable[..., None], folder: Path, calls: Sequence[tuple[str, ...]]) -> list[str]:
+def _together(
+    function: Callable[..., None], folder: Path, calls: Sequence[tuple[str, ...]]
+) -> list[str]:
     """Call a function of this module in processes that start at one moment; what each printed."""
-    barrier, outputs = _CONTEXT.Barrier(len(calls)), [str(folder / f"output-{i}") for i in range(len(calls))]
+    barrier, outputs = (
+        _CONTEXT.Barrier(len(calls)),
+        [str(folder / f"output-{i}") for i in range(len(calls))],
+    )
     processes = [
         _CONTEXT.Process(target=_after, args=(barrier, function, output, *call))
         for call, output in zip(calls, outputs, strict=True)
@@ -89,7 +102,9 @@ def _after(barrier: Barrier, function: Callable[..., None], output: str, *argume
 
 
 def sync_and_die_early(storage: Storage, database: str, output: Path) -> int:
-    """`sync` in a child process that is killed while MLflow creates the tables of a new database; its exit code."""
+    """`sync` in a child process that is killed while MLflow creates the tables of a new database;
+    its exit code.
+    """
     return run_in_child(_sync_and_die_early, str(output), storage.uri, database)
 
 
@@ -98,7 +113,8 @@ def _sync_and_die_early(output: str, storage: str, uri: str) -> None:
 
     @event.listens_for(Engine, "before_cursor_execute")
     def die(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if "_alembic_tmp_" in statement and "INSERT" in statement:  # SQLite's copy of a table that is altered
+        # SQLite's copy of a table that is altered
+        if "_alembic_tmp_" in statement and "INSERT" in statement:
             os.kill(os.getpid(), signal.SIGKILL)
 
     _sync(output, storage, uri)

@@ -1,4 +1,6 @@
-"""An address at which an MLflow server comes and goes, leaves requests unanswered, or fails in one of five ways."""
+"""An address at which an MLflow server comes and goes, leaves requests unanswered, or fails in one
+of five ways.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from contextlib import closing, contextmanager
 from tests.fakes.ports import HOST, claim_port
 from tests.fakes.waiting import HANG_S
 
-PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>\n<p>Please sign in</p></body></html>"
+PAGE = (
+    b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>\n<p>Please sign "
+    b"in</p></body></html>"
+)
 # How a server fails: its status and body; None if it answers late (slow) or never (hang).
 FAULTS: dict[str, tuple[int, bytes] | None] = {
     "503": (503, b""),
@@ -29,7 +34,8 @@ class Address:
 
     def __init__(self) -> None:
         self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside connections that are closing
+        # beside connections that are closing
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port = claim_port()
         self.socket.bind((HOST, port))  # the kernel would take back one that it had chosen
         self.url = f"http://{HOST}:{port}"
@@ -61,11 +67,19 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
             if fault == "hang":
                 self.close_connection = True
                 return
-        kept = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "content-length")}
+        kept = {
+            key: value
+            for key, value in self.headers.items()
+            if key.lower() not in ("host", "content-length")
+        }
         request = urllib.request.Request(self.target + self.path, body, kept, method=self.command)
         try:
             with urllib.request.urlopen(request, timeout=HANG_S) as answer:
-                code, data, kind = answer.status, answer.read(), answer.headers.get("Content-Type", "")
+                code, data, kind = (
+                    answer.status,
+                    answer.read(),
+                    answer.headers.get("Content-Type", ""),
+                )
         except urllib.error.HTTPError as error:
             code, data, kind = error.code, error.read(), error.headers.get("Content-Type", "")
         if self.path.endswith("/runs/create"):
@@ -87,12 +101,16 @@ class Forwarding(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def proxy(target: str, *dropped: int, at: Address | None = None) -> Iterator[str]:
-    """The address of a proxy to `target` that drops the answers to the given creations of runs (counted from 1)."""
+    """The address of a proxy to `target` that drops the answers to the given creations of runs
+    (counted from 1).
+    """
     if at is None:
         with closing(Address()) as address, proxy(target, *dropped, at=address) as url:
             yield url
         return
-    handler = type("Handler", (Forwarding,), {"target": target, "dropped": frozenset(dropped), "created": 0})
+    handler = type(
+        "Handler", (Forwarding,), {"target": target, "dropped": frozenset(dropped), "created": 0}
+    )
     with http.server.ThreadingHTTPServer((HOST, 0), handler, bind_and_activate=False) as forwarding:
         forwarding.socket.close()
         forwarding.socket = at.socket.dup()
@@ -101,7 +119,8 @@ def proxy(target: str, *dropped: int, at: Address | None = None) -> Iterator[str
         yield at.url
         assert handler.created >= max(dropped, default=0)  # type: ignore[attr-defined]
         forwarding.shutdown()
-        forwarding.socket.shutdown(socket.SHUT_RDWR)  # connections are refused, and the port stays taken
+        # connections are refused, and the port stays taken
+        forwarding.socket.shutdown(socket.SHUT_RDWR)
 
 
 class FailingServer:

@@ -1,4 +1,6 @@
-"""An S3-compatible object store of the tests' own, on the loopback: moto's server, which checks keys and policies."""
+"""An S3-compatible object store of the tests' own, on the loopback: moto's server, which checks
+keys and policies.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class ObjectStore:
     def __init__(self) -> None:
         self.port = claim_port()
         self.start()
-        reset = Request(f"{self.endpoint}/moto-api/reset", method="POST")  # earlier servers of this process left theirs
+        # earlier servers of this process left theirs
+        reset = Request(f"{self.endpoint}/moto-api/reset", method="POST")
         urlopen(reset, timeout=HANG_S).close()
         self.key, self.secret = self.add_user("everything", "s3:*")
 

@@ -1,4 +1,6 @@
-"""Servers on the loopback that are not what a client expects: silent, of another protocol, or a proxy that refuses."""
+"""Servers on the loopback that are not what a client expects: silent, of another protocol, or a
+proxy that refuses.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ REDIS = b"-ERR unknown command\r\n"
 
 
 class OddServer:
-    """Sends `answer` to whoever connects and says something; nothing if it is empty. requests: what was said."""
+    """Sends `answer` to whoever connects and says something; nothing if it is empty. requests: what
+    was said.
+    """
 
     def __init__(self, answer: bytes) -> None:
         self._answer, self._open = answer, list[socket.socket]()
@@ -70,7 +74,9 @@ def fake_gcs(version: str, token: str = "", *, alive: bool = False) -> Iterator[
         if token and given != f"Bearer {token}":
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
         nodes = gcs_service_pb2.CheckAliveRequest.FromString(request).node_ids  # type: ignore[attr-defined]
-        reply = gcs_service_pb2.CheckAliveReply(ray_version=version, raylet_alive=[alive] * len(nodes))  # type: ignore[attr-defined]
+        reply = gcs_service_pb2.CheckAliveReply(  # type: ignore[attr-defined]
+            ray_version=version, raylet_alive=[alive] * len(nodes)
+        )
         return reply.SerializeToString()
 
     service, _, method = ALIVE_METHOD[1:].partition("/")

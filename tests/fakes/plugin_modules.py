@@ -36,7 +36,8 @@ def write_plugin(path: Path, kind: str) -> str:
 
 
 def forget_plugins(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
-    """Make this process like a new one, without plugins. What the test registers afterwards goes at its end.
+    """Make this process like a new one, without plugins. What the test registers afterwards goes at
+    its end.
 
     modules: those of the test.
     """
@@ -46,7 +47,11 @@ def forget_plugins(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, "")
     registries: tuple[Registry[object], ...] = (NEIGHBOURHOODS, SCHEDULES, POLICIES)  # type: ignore[assignment]
     for registry in registries:
-        own = {name: entry for name, entry in registry.items() if not plugins.is_external(registry._modules[name])}
+        own = {
+            name: entry
+            for name, entry in registry.items()
+            if not plugins.is_external(registry._modules[name])
+        }
         monkeypatch.setattr(registry, "_entries", own)
     for name in modules:
         sys.modules.pop(name, None)

@@ -18,8 +18,9 @@ _claims: list[socket.socket] = []  # for as long as this process lives
 def claim_port() -> int:
     """A port that is free, and that no other call returns on this machine while this process lives.
 
-    It is none of those that the kernel gives to connections and to servers without a number, unless those are nearly
-    all ports of the machine. The claim is a UDP socket: servers under test use TCP alone.
+    It is none of those that the kernel gives to connections and to servers without a number, unless
+    those are nearly all ports of the machine. The claim is a UDP socket: servers under test use TCP
+    alone.
     """
     numbers = _numbers(*map(int, _RANGE.read_text().split()))
     start = os.getpid() * 97 % len(numbers)
@@ -38,6 +39,8 @@ def claim_port() -> int:
 
 
 def _numbers(first: int, last: int) -> range:
-    """Ports below those that the kernel gives, `first` to `last`; else above them; else among them."""
+    """Ports below those that the kernel gives, `first` to `last`; else above them; else among
+    them.
+    """
     below, above = range(_FIRST, first), range(max(_FIRST, last + 1), 1 << 16)
     return next((found for found in (below, above) if len(found) >= _LEAST), range(_FIRST, _LAST))

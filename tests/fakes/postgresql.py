@@ -1,4 +1,6 @@
-"""A PostgreSQL server of the tests' own, on the loopback, which can be stopped and started again."""
+"""A PostgreSQL server of the tests' own, on the loopback, which can be stopped and started
+again.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _START_TIMEOUT_S = 600.0
 
 
 class PostgreSQL:
-    """A server whose data is in `folder`. It refuses to run as root, and then runs as the user of Debian's package."""
+    """A server whose data is in `folder`. It refuses to run as root, and then runs as the user of
+    Debian's package.
+    """
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self._programs, self.port = folder, programs, claim_port()
@@ -34,7 +38,18 @@ class PostgreSQL:
         if self._account:
             shutil.chown(password, self._account)
         self._run(
-            "initdb", "-D", "data", "-U", USER, "-E", "UTF8", "-A", "scram-sha-256", "--pwfile", "password", "--no-sync"
+            "initdb",
+            "-D",
+            "data",
+            "-U",
+            USER,
+            "-E",
+            "UTF8",
+            "-A",
+            "scram-sha-256",
+            "--pwfile",
+            "password",
+            "--no-sync",
         )
 
     def url(self, database: str, password: str = PASSWORD) -> str:
@@ -42,7 +57,19 @@ class PostgreSQL:
 
     def start(self) -> None:
         options = f"-p {self.port} -h {HOST} -k {self.folder} -c fsync=off"
-        self._run("pg_ctl", "-D", "data", "-w", "-t", str(_START_TIMEOUT_S), "-l", "log", "-o", options, "start")
+        self._run(
+            "pg_ctl",
+            "-D",
+            "data",
+            "-w",
+            "-t",
+            str(_START_TIMEOUT_S),
+            "-l",
+            "log",
+            "-o",
+            options,
+            "start",
+        )
 
     def stop(self) -> None:
         """Ends all connections at once."""
@@ -66,7 +93,11 @@ class PostgreSQL:
             check=False,
         )
         log = self.folder / "log"
-        assert done.returncode == 0, (program, done.returncode, log.read_text() if log.exists() else "")
+        assert done.returncode == 0, (
+            program,
+            done.returncode,
+            log.read_text() if log.exists() else "",
+        )
 
 
 def _exists(account: str) -> bool:
@@ -85,7 +116,8 @@ def postgresql() -> Iterator[PostgreSQL]:
     programs = Path(os.path.realpath(found)).parent if found else next(iter(_DEBIAN), None)
     if programs is None or not (programs / "postgres").exists():
         pytest.skip("PostgreSQL's server is not installed")
-    with tempfile.TemporaryDirectory(prefix="sf-pg-", dir="/tmp") as folder:  # sockets' paths must be short
+    # sockets' paths must be short
+    with tempfile.TemporaryDirectory(prefix="sf-pg-", dir="/tmp") as folder:
         server = PostgreSQL(Path(folder), programs)
         server.start()
         try:

@@ -13,17 +13,23 @@ from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
 TRIALS, TOLD = 5, 2.5
-SLOWER: Mapping[str, float] = {"zen": 1.0, "xeon": 1.5, "arm": 3.0}  # a pass of a setting, relative to vanilla's
+# a pass of a setting, relative to vanilla's
+SLOWER: Mapping[str, float] = {"zen": 1.0, "xeon": 1.5, "arm": 3.0}
 
 
 def write_untimed_sweep(folder: Path, name: str = "synthetic") -> Storage:
-    """A sweep without sessions. Each trial but vanilla was told a speed-up of `TOLD`, and has 60 passes at batch 1, and
-    more at larger ones.
+    """A sweep without sessions. Each trial but vanilla was told a speed-up of `TOLD`, and has 60
+    passes at batch 1, and more at larger ones.
     """
     storage = Storage(str(folder))
-    for record in write_sweep(folder, TRIALS, name=name, failed=(), constraints=["latency <= 0.8 * vanilla"]):
+    for record in write_sweep(
+        folder, TRIALS, name=name, failed=(), constraints=["latency <= 0.8 * vanilla"]
+    ):
         is_vanilla = record.number == 0
-        told = {"speedup": Estimate(1.0 if is_vanilla else TOLD, 0.1, 9), "latency": Estimate(9.0, 0.1, 9)}
+        told = {
+            "speedup": Estimate(1.0 if is_vanilla else TOLD, 0.1, 9),
+            "latency": Estimate(9.0, 0.1, 9),
+        }
         passes = {size: ((144.0 if is_vanilla else 50.0 + 10 * size),) * 25 for size in (1, 4)}
         kept = {name: value for name, value in record.metrics.items() if name not in told}
         write_trial(storage, replace(record, metrics=kept | told, passes=passes, history=()))
@@ -34,16 +40,24 @@ def time_on(
     storage: Storage, device: str, trials: Iterable[int], *, day: int = 1, batch: int = 1, is_later: bool = False,
     slower: Mapping[int, float] | None = None,
 ) -> str:  # fmt: skip
-    """A session of vanilla and these trials on a device, on a day; returns its name. slower: a pass of each trial,
-    relative to vanilla's; by default that of the device.
+    """A session of vanilla and these trials on a device, on a day; returns its name. slower: a pass
+    of each trial, relative to vanilla's; by default that of the device.
     """
-    configs, wobble = {record.number: record.config for record in read_trials(storage)}, (1.0, 1.01) * 3
+    configs, wobble = (
+        {record.number: record.config for record in read_trials(storage)},
+        (1.0, 1.01) * 3,
+    )
     costs = {
-        config: [0.03 * ((slower or {}).get(number, SLOWER[device]) if number else 1.0) * part for part in wobble]
+        config: [
+            0.03 * ((slower or {}).get(number, SLOWER[device]) if number else 1.0) * part
+            for part in wobble
+        ]
         for number in (0, *trials)
         if (config := configs[number]) is not None
     }
     name = f"timings/{device}-{day}-{batch}.parquet"
     started = f"2026-01-{day:02d}T00:00:00+00:00"
-    write_session(storage, costs, device=device, name=name, batch=batch, is_later=is_later, started=started)
+    write_session(
+        storage, costs, device=device, name=name, batch=batch, is_later=is_later, started=started
+    )
     return name

@@ -14,8 +14,9 @@ Started = TypeVar("Started")
 
 
 def start_ray(start: Callable[[], Started]) -> Started:
-    """The result of `start`, which starts a node of Ray. It is called again, after what it left was killed, if the node
-    was not up in time: whatever a test does, a raylet aborts if its agents take 15 s. (`connected` does the same.)
+    """The result of `start`, which starts a node of Ray. It is called again, after what it left was
+    killed, if the node was not up in time: whatever a test does, a raylet aborts if its agents take
+    15 s. (`connected` does the same.)
     """
     before = set(psutil.Process().children(recursive=True))
     for _ in range(ATTEMPTS - 1):

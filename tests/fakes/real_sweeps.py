@@ -31,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
 POLL_INTERVAL_S = 0.05
 CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no FID
-# The command, of which the driver waits after these events, each the first after the one before, until it is ended.
+# The command, of which the driver waits after these events, each the first after the one before,
+# until it is ended.
 HELD_COMMAND = """
 import sys, time
 from orchestrator.cli.app import main
@@ -68,12 +69,15 @@ space:
     - {{neighbourhood: additive, k: {{low: 2, high: 100, log: true}}, delta: {{low: 0.02, high: 0.5, log: true}}}}
     - {{schedule: constant, budget: {{low: 1.05, high: 3.0, log: true}}}}
 """
-METRICS = ("step_compression", "caption_accuracy", "fid", "drift")  # of SWEEP, those that timing does not change
+# of SWEEP, those that timing does not change
+METRICS = ("step_compression", "caption_accuracy", "fid", "drift")
 
 
 @contextmanager
 def ray_folder() -> Iterator[Path]:
-    """A folder for Ray's files, with a path short enough for sockets; processes that use it are killed at the end."""
+    """A folder for Ray's files, with a path short enough for sockets; processes that use it are
+    killed at the end.
+    """
     folder = Path(tempfile.mkdtemp(prefix="sf-", dir="/tmp"))
     try:
         yield folder
@@ -83,7 +87,9 @@ def ray_folder() -> Iterator[Path]:
 
 
 def processes(folder: Path, title: str = "") -> list[psutil.Process]:
-    """The other processes with this RAY_TMPDIR, or with a file of it open, whose command line starts with `title`."""
+    """The other processes with this RAY_TMPDIR, or with a file of it open, whose command line
+    starts with `title`.
+    """
     found = []
     for process in psutil.process_iter():
         try:
@@ -126,8 +132,8 @@ def send_signal(workers: Sequence[psutil.Process], number: signal.Signals) -> No
 class SweepRun:
     """A sweep with a folder of its own, launched once or several times.
 
-    text: its YAML file. ray: the folder of its Ray processes, for launches in a process of their own. models: writes
-    the weights that stand for `WEIGHTS` in the file.
+    text: its YAML file. ray: the folder of its Ray processes, for launches in a process of their
+    own. models: writes the weights that stand for `WEIGHTS` in the file.
     """
 
     folder: Path
@@ -143,11 +149,16 @@ class SweepRun:
     @property
     def environment(self) -> dict[str, str]:
         """Environment of the command: one thread, no token, this checkout's code."""
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+        inherited = {
+            key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")
+        }
         path = os.pathsep.join(filter(None, (str(ROOT), inherited.get("PYTHONPATH"))))
         return inherited | {
-            "OMP_NUM_THREADS": "1", "RAY_TMPDIR": str(self.ray), "RAY_AUTH_MODE": "disabled", "PYTHONPATH": path,
-        }  # fmt: skip
+            "OMP_NUM_THREADS": "1",
+            "RAY_TMPDIR": str(self.ray),
+            "RAY_AUTH_MODE": "disabled",
+            "PYTHONPATH": path,
+        }
 
     def arguments(self, *options: str) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -159,11 +170,17 @@ class SweepRun:
         return ["launch", str(space), "--out", str(self.folder / "sweeps"), *options]
 
     def start(self, *options: str, held_after: Sequence[str] = ()) -> None:
-        """Launch in a process of its own. held_after: events after which the driver does nothing until it is ended."""
-        program = [sys.executable, "-c", HELD_COMMAND, ",".join(held_after)] if held_after else COMMAND
+        """Launch in a process of its own. held_after: events after which the driver does nothing
+        until it is ended.
+        """
+        program = (
+            [sys.executable, "-c", HELD_COMMAND, ",".join(held_after)] if held_after else COMMAND
+        )
         command = [*program, *self.arguments(*options)]
         with (self.folder / "output").open("ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log, cwd=self.folder)
+            self.process = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=log, cwd=self.folder
+            )
 
     def run_locally(self, *options: str) -> CommandResult:
         """Launch to the end in this process, with its one worker and without Ray."""
@@ -182,7 +199,9 @@ class SweepRun:
             self.process.kill()
             raise AssertionError(f"still running after {timeout_s:g} s:\n{self.output}") from None
 
-    def wait_for(self, condition: Callable[[], object], interval_s: float = POLL_INTERVAL_S) -> None:
+    def wait_for(
+        self, condition: Callable[[], object], interval_s: float = POLL_INTERVAL_S
+    ) -> None:
         """Wait until a condition holds; fails if the process ends first."""
         end = time.monotonic() + HANG_S
         while not condition():
@@ -193,7 +212,9 @@ class SweepRun:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """The process does nothing while the block runs: what is looked for there is not over before it is found."""
+        """The process does nothing while the block runs: what is looked for there is not over
+        before it is found.
+        """
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         try:
@@ -202,8 +223,8 @@ class SweepRun:
             self.process.send_signal(signal.SIGCONT)
 
     def kill_when(self, condition: Callable[[], object]) -> None:
-        """Kill the process as soon as a condition holds. The process is stopped whenever it is looked at, so that it
-        cannot end the condition meanwhile.
+        """Kill the process as soon as a condition holds. The process is stopped whenever it is
+        looked at, so that it cannot end the condition meanwhile.
         """
         assert self.process is not None
         process = self.process
@@ -255,7 +276,9 @@ def files(store: Path) -> dict[str, tuple[int, int]]:
 
 
 def assert_same(one: SweepRun, other: SweepRun, trials: int | None = None) -> None:
-    """The first `trials` trials of two sweeps are equal: settings, every image's row, and metrics."""
+    """The first `trials` trials of two sweeps are equal: settings, every image's row, and
+    metrics.
+    """
     assert results(one.records[:trials], METRICS) == results(other.records[:trials], METRICS)
     first, second = images(one.store), images(other.store)
     assert first.keys() <= second.keys() if trials else first.keys() == second.keys()
@@ -264,12 +287,18 @@ def assert_same(one: SweepRun, other: SweepRun, trials: int | None = None) -> No
 
 
 def assert_every_image_once(run: SweepRun, count: int) -> None:
-    """Each setting has each of the `count` captions once, both in its shards and by its trials' records."""
+    """Each setting has each of the `count` captions once, both in its shards and by its trials'
+    records.
+    """
     tables = images(run.store)
     settings = {record.digest: record for record in run.records if record.state == "complete"}
-    recorded = {name for record in settings.values() for name in record.shards if "/quality-" in name}
+    recorded = {
+        name for record in settings.values() for name in record.shards if "/quality-" in name
+    }
     assert {f"shards/{name}" for name in tables} == recorded
     for record in settings.values():
         shards = [name.removeprefix("shards/") for name in record.shards if "/quality-" in name]
-        captions = [caption for name in shards for caption in tables[name]["caption_id"].to_pylist()]
+        captions = [
+            caption for name in shards for caption in tables[name]["caption_id"].to_pylist()
+        ]
         assert len(captions) == len(set(captions)) == record.images == count

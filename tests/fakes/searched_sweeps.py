@@ -1,4 +1,6 @@
-"""Synthetic sweeps whose trials were proposed from a space: every trial has its study's parameters."""
+"""Synthetic sweeps whose trials were proposed from a space: every trial has its study's
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,24 @@ SPACE = {
     "drafter": "eagle",
     "tree": [
         {"policy": "chain", "length": {"low": 2, "high": 8}},
-        {"policy": "dynamic", "depth": 5, "width": {"values": [4, 8]}, "nodes": {"low": 16, "high": 60, "step": 4}},
+        {
+            "policy": "dynamic",
+            "depth": 5,
+            "width": {"values": [4, 8]},
+            "nodes": {"low": 16, "high": 60, "step": 4},
+        },
     ],
     "acceptance": [
-        {"schedule": "exponential", "budget": {"low": 1.05, "high": 3, "log": True}, "nu": {"values": [0.1, 0.3]}},
-        {"neighbourhood": "additive", "k": {"low": 2, "high": 1000, "log": True}, "delta": {"low": 0.01, "high": 0.5}},
+        {
+            "schedule": "exponential",
+            "budget": {"low": 1.05, "high": 3, "log": True},
+            "nu": {"values": [0.1, 0.3]},
+        },
+        {
+            "neighbourhood": "additive",
+            "k": {"low": 2, "high": 1000, "log": True},
+            "delta": {"low": 0.01, "high": 0.5},
+        },
     ],
 }
 
@@ -44,8 +59,16 @@ def write_searched_sweep(
         config = space.suggest(trial, SAMPLING).with_sampling(SAMPLING)
         finished = ENDED.format(number // 60, number % 60)
         record = TrialRecord(
-            number, "", "complete", config, metrics=metrics_of(config, rng), images=IMAGES, seconds=9.0
+            number,
+            "",
+            "complete",
+            config,
+            metrics=metrics_of(config, rng),
+            images=IMAGES,
+            seconds=9.0,
         )
-        records.append(replace(record, params=dict(trial.params), started=finished, finished=finished))
+        records.append(
+            replace(record, params=dict(trial.params), started=finished, finished=finished)
+        )
         write_trial(storage, records[-1])
     return records

@@ -29,7 +29,9 @@ def study_view(config: SweepConfig, url: str | Path, *, is_own: bool = True) -> 
 def study_identity(config: SweepConfig, **changed: object) -> Identity:
     """An identity with the objectives of a sweep, whose directions are `DIRECTIONS`."""
     pairs = zip(config.objectives, DIRECTIONS, strict=True)
-    objectives = [{"metric": objective.metric, "direction": direction} for objective, direction in pairs]
+    objectives = [
+        {"metric": objective.metric, "direction": direction} for objective, direction in pairs
+    ]
     return identity(config.name, objectives=objectives, **changed)
 
 
@@ -49,7 +51,10 @@ def started_views(config: SweepConfig, url: str | Path, **changed: object) -> Vi
 
 def named_config(name: str) -> SweepConfig:
     """A sweep of speedup and fid with this name."""
-    return replace(SweepConfig.read("quickstart", {"objectives": ["speedup", "fid"], "racing": None}), name=name)
+    return replace(
+        SweepConfig.read("quickstart", {"objectives": ["speedup", "fid"], "racing": None}),
+        name=name,
+    )
 
 
 def plain_record(number: int) -> TrialRecord:

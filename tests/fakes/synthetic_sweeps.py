@@ -1,4 +1,6 @@
-"""Sweeps made up for tests: the files of a sweep's folder with plausible numbers in them, and no model run."""
+"""Sweeps made up for tests: the files of a sweep's folder with plausible numbers in them, and no
+model run.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,31 @@ from workers.metrics.estimate import BLOCKS, Estimate
 SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=1.0, cfg=1.5)
 BASELINE = DecodingConfig(sampling=SAMPLING)
 METRICS: Mapping[str, Mapping[str, Any]] = {
-    "speedup": {"direction": "maximize", "unit": "x", "about": "latency of vanilla over that of the setting"},
-    "latency": {"direction": "minimize", "unit": "s/image", "about": "seconds for an image at the timing batch"},
-    "step_compression": {"direction": "maximize", "unit": "tokens/pass", "about": "tokens of an image per target pass"},
-    "fid": {"direction": "minimize", "unit": "", "about": "Fréchet distance to the reference images"},
-    "drift": {"direction": "minimize", "unit": "", "about": "Fréchet distance to vanilla's images of the captions"},
+    "speedup": {
+        "direction": "maximize",
+        "unit": "x",
+        "about": "latency of vanilla over that of the setting",
+    },
+    "latency": {
+        "direction": "minimize",
+        "unit": "s/image",
+        "about": "seconds for an image at the timing batch",
+    },
+    "step_compression": {
+        "direction": "maximize",
+        "unit": "tokens/pass",
+        "about": "tokens of an image per target pass",
+    },
+    "fid": {
+        "direction": "minimize",
+        "unit": "",
+        "about": "Fréchet distance to the reference images",
+    },
+    "drift": {
+        "direction": "minimize",
+        "unit": "",
+        "about": "Fréchet distance to vanilla's images of the captions",
+    },
     "clip_score": {"direction": "maximize", "unit": "", "about": "agreement of image and caption"},
 }
 NEEDS = {
@@ -42,19 +64,36 @@ NEEDS = {
     "drift": ["features", "baseline"],
     "clip_score": ["score.clip_score"],
 }
-CAPTIONS = ("a large red circle on a plain green background", "two <b>blue</b> rings & a star", "a small “white” cross")
+CAPTIONS = (
+    "a large red circle on a plain green background",
+    "two <b>blue</b> rings & a star",
+    "a small “white” cross",
+)
 IMAGES, GRID, ENDED = 192, (8, 8), "2026-01-02T03:{:02d}:{:02d}+00:00"
 
 
 def settings(count: int, rng: np.random.Generator) -> list[tuple[str, DecodingConfig]]:
-    """Label and setting of each trial: vanilla, some presets, vanilla at another temperature, then proposals."""
-    made = [(name, PRESETS[name].with_sampling(SAMPLING)) for name in ("vanilla", "eagle2", "lantern", "cool")]
+    """Label and setting of each trial: vanilla, some presets, vanilla at another temperature, then
+    proposals.
+    """
+    made = [
+        (name, PRESETS[name].with_sampling(SAMPLING))
+        for name in ("vanilla", "eagle2", "lantern", "cool")
+    ]
     made.append(("vanilla, cooler", DecodingConfig(sampling=Sampling(0.9, 0, 1.0, 1.5))))
     while len(made) < count:
         rule: dict[str, Any] = [
             {},
-            {"neighbourhood": "additive", "k": int(rng.integers(2, 200)), "delta": round(float(rng.random()) * 0.4, 3)},
-            {"neighbourhood": "multiplicative", "k": 50, "lambda": round(1 + 4 * float(rng.random()), 2)},
+            {
+                "neighbourhood": "additive",
+                "k": int(rng.integers(2, 200)),
+                "delta": round(float(rng.random()) * 0.4, 3),
+            },
+            {
+                "neighbourhood": "multiplicative",
+                "k": 50,
+                "lambda": round(1 + 4 * float(rng.random()), 2),
+            },
             {"schedule": "exponential", "budget": round(1 + float(rng.random()), 2), "nu": 0.1},
         ][int(rng.integers(4))]
         tree: dict[str, Any] = [
@@ -69,7 +108,9 @@ def settings(count: int, rng: np.random.Generator) -> list[tuple[str, DecodingCo
 def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, Estimate]:
     """Numbers as they might come out: looser rules are faster and worse."""
     flat = setting.flat()
-    is_relaxed = float(flat.get("acceptance.delta", 0)) * 2 + math.log(float(flat.get("acceptance.lambda", 1)))
+    is_relaxed = float(flat.get("acceptance.delta", 0)) * 2 + math.log(
+        float(flat.get("acceptance.lambda", 1))
+    )
     is_relaxed += 1.5 * (float(flat["acceptance.budget"]) - 1)
     drafted = setting.policy.bounds.depth > 0
     steps = 1 + drafted * (0.8 + 0.9 * is_relaxed + 0.1 * min(setting.policy.bounds.depth, 5))
@@ -82,14 +123,18 @@ def metrics_of(setting: DecodingConfig, rng: np.random.Generator) -> dict[str, E
         "latency": Estimate(0.5 / speed, 0.01 / speed, 9),
         "step_compression": Estimate(steps, 0.01, IMAGES),
         "fid": _jackknifed(fid, 0.12),
-        "drift": _jackknifed(drift, 0.05) if setting != BASELINE else Estimate(0.0, 0.0, IMAGES, (0.0,) * 24),
+        "drift": _jackknifed(drift, 0.05)
+        if setting != BASELINE
+        else Estimate(0.0, 0.0, IMAGES, (0.0,) * 24),
         "clip_score": Estimate(30 - 2 * is_relaxed + 0.2 * float(rng.normal()), 0.1, IMAGES),
     }
 
 
 def _jackknifed(value: float, error: float) -> Estimate:
     """A metric with replicates, most of whose error all trials share."""
-    shared, own = (np.random.default_rng(seed).normal(size=24) for seed in (0, int(1e9 * abs(value))))
+    shared, own = (
+        np.random.default_rng(seed).normal(size=24) for seed in (0, int(1e9 * abs(value)))
+    )
     effects = 0.9 * shared + 0.4 * own
     effects -= effects.mean()
     replicates = value + effects * error / np.sqrt(23 / 24 * np.square(effects).sum())
@@ -105,7 +150,10 @@ def identity(name: str, **changed: Any) -> Identity:
             "format": FORMAT,
             "target": "scenes",
             "models": {"target.safetensors": "0f" * 8, "eagle.safetensors": "1e" * 8},
-            "extractors": {"features": "scenes-features 2d2d2d2d", "clip_score": "scenes-clip 3c3c3c3c"},
+            "extractors": {
+                "features": "scenes-features 2d2d2d2d",
+                "clip_score": "scenes-clip 3c3c3c3c",
+            },
             "captions": {"count": IMAGES, "hash": "4b" * 8, "source": "scenes"},
             "reference": {"identity": "5a" * 8, "count": 4096, "source": "scenes"},
             "seed": 0,
@@ -141,9 +189,10 @@ def write_sweep(
 ) -> list[TrialRecord]:
     """Write a sweep of `trials` trials into `folder`; returns its records by number.
 
-    failed: numbers of failed trials. stopped: {trial: rival} of trials that stopped early. repeated: {later: earlier}
-    trials of one setting. shards: image rows as well. budget: trials planned (default: as many as there are). about: of
-    sweep.yaml. changed: entries of identity.json to replace.
+    failed: numbers of failed trials. stopped: {trial: rival} of trials that stopped early.
+    repeated: {later: earlier} trials of one setting. shards: image rows as well. budget: trials
+    planned (default: as many as there are). about: of sweep.yaml. changed: entries of identity.json
+    to replace.
     """
     rng = np.random.default_rng(seed)
     storage = Storage(str(folder))
@@ -153,7 +202,9 @@ def write_sweep(
     storage.write(SWEEP, yaml.safe_dump(planned, sort_keys=False).encode())
     write_identity(storage, facts)
     records: list[TrialRecord] = []
-    events: list[dict[str, Any]] = [{"at": facts.started, "event": "launch", "note": "starting workers"}]
+    events: list[dict[str, Any]] = [
+        {"at": facts.started, "event": "launch", "note": "starting workers"}
+    ]
     for number, (label, setting) in enumerate(made):
         twin = records[repeated[number]] if repeated and number in repeated else None
         record = _record(number, label, setting, rng, number in failed, twin)
@@ -170,9 +221,14 @@ def write_sweep(
 
 
 def stop_early(record: TrialRecord, rival: int) -> TrialRecord:
-    """The record of a complete trial, had racing stopped it at half of its images. Its values are too good there."""
+    """The record of a complete trial, had racing stopped it at half of its images. Its values are
+    too good there.
+    """
     images = record.images // 2
-    metrics = {name: replace(entry, value=entry.value / 2, n=images) for name, entry in record.metrics.items()}
+    metrics = {
+        name: replace(entry, value=entry.value / 2, n=images)
+        for name, entry in record.metrics.items()
+    }
     metrics["speedup"] = replace(metrics["speedup"], value=99.0)
     return replace(
         record,
@@ -186,17 +242,28 @@ def stop_early(record: TrialRecord, rival: int) -> TrialRecord:
 
 
 def _record(
-    number: int, label: str, setting: DecodingConfig, rng: np.random.Generator, fails: bool, twin: TrialRecord | None
+    number: int,
+    label: str,
+    setting: DecodingConfig,
+    rng: np.random.Generator,
+    fails: bool,
+    twin: TrialRecord | None,
 ) -> TrialRecord:
-    started, finished = (ENDED.format((number + part) // 60, (number + part) % 60) for part in (0, 1))
+    started, finished = (
+        ENDED.format((number + part) // 60, (number + part) % 60) for part in (0, 1)
+    )
     config: DecodingConfig | None = setting
     if fails:
         cause = "OutOfMemoryError: at batch 24, after 48 did not fit either"
-        return TrialRecord(number, label, "failed", config, cause=cause, started=started, finished=finished)
+        return TrialRecord(
+            number, label, "failed", config, cause=cause, started=started, finished=finished
+        )
     metrics: Mapping[str, Estimate] = metrics_of(setting, rng)
     if twin is not None:
         config, metrics = twin.config, twin.metrics
-    half = {key: Estimate(entry.value * 1.1, math.inf, entry.n // 2) for key, entry in metrics.items()}
+    half = {
+        key: Estimate(entry.value * 1.1, math.inf, entry.n // 2) for key, entry in metrics.items()
+    }
     return TrialRecord(
         number=number,
         label=label,

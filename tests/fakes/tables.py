@@ -34,11 +34,17 @@ def make_table(
 ) -> Atlas:
     """Settings with these mean accepted lengths and fids [S], whose passes all cost the same.
 
-    noise: standard error of a setting's own fid on 96 captions; shared: of what all settings have in common.
+    noise: standard error of a setting's own fid on 96 captions; shared: of what all settings have
+    in common.
     """
     rng = np.random.default_rng(seed)
-    spread = np.concatenate([[0.0], np.full(len(configs) - 1, 0.1)])[:, None]  # vanilla's passes do not vary
-    passes = TOKENS / np.array(length)[:, None] * (1 + spread * rng.standard_normal((len(configs), 2 * HALF)))
+    # vanilla's passes do not vary
+    spread = np.concatenate([[0.0], np.full(len(configs) - 1, 0.1)])[:, None]
+    passes = (
+        TOKENS
+        / np.array(length)[:, None]
+        * (1 + spread * rng.standard_normal((len(configs), 2 * HALF)))
+    )
     own, common = rng.standard_normal((len(configs), 2 * HALF)), rng.standard_normal(2 * HALF)
     by_caption = np.array(fid)[:, None] + HALF**0.5 * (noise * own + shared * common)
     quality = np.stack([_left_out(by_caption, span) for span in SPANS], axis=1)

@@ -1,8 +1,9 @@
-"""A CUDA graph's stand-in on a CPU: it repeats captured operations on the memory that they had at capture.
+"""A CUDA graph's stand-in on a CPU: it repeats captured operations on the memory that they had at
+capture.
 
-As with a CUDA graph, a capture computes nothing, a replay runs no Python of the captured function, and every tensor
-keeps its shape and address. So a step that reads a number of the host's, or a tensor that has been replaced since,
-gives other results than the same step run eagerly.
+As with a CUDA graph, a capture computes nothing, a replay runs no Python of the captured function,
+and every tensor keeps its shape and address. So a step that reads a number of the host's, or a
+tensor that has been replaced since, gives other results than the same step run eagerly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Operation = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], list[Tens
 
 
 def without_shortcuts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away what the engine does on a CPU only: it stops loops early, so shapes depend on values."""
+    """Take away what the engine does on a CPU only: it stops loops early, so shapes depend on
+    values.
+    """
     for module in (accept, skipping):
         monkeypatch.setattr(module, "all_done", lambda pending: False)
     monkeypatch.setattr(accept, "max_on_host", lambda depth, bound: bound)
@@ -40,15 +43,22 @@ def memory_of(x: Tensor) -> Tensor:
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Captures the operations that run under it, with their results; a mode while it captures, then a graph."""
+    """Captures the operations that run under it, with their results; a mode while it captures, then
+    a graph.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by address: memory that was written, and its contents
+        # by address: memory that was written, and its contents
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(
-        self, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        function: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if function is torch.ops.aten._local_scalar_dense.default:

@@ -51,8 +51,9 @@ Fault = Callable[[Task], bool]
 
 
 class Workers(InstantWorkers):
-    """They write an empty file for each shard. Tasks for which `fault` holds fail. A driver that waits for nothing ends
-    the test instead of hanging. left: results after which the driver is killed.
+    """They write an empty file for each shard. Tasks for which `fault` holds fail. A driver that
+    waits for nothing ends the test instead of hanging. left: results after which the driver is
+    killed.
     """
 
     def __init__(
@@ -79,7 +80,9 @@ class Workers(InstantWorkers):
             raise KeyboardInterrupt
         self.left -= 1
         return [
-            TaskResult(result.task, None, "no", permanent=self.permanent) if self.fault(result.task) else result
+            TaskResult(result.task, None, "no", permanent=self.permanent)
+            if self.fault(result.task)
+            else result
             for result in super().collect(timeout)
         ]
 
@@ -103,7 +106,9 @@ def run(folder: Path, workers: Workers, *, parallel: int = 3) -> Outcome:
     path.write_text(SPACE.replace("PARALLEL", str(parallel)))
     config, storage = SweepConfig.read(str(path)), Storage(str(folder))
     workers.storage = storage
-    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    driver = make_driver(
+        config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")]
+    )
     return driver.run(read_trials(storage))
 
 
@@ -111,7 +116,10 @@ def sessions(workers: Workers) -> list[list[str]]:
     """The digests that each session times, in the order of their numbers."""
     found = {task.name: task.payload for task in workers.tasks if task.kind == "timing"}
     ordered = sorted(found.values(), key=lambda payload: int(payload["number"]))
-    return [[DecodingConfig.from_mapping(config).digest() for config in payload["configs"]] for payload in ordered]
+    return [
+        [DecodingConfig.from_mapping(config).digest() for config in payload["configs"]]
+        for payload in ordered
+    ]
 
 
 def digests(records: Sequence[TrialRecord], *numbers: int) -> list[str]:
@@ -119,8 +127,9 @@ def digests(records: Sequence[TrialRecord], *numbers: int) -> list[str]:
 
 
 class TimedWorkers(Workers):
-    """They write real sessions, and price trials by them. at_session: what to do when a session of this number, and
-    what it times, is about to be made. seed, noise: of the speeds. timed: a store whose sessions are copied.
+    """They write real sessions, and price trials by them. at_session: what to do when a session of
+    this number, and what it times, is about to be made. seed, noise: of the speeds. timed: a store
+    whose sessions are copied.
     """
 
     def __init__(
@@ -157,8 +166,8 @@ class TimedWorkers(Workers):
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A sweep that has ended, the sessions that it wanted (names by number), the notes of its end, the limit that ended
-    it, and why its front was not timed once more.
+    """A sweep that has ended, the sessions that it wanted (names by number), the notes of its end,
+    the limit that ended it, and why its front was not timed once more.
     """
 
     sweep: Sweep
@@ -168,25 +177,36 @@ class Timed:
     untimed: str
 
 
-def launch(folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Sequence[str] = NAMES) -> Timed:
+def launch(
+    folder: Path, workers: TimedWorkers, text: str = SPACE, *, front: Sequence[str] = NAMES
+) -> Timed:
     """Run a sweep and its last session, or the rest of them. front: its objectives."""
     folder.mkdir(exist_ok=True)
     path, notes = folder / "shapes.yaml", list[str]()
     path.write_text(text.replace("PARALLEL", "3"))
     config, storage = SweepConfig.read(str(path)), Storage(str(folder))
     workers.storage = storage
-    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    driver = make_driver(
+        config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")]
+    )
     outcome, trials = driver.run(read_trials(storage)), driver.trials
     goals = [{"metric": name, "direction": METRICS[name]["direction"]} for name in front]
     baseline = trials.plan.baseline.to_mapping()
-    metrics = {name: {**METRICS[name], "needs": NEEDS[name]} for name in dict.fromkeys([*front, "speedup"])}
+    metrics = {
+        name: {**METRICS[name], "needs": NEEDS[name]} for name in dict.fromkeys([*front, "speedup"])
+    }
     facts = identity("shapes", baseline=baseline, metrics=metrics, objectives=goals, constraints=[])
     sweep = Sweep(storage, facts, tuple(outcome.records))
     untimed = time_front(
-        sweep, trials.plan.session, trials.sessions.made, trials.build, lambda event: notes.append(str(event["note"]))
-        if event["event"] == "note" else None,
-    )  # fmt: skip
-    found = {int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"}
+        sweep,
+        trials.plan.session,
+        trials.sessions.made,
+        trials.build,
+        lambda event: notes.append(str(event["note"])) if event["event"] == "note" else None,
+    )
+    found = {
+        int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"
+    }
     return Timed(sweep.priced(), found, notes, outcome.stopped_by, untimed)
 
 

@@ -1,4 +1,6 @@
-"""Made-up sweeps whose settings were timed at several batch sizes, with real files of timing sessions."""
+"""Made-up sweeps whose settings were timed at several batch sizes, with real files of timing
+sessions.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ SPEEDS = ("speedup", "latency")
 _BLOCKS = 24
 
 
-def write_timed_sweep(folder: Path, trials: int = 6, sizes: Sequence[int] = (1, 8), **changed: Any) -> Sweep:
-    """Write a sweep with `timing.batch: sizes` and one session of all of its settings. changed: see `write_sweep`."""
+def write_timed_sweep(
+    folder: Path, trials: int = 6, sizes: Sequence[int] = (1, 8), **changed: Any
+) -> Sweep:
+    """Write a sweep with `timing.batch: sizes` and one session of all of its settings. changed: see
+    `write_sweep`.
+    """
     names = {at_batch(name, size): name for size in sizes[1:] for name in SPEEDS}
     metrics = {
         name: {**METRICS[base], "needs": NEEDS[base]}
@@ -41,7 +47,9 @@ def write_timed_sweep(folder: Path, trials: int = 6, sizes: Sequence[int] = (1, 
 
 def time_again(sweep: Sweep, sizes: Sequence[int]) -> None:
     """Add a session of all settings of a sweep at some batch sizes."""
-    configs = tuple({record.config.shape: record.config for record in sweep.records if record.config}.values())
+    configs = tuple(
+        {record.config.shape: record.config for record in sweep.records if record.config}.values()
+    )
     number = sweep.prices.sessions
     session = TimingSession(configs, 0, 2 * max(sizes), tuple(sizes), 1, number=number)
     write_session(sweep.storage, f"timings/timing-{number:020d}.parquet", session)

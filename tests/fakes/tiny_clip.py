@@ -1,4 +1,6 @@
-"""A tiny random CLIP in the layouts of official files: a Hugging Face folder with its tokenizer, open_clip's names."""
+"""A tiny random CLIP in the layouts of official files: a Hugging Face folder with its tokenizer,
+open_clip's names.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from transformers import CLIPConfig, CLIPModel
 
 MERGES = ("r e", "re d</w>", "s t", "a r</w>", "st ar</w>")
 LETTERS = sorted(ByteLevel.alphabet())
-WORDS = [*LETTERS, *(f"{letter}</w>" for letter in LETTERS), *(pair.replace(" ", "") for pair in MERGES)]
+WORDS = [
+    *LETTERS,
+    *(f"{letter}</w>" for letter in LETTERS),
+    *(pair.replace(" ", "") for pair in MERGES),
+]
 START, STOP = len(WORDS), len(WORDS) + 1
 WIDTH, LAYERS, HEADS, IMAGE, PATCH, LENGTH, SHARED = 8, 2, 2, 32, 16, 24, 6
 
@@ -35,7 +41,9 @@ def write_tokenizer(folder: Path) -> None:
     """vocab.json and merges.txt as OpenAI's folders have them."""
     folder.mkdir(parents=True, exist_ok=True)
     marks = {"<|startoftext|>": START, "<|endoftext|>": STOP}
-    (folder / "vocab.json").write_text(json.dumps({word: place for place, word in enumerate(WORDS)} | marks))
+    (folder / "vocab.json").write_text(
+        json.dumps({word: place for place, word in enumerate(WORDS)} | marks)
+    )
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *MERGES, ""]))
 
 
@@ -77,8 +85,18 @@ def open_clip_weights(seed: int = 0) -> dict[str, Tensor]:
             at = f"{stem}.{layer}"
             for norm in ("ln_1", "ln_2"):
                 found |= {f"{at}.{norm}.weight": 1 + draw(WIDTH), f"{at}.{norm}.bias": draw(WIDTH)}
-            found |= {f"{at}.attn.in_proj_weight": draw(3 * WIDTH, WIDTH), f"{at}.attn.in_proj_bias": draw(3 * WIDTH)}
-            sizes = {"attn.out_proj": (WIDTH, WIDTH), "mlp.c_fc": (4 * WIDTH, WIDTH), "mlp.c_proj": (WIDTH, 4 * WIDTH)}
+            found |= {
+                f"{at}.attn.in_proj_weight": draw(3 * WIDTH, WIDTH),
+                f"{at}.attn.in_proj_bias": draw(3 * WIDTH),
+            }
+            sizes = {
+                "attn.out_proj": (WIDTH, WIDTH),
+                "mlp.c_fc": (4 * WIDTH, WIDTH),
+                "mlp.c_proj": (WIDTH, 4 * WIDTH),
+            }
             for name, (rows, columns) in sizes.items():
-                found |= {f"{at}.{name}.weight": draw(rows, columns), f"{at}.{name}.bias": draw(rows)}
+                found |= {
+                    f"{at}.{name}.weight": draw(rows, columns),
+                    f"{at}.{name}.bias": draw(rows),
+                }
     return found

@@ -44,7 +44,9 @@ def published(*, chameleon: bool = False, bias: bool = True, codes: int = CODES)
 def write(folder: Path, state: State, *, pickled: bool = False, **config: object) -> Path:
     """A drafter's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"hidden_size": D, "num_attention_heads": HEADS, **config}))
+    (folder / "config.json").write_text(
+        json.dumps({"hidden_size": D, "num_attention_heads": HEADS, **config})
+    )
     if pickled:
         torch.save(state, folder / "pytorch_model.bin")
     else:
@@ -52,14 +54,19 @@ def write(folder: Path, state: State, *, pickled: bool = False, **config: object
     return folder
 
 
-def published_eagle3(block: str = "midlayer", *, drafted: list[int] | None = None, codes: int = CODES) -> State:
-    """An EAGLE-3 drafter's tensors under the published names. drafted: the target's tokens that it drafts; None: all,
-    and no embedding of its own.
+def published_eagle3(
+    block: str = "midlayer", *, drafted: list[int] | None = None, codes: int = CODES
+) -> State:
+    """An EAGLE-3 drafter's tensors under the published names. drafted: the target's tokens that it
+    drafts; None: all, and no embedding of its own.
     """
     torch.manual_seed(6)
-    attention = {f"self_attn.{p}_proj.weight": rand(D, 2 * D) for p in "qkv"} | {"self_attn.o_proj.weight": rand(D, D)}
+    attention = {f"self_attn.{p}_proj.weight": rand(D, 2 * D) for p in "qkv"} | {
+        "self_attn.o_proj.weight": rand(D, D)
+    }
     mlp = {
-        f"mlp.{p}_proj.weight": rand(*size) for p, size in (("gate", (FFN, D)), ("up", (FFN, D)), ("down", (D, FFN)))
+        f"mlp.{p}_proj.weight": rand(*size)
+        for p, size in (("gate", (FFN, D)), ("up", (FFN, D)), ("down", (D, FFN)))
     }
     norms = {
         f"{name}.weight": 1 + 0.3 * torch.randn(D)

@@ -24,10 +24,14 @@ JANUS_NAMED = {
     "eoi_token": "<end_of_image>", "image_token": "<image_placeholder>",
 }  # fmt: skip
 EMU3_NAMED = {
-    "bos_token": "<|extra_203|>", "pad_token": "<|endoftext|>", "boi_token": "<|image start|>",
-    "eoi_token": "<|image end|>", "image_token": "<image>", "image_wrapper_token": "<|image token|>",
+    "bos_token": "<|extra_203|>",
+    "pad_token": "<|endoftext|>",
+    "boi_token": "<|image start|>",
+    "eoi_token": "<|image end|>",
+    "image_token": "<image>",
+    "image_wrapper_token": "<|image token|>",
     "eof_token": "<|extra_201|>",
-}  # fmt: skip
+}
 TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -38,7 +42,10 @@ TEXT = {
 MODES: dict[str, dict[str, object]] = {
     "chain": {"drafter": "medusa", "tree": {"policy": "chain", "length": 5}},
     "static": {"drafter": "medusa", "tree": {"policy": "static", "name": "eagle1_26"}},
-    "dynamic": {"drafter": "medusa", "tree": {"policy": "dynamic", "depth": 4, "width": 3, "nodes": 9}},
+    "dynamic": {
+        "drafter": "medusa",
+        "tree": {"policy": "dynamic", "depth": 4, "width": 3, "nodes": 9},
+    },
     "adjacency": {
         "drafter": "medusa",
         "tree": {"policy": "adjacency", "width_range": [2, 3], "start_width": 2, "nodes": 9},
@@ -53,35 +60,64 @@ def janus(folder: Path) -> Any:
     config = JanusConfig(
         text_config={"model_type": "llama", "vocab_size": len(vocabulary), **TEXT},
         vision_config={
-            "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": JANUS_SIDE * 4,
-            "patch_size": 4, "projection_dim": 32, "num_image_tokens": JANUS_SIDE**2,
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": JANUS_SIDE * 4,
+            "patch_size": 4,
+            "projection_dim": 32,
+            "num_image_tokens": JANUS_SIDE**2,
         },
         vq_config={
-            "embed_dim": 6, "num_embeddings": JANUS_CODES, "latent_channels": 8, "base_channels": 32,
-            "channel_multiplier": [1, 1, 1], "num_res_blocks": 1, "projection_dim": 32, "image_token_embed_dim": 32,
+            "embed_dim": 6,
+            "num_embeddings": JANUS_CODES,
+            "latent_channels": 8,
+            "base_channels": 32,
+            "channel_multiplier": [1, 1, 1],
+            "num_res_blocks": 1,
+            "projection_dim": 32,
+            "image_token_embed_dim": 32,
         },
-    )  # fmt: skip
+    )
     model: Any = JanusForConditionalGeneration(config)
     model.generation_config.pad_token_id = vocabulary[JANUS_NAMED["pad_token"]]
     model.generation_config.bos_token_id = vocabulary[JANUS_NAMED["bos_token"]]
-    model.generation_config.generation_kwargs = {"boi_token_id": vocabulary[JANUS_NAMED["boi_token"]]}
+    model.generation_config.generation_kwargs = {
+        "boi_token_id": vocabulary[JANUS_NAMED["boi_token"]]
+    }
     return written(model, folder)
 
 
 def emu3(folder: Path) -> Any:
-    """Write one; gives what transformers makes of it. Codes do not stand in their order in the vocabulary."""
+    """Write one; gives what transformers makes of it. Codes do not stand in their order in the
+    vocabulary.
+    """
     codes = [f"<|visual token {code:06d}|>" for code in range(EMU3_CODES)]
     vocabulary = write_tokenizer(folder, EMU3_NAMED, ["<|extra_200|>", *codes[::2], *codes[1::2]])
     config = Emu3Config(
-        text_config={"vocab_size": len(vocabulary), "attention_dropout": 0.0, "pad_token_id": 0, "bos_token_id": 1,
-                     "eos_token_id": 2, **TEXT},
+        text_config={
+            "vocab_size": len(vocabulary),
+            "attention_dropout": 0.0,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            **TEXT,
+        },
         vq_config={
-            "codebook_size": EMU3_CODES, "embed_dim": 4, "latent_channels": 4, "base_channels": 32, "hidden_size": 32,
-            "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "attn_resolutions": [3],
+            "codebook_size": EMU3_CODES,
+            "embed_dim": 4,
+            "latent_channels": 4,
+            "base_channels": 32,
+            "hidden_size": 32,
+            "channel_multiplier": [1, 1, 1, 1],
+            "num_res_blocks": 1,
+            "attn_resolutions": [3],
         },
         vocabulary_map=vocabulary,
-    )  # fmt: skip
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.25] * 3}))
+    )
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.5] * 3, "image_std": [0.25] * 3})
+    )
     return written(Emu3ForConditionalGeneration(config), folder)
 
 

@@ -1,4 +1,6 @@
-"""Tiny random LlamaGen checkpoints, written exactly as the official files are laid out, and a models.yaml for them."""
+"""Tiny random LlamaGen checkpoints, written exactly as the official files are laid out, and a
+models.yaml for them.
+"""
 
 from __future__ import annotations
 
@@ -70,14 +72,20 @@ def write_vq(path: Path, config: VQConfig = VQ) -> None:
 def write_t5(folder: Path) -> None:
     """A T5 encoder of one layer with a tokenizer of six words."""
     words = ["<pad>", "</s>", "<unk>", "a", "red", "ball", "cat", "small"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     torch.manual_seed(5)
-    config = T5Config(vocab_size=8, d_model=FEATURES, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0)
+    config = T5Config(
+        vocab_size=8, d_model=FEATURES, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0
+    )
     T5EncoderModel(config).save_pretrained(folder)
 
 
@@ -85,15 +93,24 @@ def write_eagle(path: Path, size: Size, prompt_len: int) -> None:
     """An EAGLE layer for the target, in the project's own format."""
     side = size.image_size // 16
     config = TransformerConfig(
-        dim=size.dim, n_layers=1, n_heads=size.heads, ffn_dim=size.ffn, prompt_len=prompt_len, rows=side, cols=side,
-        input_norm=False, final_norm=False,
-    )  # fmt: skip
+        dim=size.dim,
+        n_layers=1,
+        n_heads=size.heads,
+        ffn_dim=size.ffn,
+        prompt_len=prompt_len,
+        rows=side,
+        cols=side,
+        input_norm=False,
+        final_norm=False,
+    )
     torch.manual_seed(6)
     save(path, EagleLayer(config), {"transformer": asdict(config)}, dtype=torch.float32)
 
 
 def write_models(folder: Path, size: Size = Size()) -> Path:
-    """Checkpoints of both kinds under `ckpt`, and a models.yaml with the entries `classes` and `captions`."""
+    """Checkpoints of both kinds under `ckpt`, and a models.yaml with the entries `classes` and
+    `captions`.
+    """
     ckpt = folder / "ckpt"
     ckpt.mkdir(parents=True)
     for kind, prompt_len in (("c2i", 1), ("t2i", PROMPT)):
@@ -101,16 +118,25 @@ def write_models(folder: Path, size: Size = Size()) -> Path:
         write_eagle(ckpt / f"eagle-{kind}.safetensors", size, prompt_len)
     write_vq(ckpt / "vq.pt", replace(VQ, codebook_size=size.codes))
     write_t5(ckpt / "t5")
-    common = {"family": "llamagen", "vq": "ckpt/vq.pt", "image_size": size.image_size, "heads": size.heads}
+    common = {
+        "family": "llamagen",
+        "vq": "ckpt/vq.pt",
+        "image_size": size.image_size,
+        "heads": size.heads,
+    }
     entries = {
         "classes": {
-            **common, "transformer": "ckpt/c2i.pt", "drafters": {"eagle": "ckpt/eagle-c2i.safetensors"},
+            **common,
+            "transformer": "ckpt/c2i.pt",
+            "drafters": {"eagle": "ckpt/eagle-c2i.safetensors"},
         },
         "captions": {
-            **common, "transformer": "ckpt/t2i.pt", "text": "ckpt/t5",
+            **common,
+            "transformer": "ckpt/t2i.pt",
+            "text": "ckpt/t5",
             "drafters": {"eagle": "ckpt/eagle-t2i.safetensors"},
         },
-    }  # fmt: skip
+    }
     path = folder / "models.yaml"
     path.write_text(yaml.safe_dump(entries, sort_keys=False))
     return path

@@ -1,4 +1,6 @@
-"""Tiny random models that run the real code paths: a target, and one drafter of every kind for it."""
+"""Tiny random models that run the real code paths: a target, and one drafter of every kind for
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from workers.models.transformer import Transformer, TransformerConfig
 
 
 class ToyConditioner(nn.Module):
-    """A random prompt per caption; captions shorter than the prompt are padded on the left, as LlamaGen's are."""
+    """A random prompt per caption; captions shorter than the prompt are padded on the left, as
+    LlamaGen's are.
+    """
 
     def __init__(self, prompt_len: int, dim: int) -> None:
         super().__init__()
@@ -53,14 +57,26 @@ class ToyCodec(nn.Module):
 
 
 BASE = TransformerConfig(
-    dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=24, prompt_len=5, rows=4, cols=4, prompt_rope="identity"
+    dim=32,
+    n_layers=2,
+    n_heads=2,
+    ffn_dim=48,
+    vocab_size=24,
+    prompt_len=5,
+    rows=4,
+    cols=4,
+    prompt_rope="identity",
 )
 #: The same with a fixed token after every row, as in Lumina-mGPT.
 ROW_ENDS = replace(BASE, rope="line", row_ends=True)
 
 
 def toy_target(
-    seed: int = 0, *, temper: float = 3.0, config: TransformerConfig = BASE, sampling: Sampling | None = None
+    seed: int = 0,
+    *,
+    temper: float = 3.0,
+    config: TransformerConfig = BASE,
+    sampling: Sampling | None = None,
 ) -> Target:
     """A random target. `temper` scales the head: larger is more peaked."""
     with torch.random.fork_rng():
@@ -72,7 +88,12 @@ def toy_target(
         conditioner = ToyConditioner(config.prompt_len, config.dim)
         row_end = torch.randn(config.dim) if config.row_ends else None
         target = Target(
-            "toy", transformer, conditioner, ToyCodec(codebook), sampling or Sampling(cfg=2.0), row_end=row_end
+            "toy",
+            transformer,
+            conditioner,
+            ToyCodec(codebook),
+            sampling or Sampling(cfg=2.0),
+            row_end=row_end,
         )
     return target.eval().requires_grad_(False)
 
@@ -119,7 +140,11 @@ def toy_eagle3(config: TransformerConfig) -> Eagle3Layer:
 
 
 def code_path(config: DecodingConfig) -> frozenset[tuple[str, object]]:
-    """What configs that run the same code share: all but their numbers, the tree's name and the neighbours' order."""
-    words: dict[str, object] = {key: value for key, value in config.flat().items() if isinstance(value, str)}
+    """What configs that run the same code share: all but their numbers, the tree's name and the
+    neighbours' order.
+    """
+    words: dict[str, object] = {
+        key: value for key, value in config.flat().items() if isinstance(value, str)
+    }
     same = {"tree.name": "", "acceptance.proximity": "", "exact": not config.acceptance.is_relaxed}
     return frozenset((words | same).items())

@@ -1,4 +1,6 @@
-"""Waiting for events. The limits only bound a hang: they are far beyond what the slowest machine needs."""
+"""Waiting for events. The limits only bound a hang: they are far beyond what the slowest machine
+needs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""An engine whose rounds can be looked at, and a drafter that is nearly always right: trees that are followed to their
-ends, on any target."""
+"""An engine whose rounds can be looked at, and a drafter that is nearly always right: trees that
+are followed to their ends, on any target.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from workers.models.target import Prompt, Target
 
 
 class Replay(Drafter):
-    """A drafter that knows what will be drawn: known tokens [image_len] by caption lead, at every position.
+    """A drafter that knows what will be drawn: known tokens [image_len] by caption lead, at every
+    position.
 
     With `errors`, every so many positions it puts another token first, and the known one second.
     """
@@ -32,11 +34,19 @@ class Replay(Drafter):
         self.known, self.vocabulary, self.errors = known, vocabulary, errors
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
-        self.streams, self.table = batch.streams, torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64)
+        self.streams, self.table = (
+            batch.streams,
+            torch.zeros(batch.size, batch.image_len + 64, dtype=torch.int64),
+        )
         batch.buffers.add(self, "table")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.table = self.table.clone()
         for row, name in zip(indices.tolist(), captions, strict=True):
@@ -65,18 +75,24 @@ class Replay(Drafter):
 
 
 class RecordingEngine(Engine):
-    """An engine that keeps, of every round of its first row, the image so far, the tree and the guided logits."""
+    """An engine that keeps, of every round of its first row, the image so far, the tree and the
+    guided logits.
+    """
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
         self.rounds: list[tuple[list[int], DraftTree, Tensor]] = []
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> Tensor:
         self.rounds.append((batch.tokens[0, : int(batch.emitted[0])].tolist(), tree, logits[0]))
         return super().commit(batch, tree, result, logits, features)
 
     def paths(self) -> list[tuple[list[int], Tensor]]:
-        """Every slot that was scored: the image tokens up to it, along its own path, and the guided logits [V]."""
+        """Every slot that was scored: the image tokens up to it, along its own path, and the guided
+        logits [V].
+        """
         found = []
         for image, tree, logits in self.rounds:
             parents = tree.shape.parents.expand(len(tree.tokens), -1)[0].tolist()
@@ -92,9 +108,15 @@ class RecordingEngine(Engine):
 
 
 def draw(
-    target: Target, setting: Mapping[str, object], drafter: Drafter | None, captions: Sequence[str], batch: int = 1
+    target: Target,
+    setting: Mapping[str, object],
+    drafter: Drafter | None,
+    captions: Sequence[str],
+    batch: int = 1,
 ) -> tuple[dict[str, Result], RecordingEngine]:
     """Results by caption, and the engine that drew them."""
-    engine = RecordingEngine(target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch)
+    engine = RecordingEngine(
+        target, DecodingConfig.from_mapping(setting), drafter, seed=3, batch_size=batch
+    )
     results = engine.run([Request(number, caption) for number, caption in enumerate(captions)])
     return {result.request.caption: result for result in results}, engine

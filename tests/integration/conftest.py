@@ -20,7 +20,9 @@ def small(shared_folder: Path) -> SweepRun:
     finished = run.folder / "finished"
     with FileLock(shared_folder / "small.lock"):
         if not finished.exists():
-            assert not run.folder.exists(), "the small sweep failed in another test process; see its error"
+            assert not run.folder.exists(), (
+                "the small sweep failed in another test process; see its error"
+            )
             run.run_locally("--no-mlflow")
             finished.touch()
     return run

@@ -34,19 +34,34 @@ def test_lost_doubled_and_changed_images_are_counted(small: SweepRun, tmp_path: 
     store = tmp_path / "small"
     shutil.copytree(small.store, store)
     assert compare(small.store, store, METRICS).is_clean
-    lost, doubled, changed, *_ = (f"shards/{path.name}" for path in sorted((store / "shards").glob("quality-*")))
+    lost, doubled, changed, *_ = (
+        f"shards/{path.name}" for path in sorted((store / "shards").glob("quality-*"))
+    )
     storage = Storage(store)
     (store / lost).unlink()
     table, metadata = read_shard(storage, doubled)
-    write_shard(storage, "shards/quality-copy.parquet", table, metadata | {"name": "shards/quality-copy.parquet"})
+    write_shard(
+        storage,
+        "shards/quality-copy.parquet",
+        table,
+        metadata | {"name": "shards/quality-copy.parquet"},
+    )
     table, metadata = read_shard(storage, changed)
     rows = table["tokens"].to_pylist()
     rows[3][0] += 1
     tokens = pa.array(rows, table["tokens"].type)
-    write_shard(storage, changed, table.set_column(table.column_names.index("tokens"), "tokens", tokens), metadata)
+    write_shard(
+        storage,
+        changed,
+        table.set_column(table.column_names.index("tokens"), "tokens", tokens),
+        metadata,
+    )
     found = compare(small.store, store, METRICS)
     assert (found.lost, found.twice, found.wrong, found.trials_differ) == (SHARD, SHARD, 1, [])
-    assert compare(small.store, store, METRICS, rewritten=[changed.removeprefix("shards/")]).twice == 2 * SHARD
+    assert (
+        compare(small.store, store, METRICS, rewritten=[changed.removeprefix("shards/")]).twice
+        == 2 * SHARD
+    )
     record = max((store / "trials").iterdir())
     record.unlink()
     assert compare(small.store, store, METRICS).trials_differ == [int(record.stem)]
@@ -71,9 +86,13 @@ def test_faults_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         sweep.run_locally("--no-mlflow", "--trials", str(trials))
         return sweep.store
 
-    outcome = chaos.chaos(tmp_path / "disturbed", text, plan(0, len(KINDS_HERE), KINDS_HERE), calm, mlflow=False)
+    outcome = chaos.chaos(
+        tmp_path / "disturbed", text, plan(0, len(KINDS_HERE), KINDS_HERE), calm, mlflow=False
+    )
     assert outcome.is_clean, chaos.describe(outcome)
     assert outcome.comparison is not None
-    assert outcome.comparison.expected >= 70 * 2, "so far the sweep got before the last fault was over"
+    assert outcome.comparison.expected >= 70 * 2, (
+        "so far the sweep got before the last fault was over"
+    )
     assert outcome.endings[-signal.SIGKILL] == 1
     assert outcome.endings[0] >= 1

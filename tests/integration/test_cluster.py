@@ -1,4 +1,6 @@
-"""A sweep as a Ray job on a cluster that loses a node and gets another; its MLflow server starts late and goes away."""
+"""A sweep as a Ray job on a cluster that loses a node and gets another; its MLflow server starts
+late and goes away.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow(seconds=110)
 TRIALS = 12
-# The command, which does not take a worker that the test stops for one that hangs, however long a new node takes.
+# The command, which does not take a worker that the test stops for one that hangs, however long a
+# new node takes.
 PATIENT_COMMAND = """
 from orchestrator.cli.app import main
 from orchestrator.cluster import pool
@@ -70,8 +73,15 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(cluster_files))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": claim_port()}
-        head |= {"object_store_memory": OBJECT_STORE_BYTES, "_system_config": HEALTH_CHECK} | agent_port()
+        head: dict[str, Any] = {
+            "num_cpus": 0,
+            "include_dashboard": True,
+            "dashboard_port": claim_port(),
+        }
+        head |= {
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_system_config": HEALTH_CHECK,
+        } | agent_port()
         cluster: Any = start_ray(lambda: Cluster(initialize_head=True, head_node_args=dict(head)))
         for _ in range(2):
             add_node(cluster)
@@ -83,17 +93,27 @@ def cluster(cluster_files: Path) -> Iterator[Any]:
 
 def add_node(cluster: Any) -> Any:
     with without_services():
-        return start_ray(lambda: cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port()))
+        return start_ray(
+            lambda: cluster.add_node(
+                num_cpus=1, object_store_memory=OBJECT_STORE_BYTES, **agent_port()
+            )
+        )
 
 
 def agent_port() -> dict[str, int]:
-    """Ray's default is one fixed port, so that a second cluster on the machine would take no jobs."""
+    """Ray's default is one fixed port, so that a second cluster on the machine would take no
+    jobs.
+    """
     return {"dashboard_agent_listen_port": claim_port()}
 
 
 def current_workers(run: SweepRun) -> int:
     """The number of workers that are up now, 0 until one of the first two was lost."""
-    alive = [event["alive"] for event in run.events if event["event"] == "workers" and not event.get("note")]
+    alive = [
+        event["alive"]
+        for event in run.events
+        if event["event"] == "workers" and not event.get("note")
+    ]
     return alive[-1] if 1 in alive[alive.index(2) :] else 0
 
 
@@ -138,7 +158,8 @@ def job(
 ) -> ClusterSweep:
     """A job of twice as many trials as `small` has, so that every worker has something to do.
 
-    It loses a node. While its other worker is stopped, its MLflow server answers, and another node joins.
+    It loses a node. While its other worker is stopped, its MLflow server answers, and another node
+    joins.
     """
     from ray.job_submission import JobSubmissionClient
 
@@ -147,7 +168,9 @@ def job(
     options = ("--address", "auto", "--trials", str(TRIALS), "--tracking-uri", address.url)
     environment = {"env_vars": {"PYTHONPATH": run.environment["PYTHONPATH"]}}
     submitted = submit(
-        client, shlex.join([sys.executable, "-c", PATIENT_COMMAND, *run.arguments(*options)]), environment
+        client,
+        shlex.join([sys.executable, "-c", PATIENT_COMMAND, *run.arguments(*options)]),
+        environment,
     )
 
     def running() -> bool:
@@ -157,13 +180,20 @@ def job(
         run.wait_for(lambda: condition() or not running(), STATUS_INTERVAL_S)
         assert condition(), client.get_job_logs(submitted)
 
-    wait_for(lambda: len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished"))
-    assert address.url in run.store.joinpath("mlflow.json").read_text(), "the place is known before it answers"
+    wait_for(
+        lambda: (
+            len(run.workers) == 2 and run.count("workers", alive=2) and run.count("trial_finished")
+        )
+    )
+    assert address.url in run.store.joinpath("mlflow.json").read_text(), (
+        "the place is known before it answers"
+    )
     assert not trial_runs(mlflow_server, "small")
     before = files(run.store)
     cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)  # kills its raylet
     others = processes(cluster_files, "ray::Worker")
-    send_signal(others, signal.SIGSTOP)  # else the other worker could finish before the new node is up
+    # else the other worker could finish before the new node is up
+    send_signal(others, signal.SIGSTOP)
     try:
         with proxy(mlflow_server, at=address):
             wait_for(lambda: trial_runs(mlflow_server, "small"))
@@ -172,7 +202,13 @@ def job(
     finally:
         send_signal(others, signal.SIGCONT)
     run.wait_for(lambda: not running(), STATUS_INTERVAL_S)
-    return ClusterSweep(run, client.get_job_status(submitted).value, client.get_job_logs(submitted), before, address)
+    return ClusterSweep(
+        run,
+        client.get_job_status(submitted).value,
+        client.get_job_logs(submitted),
+        before,
+        address,
+    )
 
 
 def test_a_ray_job_loses_a_node_and_uses_a_new_one(job: ClusterSweep) -> None:
@@ -182,7 +218,9 @@ def test_a_ray_job_loses_a_node_and_uses_a_new_one(job: ClusterSweep) -> None:
     assert job.before_loss.items() <= files(job.run.store).items()
 
 
-def test_results_depend_on_neither_lost_nodes_nor_the_number_of_workers(job: ClusterSweep, small: SweepRun) -> None:
+def test_results_depend_on_neither_lost_nodes_nor_the_number_of_workers(
+    job: ClusterSweep, small: SweepRun
+) -> None:
     assert_same(small, job.run, trials=len(small.records))
     assert_every_image_once(job.run, CAPTIONS)
 
@@ -202,7 +240,10 @@ def test_sync_logs_every_trial_that_mlflow_missed(job: ClusterSweep, mlflow_serv
     assert runs.keys() == set(range(TRIALS))
     for record in job.run.records:
         assert runs[record.number].info.status == "FINISHED"
-        assert runs[record.number].data.metrics["step_compression"] == record.metrics["step_compression"].value
+        assert (
+            runs[record.number].data.metrics["step_compression"]
+            == record.metrics["step_compression"].value
+        )
 
 
 JOB = """
@@ -218,7 +259,9 @@ run --out "$LASTING" --check
 """
 
 
-def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, tmp_path: Path) -> None:
+def test_a_job_refuses_results_in_its_copy_of_the_working_folder(
+    cluster: Any, tmp_path: Path
+) -> None:
     """And its package has what neither `excludes` nor .gitignore leaves out."""
     from ray.job_submission import JobSubmissionClient
 
@@ -235,13 +278,20 @@ def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, t
         (folder / name).write_text(text)
     client = JobSubmissionClient(f"http://{cluster.head_node.webui_url}")
     variables = {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable, "LASTING": str(lasting)}
-    environment = {"working_dir": str(folder), "excludes": ["weights", "sweeps"], "env_vars": variables}
+    environment = {
+        "working_dir": str(folder),
+        "excludes": ["weights", "sweeps"],
+        "env_vars": variables,
+    }
     job = submit(client, "sh job.sh", environment)
     end = time.monotonic() + HANG_S
     while not client.get_job_status(job).is_terminal() and time.monotonic() < end:
         time.sleep(STATUS_INTERVAL_S)
     logs = client.get_job_logs(job)
-    listed, default, absolute, study, good = logs.split("code ")[0].partition("Error")[0], *logs.split("code ")[:4]
+    listed, default, absolute, study, good = (
+        logs.split("code ")[0].partition("Error")[0],
+        *logs.split("code ")[:4],
+    )
     assert set(listed.split()) >= {"job.sh", "a.yaml"}
     assert not {"weights", "ignored.txt"} & set(listed.split())
     assert "Error: --out sweeps: " in default
@@ -253,8 +303,8 @@ def test_a_job_refuses_results_in_its_copy_of_the_working_folder(cluster: Any, t
 
 
 def trial_runs(base: str, name: str, status: str | None = None) -> dict[int, Run]:
-    """MLflow's runs of a sweep's trials by number, none without an experiment; fails if there are two of one trial or
-    of the sweep. status: of the sweep's run.
+    """MLflow's runs of a sweep's trials by number, none without an experiment; fails if there are
+    two of one trial or of the sweep. status: of the sweep's run.
     """
     from mlflow.tracking import MlflowClient
 

@@ -1,4 +1,6 @@
-"""A caption that kills every worker that draws it: its trial fails alone, and the captions are named."""
+"""A caption that kills every worker that draws it: its trial fails alone, and the captions are
+named.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ if "workers.runtime.loaded" in sys.modules:  # in a worker
 """
 
 
-def test_a_trial_whose_captions_kill_workers_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_whose_captions_kill_workers_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     last = read_captions("scenes", count=8, seed=1)[-1].id
     (tmp_path / "deadly.py").write_text(PLUGIN.replace("LAST", str(last)))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -60,13 +64,20 @@ def test_a_trial_whose_captions_kill_workers_fails_alone(tmp_path: Path, monkeyp
         run = SweepRun(tmp_path, SWEEP, ray)
         run.start("--no-mlflow", "--workers", "1")
         assert run.wait() == 1, run.output
-    (failed,) = (event for event in run.events if event["event"] == "trial_finished" and event["state"] != "complete")
+    (failed,) = (
+        event
+        for event in run.events
+        if event["event"] == "trial_finished" and event["state"] != "complete"
+    )
     assert failed["trial"] == 1
     assert "died 3 times while running" in failed["cause"]
     assert "(quality of captions 4 to 7 of scenes, eagle chain)" in failed["cause"]
     assert f": failed: {failed['cause']}" in run.output
     assert "1 trial lost" in run.output
-    assert [record.number for record in run.records] == [0, 2], "it has no record, so --resume runs it again"
+    assert [record.number for record in run.records] == [
+        0,
+        2,
+    ], "it has no record, so --resume runs it again"
     before = files(run.store)
     (tmp_path / "cured").touch()
     monkeypatch.syspath_prepend(tmp_path)

@@ -27,7 +27,8 @@ WIDER = (
     SWEEP.replace("name: small", "name: wider")
     .replace("length: {low: 2, high: 3}", "length: {low: 2, high: 5}")
     .replace("sampler: nsga2", "sampler: tpe")
-    .replace("population_size: 2", "n_startup_trials: 2")  # so that proposals follow from what the search was told
+    # so that proposals follow from what the search was told
+    .replace("population_size: 2", "n_startup_trials: 2")
 )
 
 
@@ -60,16 +61,30 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
         assert before[name].to_pylist() == after[name].to_pylist()
     assert_every_image_once(wider, CAPTIONS)
     front = {record.digest for record in front_records(Sweep.open(small.store))}
-    assert front <= {record.digest for record in wider.records}, "the earlier front is in the new sweep"
+    assert front <= {record.digest for record in wider.records}, (
+        "the earlier front is in the new sweep"
+    )
     stored = json.loads((wider.store / EARLIER).read_text())
     assert len(wider.records) == 8 + len(stored["front"])
     (source,) = stored["sources"]
     told = {TrialRecord.from_json(record.encode()).digest for record in source["records"]}
     assert told
-    assert not told & {record.digest for record in wider.records[len(stored["front"]) + 1 :]}, "they are not run again"
-    copied = sum(after[name.removeprefix("shards/")].num_rows for name, is_taken in taken(wider).items() if is_taken)
-    for text in (checked.out, *(event["note"] for event in wider.events if "takes over" in event.get("note", ""))):
-        assert f"small: {copied} images of {len(front | {wider.records[0].digest})} settings" in " ".join(text.split())
+    assert not told & {record.digest for record in wider.records[len(stored["front"]) + 1 :]}, (
+        "they are not run again"
+    )
+    copied = sum(
+        after[name.removeprefix("shards/")].num_rows
+        for name, is_taken in taken(wider).items()
+        if is_taken
+    )
+    for text in (
+        checked.out,
+        *(event["note"] for event in wider.events if "takes over" in event.get("note", "")),
+    ):
+        assert (
+            f"small: {copied} images of {len(front | {wider.records[0].digest})} settings"
+            in " ".join(text.split())
+        )
         assert f"the search is told {len(told)} trial" in " ".join(text.split())
     assert sum(record.taken for record in wider.records) == copied
     (wider.store / EVENTS).rename(wider.folder / EVENTS)
@@ -81,7 +96,9 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
 
 
 def test_the_search_proposes_from_what_it_was_told(small: SweepRun, wider: SweepRun) -> None:
-    untold = SweepRun(wider.folder, WIDER.replace("name: wider", "name: untold"), models=lambda folder: folder)
+    untold = SweepRun(
+        wider.folder, WIDER.replace("name: wider", "name: untold"), models=lambda folder: folder
+    )
     for run, told in ((wider, nullcontext()), (untold, mock.patch.object(Earlier, "told", []))):
         with told:
             run.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "5")
@@ -124,7 +141,9 @@ def test_more_captions_generate_the_others_alone(small: SweepRun, wider: SweepRu
     assert_every_image_once(wider, CAPTIONS + 14)
 
 
-def test_other_results_are_refused_by_name(small: SweepRun, wider: SweepRun, tmp_path: Path) -> None:
+def test_other_results_are_refused_by_name(
+    small: SweepRun, wider: SweepRun, tmp_path: Path
+) -> None:
     for options, named in (
         (("--seed", "7"), "seed"),
         (("--from", str(small.store)), "twice"),

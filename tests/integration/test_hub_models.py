@@ -1,4 +1,6 @@
-"""Models of the Hub: pulled before a sweep or on every node, found by its workers, pinned in its identity."""
+"""Models of the Hub: pulled before a sweep or on every node, found by its workers, pinned in its
+identity.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
     """A Hub with the weights of the small sweep."""
     folder = tiny_scenes(tmp_path / "made")
     with hub_server(tmp_path / "cache") as server:
-        files = {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        files = {
+            file.relative_to(folder).as_posix(): file.read_bytes()
+            for file in folder.rglob("*")
+            if file.is_file()
+        }
         server.commit("lab/scenes", files)
         yield server
 
@@ -68,7 +74,9 @@ def test_a_sweep_of_models_that_are_on_the_hub(hub: HubServer, tmp_path: Path) -
     newer = dict(hub.repos["lab/scenes"][commit])
     name = next(name for name in newer if name.startswith("eagle"))
     hub.commit("lab/scenes", newer | {name: changed(newer[name])})
-    assert specfrontier("models", "pull", str(tmp_path / "run" / "weights" / "models.yaml")).code == 0
+    assert (
+        specfrontier("models", "pull", str(tmp_path / "run" / "weights" / "models.yaml")).code == 0
+    )
     with local_launches():
         moved = error_of(*arguments, "--resume", code=2)
     assert f"@{commit}" in moved, "the revision to go back to"
@@ -116,8 +124,13 @@ def test_pull_on_every_node(hub: HubServer) -> None:
             done = list(pull_on_nodes(cluster.address, ["hf://lab/scenes", "hf://lab/nothing"]))
         finally:
             cluster.shutdown()
-    found, missing = ([one for one in done if one.reference == f"hf://lab/{name}"] for name in ("scenes", "nothing"))
+    found, missing = (
+        [one for one in done if one.reference == f"hf://lab/{name}"]
+        for name in ("scenes", "nothing")
+    )
     assert len(found) == len(missing) == 2
     for one in found:
-        assert set(hub.repos["lab/scenes"][Path(one.path).name]) >= {file.name for file in Path(one.path).iterdir()}
+        assert set(hub.repos["lab/scenes"][Path(one.path).name]) >= {
+            file.name for file in Path(one.path).iterdir()
+        }
     assert all("hf://lab/nothing" in one.problem for one in missing)

@@ -1,7 +1,8 @@
 """A sweep that is killed, interrupted, or loses a worker ends with the results of one that is not.
 
-`small` runs undisturbed. The driver of `broken` is killed; then its worker, Ray's GCS and raylet, and it gets SIGTERM;
-then it gets two signals. It ends in the test's own process, without Ray. Both must find the same.
+`small` runs undisturbed. The driver of `broken` is killed; then its worker, Ray's GCS and raylet,
+and it gets SIGTERM; then it gets two signals. It ends in the test's own process, without Ray. Both
+must find the same.
 """
 
 from __future__ import annotations
@@ -52,8 +53,15 @@ class BrokenSweep:
 
 def ray_leftovers(ray: Path) -> Left:
     """What is left of Ray when a driver has ended and its guard is gone."""
-    wait_until(lambda: not [found for found in processes(ray) if cluster_guard.__file__ in command_line(found)], 0.1)
-    return [" ".join(process.cmdline()) for process in processes(ray)], [path.name for path in ray.iterdir()]
+    wait_until(
+        lambda: (
+            not [found for found in processes(ray) if cluster_guard.__file__ in command_line(found)]
+        ),
+        0.1,
+    )
+    return [" ".join(process.cmdline()) for process in processes(ray)], [
+        path.name for path in ray.iterdir()
+    ]
 
 
 def kill_ray_process(ray: Path, name: str) -> None:
@@ -142,7 +150,11 @@ def test_a_killed_worker_is_replaced(broken: BrokenSweep) -> None:
 
 
 def test_a_killed_gcs_or_raylet_is_replaced(broken: BrokenSweep) -> None:
-    notes = [event["note"] for event in broken.run.events if event["event"] == "launch" and "note" in event]
+    notes = [
+        event["note"]
+        for event in broken.run.events
+        if event["event"] == "launch" and "note" in event
+    ]
     assert ["gcs_server" in notes[0], "raylet" in notes[1]] == [True, True]
     assert len(notes) == 2
     assert "state-dump" not in broken.run.output, "Ray's words"
@@ -152,7 +164,9 @@ def test_results_do_not_depend_on_interruptions(broken: BrokenSweep, small: Swee
     assert [record.state for record in small.records] == ["complete"] * 6
     assert small.records[0].label == "vanilla"
     assert len({record.digest for record in small.records}) >= 4
-    assert all(record.metrics["fid"].value > 0 and record.metrics["fid"].error for record in small.records)
+    assert all(
+        record.metrics["fid"].value > 0 and record.metrics["fid"].error for record in small.records
+    )
     assert_same(small, broken.run)
     for run in (small, broken.run):
         assert_every_image_once(run, CAPTIONS)

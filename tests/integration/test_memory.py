@@ -57,7 +57,12 @@ def test_the_batch_is_halved_once_and_then_the_trial_fails_alone(
     run.run_locally("--no-mlflow")
     records = {record.label: record for record in run.records}
     states = {label: record.state for label, record in records.items()}
-    assert states == {"vanilla": "complete", "two": "complete", "three": "failed", "one": "complete"}
+    assert states == {
+        "vanilla": "complete",
+        "two": "complete",
+        "three": "failed",
+        "one": "complete",
+    }
     cause = records["three"].cause
     assert cause is not None
     assert "out of memory at batch 4" in cause
@@ -72,12 +77,18 @@ def _batches(run: SweepRun, record: TrialRecord) -> list[int]:
     return [size for table in tables for size in set(table["batch"].to_pylist())]
 
 
-def test_a_sweep_chooses_its_batch_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard at half of the batch that the rule gives, where memory runs out; a resumed sweep generates what lacks."""
+def test_a_sweep_chooses_its_batch_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard at half of the batch that the rule gives, where memory runs out; a resumed sweep
+    generates what lacks.
+    """
     monkeypatch.setattr(batch_size, "MAX_ON_CPU", 4)
     monkeypatch.setattr(engines, "CancellableEngine", ScarceEngine)
     monkeypatch.setitem(LARGEST_BATCH, 2, 2)
-    text = SPACE.replace("batch: 8, shard: 8", "batch: auto, shard: 5").replace("trials: 4", "trials: 2")
+    text = SPACE.replace("batch: 8, shard: 8", "batch: auto, shard: 5").replace(
+        "trials: 4", "trials: 2"
+    )
     run = SweepRun(tmp_path, text)
     run.run_locally("--no-mlflow")
     first = run.records
@@ -87,4 +98,8 @@ def test_a_sweep_chooses_its_batch_by_itself(tmp_path: Path, monkeypatch: pytest
     assert {label: record.state for label, record in records.items()} == {
         "vanilla": "complete", "two": "complete", "three": "failed", "one": "complete"
     }  # fmt: skip
-    assert [_batches(run, records[label]) for label in ("vanilla", "two", "one")] == [[4, 3], [2, 1], [4, 3]]
+    assert [_batches(run, records[label]) for label in ("vanilla", "two", "one")] == [
+        [4, 3],
+        [2, 1],
+        [4, 3],
+    ]

@@ -1,4 +1,6 @@
-"""A sweep of the user's own checkpoints: tiny files in the official layout, named by a models.yaml."""
+"""A sweep of the user's own checkpoints: tiny files in the official layout, named by a
+models.yaml.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> SweepRun:
     """A finished sweep of the class-conditional entry."""
     folder = tmp_path_factory.mktemp("own")
     write_models(folder)
-    (folder / "classes.txt").write_text("".join(f"{number}\n" for number in (3, 14, 159, 265, 358, 979)))
+    (folder / "classes.txt").write_text(
+        "".join(f"{number}\n" for number in (3, 14, 159, 265, 358, 979))
+    )
     run = SweepRun(folder, SPACE)
     run.run_locally("--models", "models.yaml", "--no-mlflow")
     return run
@@ -80,10 +84,13 @@ def test_the_worker_used_the_files_weights(own: SweepRun) -> None:
     (shard,) = [name for name in record.shards if "/quality-" in name]
     table = pq.read_table(own.store / shard)
     requests = [
-        Request(*pair) for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)
+        Request(*pair)
+        for pair in zip(table["caption_id"].to_pylist(), table["caption"].to_pylist(), strict=True)
     ]
     engine = Engine(models.target, config, models.drafters["eagle"], seed=0, batch_size=COUNT)
-    tokens_by_caption = {result.request.caption_id: result.tokens for result in engine.run(requests)}
+    tokens_by_caption = {
+        result.request.caption_id: result.tokens for result in engine.run(requests)
+    }
     for tokens, request in zip(tokens_of(table), requests, strict=True):
         assert torch.equal(torch.as_tensor(tokens).long(), tokens_by_caption[request.caption_id])
 

@@ -1,5 +1,5 @@
-"""A paper's table with one command: tiny files in the official layouts, captions and images in their usual places, a
-launch, and the measured figures next to the published ones.
+"""A paper's table with one command: tiny files in the official layouts, captions and images in
+their usual places, a launch, and the measured figures next to the published ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from workers.models.families.llamagen import CaptionConditioner
 
 pytestmark = pytest.mark.slow(seconds=20)
 TABLE, NAME, ENTRY = "papers/lantern-table2", "lantern-table2", "llamagen-xl-stage1"
-COUNT, REPEATED = 12, 2  # captions, and how many of them twice; a Fréchet distance would need 68: too long here
+# captions, and how many of them twice; a Fréchet distance would need 68: too long here
+COUNT, REPEATED = 12, 2
 REAL = 80  # images of the reference
 WORDS = ("a", "red", "small", "ball", "cat")  # which the tiny T5 knows
 
@@ -63,7 +64,9 @@ class Table(SweepRun):
 
 
 def write_files(folder: Path) -> None:
-    """Target, drafter and nets of the metrics with their models.yaml; captions and images of MS-COCO."""
+    """Target, drafter and nets of the metrics with their models.yaml; captions and images of
+    MS-COCO.
+    """
     write_models(folder)
     ckpt = folder / "ckpt"
     write(ckpt / "eagle", published(codes=Size().codes), pickled=True)
@@ -82,7 +85,9 @@ def write_files(folder: Path) -> None:
     texts = every[:: len(every) // (COUNT - REPEATED)][: COUNT - REPEATED]
     texts += texts[-REPEATED:]
     longest = [{"id": i, "image_id": i, "caption": text} for i, text in enumerate(texts)]
-    others = [{"id": COUNT + i, "image_id": i, "caption": text.split()[0]} for i, text in enumerate(texts)]
+    others = [
+        {"id": COUNT + i, "image_id": i, "caption": text.split()[0]} for i, text in enumerate(texts)
+    ]
     (folder / "captions_val2014.json").write_text(json.dumps({"annotations": others + longest}))
     (folder / "val2017").mkdir()
     generator = torch.Generator().manual_seed(7)
@@ -93,7 +98,9 @@ def write_files(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    """The finished sweep of the paper's table. HPSv2 has 986 million weights: here it has a tiny model's."""
+    """The finished sweep of the paper's table. HPSv2 has 986 million weights: here it has a tiny
+    model's.
+    """
     folder = tmp_path_factory.mktemp("table")
     write_files(folder)
     run = Table(folder, TABLE)
@@ -111,7 +118,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 def test_every_row_is_measured(table: Table) -> None:
     sweep, records = SweepConfig.read(TABLE), table.records
     assert [record.label for record in records] == [entry.label for entry in sweep.enqueue]
-    assert [record.config for record in records] == [entry.config for entry in sweep.enqueue], "the paper's own"
+    assert [record.config for record in records] == [entry.config for entry in sweep.enqueue], (
+        "the paper's own"
+    )
     assert {record.state for record in records} == {"complete"}
     assert {record.images for record in records} == {COUNT}
     for record in records:
@@ -132,22 +141,34 @@ def test_every_row_is_measured(table: Table) -> None:
 
 
 def test_captions_lead_to_their_images(table: Table) -> None:
-    """At temperature 0 nothing but the caption tells images apart, and exact drafting changes none of them."""
+    """At temperature 0 nothing but the caption tells images apart, and exact drafting changes none
+    of them.
+    """
     rows = table.rows("vanilla T=0")
-    assert rows["caption_id"].to_pylist() == list(range(COUNT)), "of each image's captions the longest"
-    images = dict(zip(rows["caption"].to_pylist(), map(tuple, tokens_of(rows).tolist()), strict=True))
+    assert rows["caption_id"].to_pylist() == list(range(COUNT)), (
+        "of each image's captions the longest"
+    )
+    images = dict(
+        zip(rows["caption"].to_pylist(), map(tuple, tokens_of(rows).tolist()), strict=True)
+    )
     assert len(images) == COUNT - REPEATED
     assert len(set(images.values())) > 0.9 * len(images), "other captions, other images"
-    assert [images[caption] for caption in rows["caption"].to_pylist()] == list(map(tuple, tokens_of(rows).tolist()))
+    assert [images[caption] for caption in rows["caption"].to_pylist()] == list(
+        map(tuple, tokens_of(rows).tolist())
+    )
     assert torch.equal(tokens_of(table.rows("EAGLE-2 T=0")), tokens_of(rows))
     for score in ("score.clip_score", "score.hpsv2"):
         assert len(set(rows[score].to_pylist())) > COUNT / 2
 
 
 def test_the_null_caption_matters(table: Table) -> None:
-    """The images are those of the entry's own files, by guidance against the null caption in them."""
+    """The images are those of the entry's own files, by guidance against the null caption in
+    them.
+    """
     models = load_entry(read_entry(table.folder / "models.yaml", ENTRY), torch.device("cpu"))
-    (record,) = [record for record in table.records if record.label == "LANTERN k=1000 delta=0.2 T=0"]
+    (record,) = [
+        record for record in table.records if record.label == "LANTERN k=1000 delta=0.2 T=0"
+    ]
     rows = table.rows(record.label).slice(4, 8)  # of two words to four
     setting = record.config
     assert setting is not None
@@ -155,7 +176,8 @@ def test_the_null_caption_matters(table: Table) -> None:
     assert sampling is not None
     assert sampling.cfg == 7.5
     requests = [
-        Request(*pair) for pair in zip(rows["caption_id"].to_pylist(), rows["caption"].to_pylist(), strict=True)
+        Request(*pair)
+        for pair in zip(rows["caption_id"].to_pylist(), rows["caption"].to_pylist(), strict=True)
     ]
 
     def drawn(cfg: float = 7.5) -> Tensor:

@@ -14,8 +14,12 @@ from tests.fakes.command_line import specfrontier
 from tests.fakes.real_sweeps import SWEEP, SweepRun, files
 
 pytestmark = pytest.mark.slow(seconds=30)
-TEXT = SWEEP.replace("name: small", "name: flat").replace("{trials: 6}", "{trials: 40, plateau: 0.3, patience: 2}")
-TEXT = TEXT.replace("sampler: nsga2", "sampler: random").replace(", options: {population_size: 2}", "")
+TEXT = SWEEP.replace("name: small", "name: flat").replace(
+    "{trials: 6}", "{trials: 40, plateau: 0.3, patience: 2}"
+)
+TEXT = TEXT.replace("sampler: nsga2", "sampler: random").replace(
+    ", options: {population_size: 2}", ""
+)
 
 
 def test_a_front_that_no_longer_moves_ends_a_sweep(small: SweepRun, tmp_path: Path) -> None:
@@ -29,10 +33,15 @@ def test_a_front_that_no_longer_moves_ends_a_sweep(small: SweepRun, tmp_path: Pa
     sweep = Sweep.open(run.store)
     assert "the front no longer moves (budget.plateau)" in ended.out
     said = "the sweep ended because its front no longer moves"
-    shown = [ended.out, specfrontier("status", str(run.store)).out, *answer(front_of([sweep]))["warnings"]]
-    assert [" ".join(text.split()).count("the sweep ended because its front no longer moves") for text in shown] == [
-        1
-    ] * 3
+    shown = [
+        ended.out,
+        specfrontier("status", str(run.store)).out,
+        *answer(front_of([sweep]))["warnings"],
+    ]
+    assert [
+        " ".join(text.split()).count("the sweep ended because its front no longer moves")
+        for text in shown
+    ] == [1] * 3
     assert specfrontier("status", str(run.store), "--json").json["plateau"]["is_reached"]
     before = files(run.store)
     again = run.run_locally("--no-mlflow", "--resume", "--trials", "41")

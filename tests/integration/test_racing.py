@@ -1,7 +1,9 @@
-"""The replay sampler and racing on real workers: a sweep that is cut off at every stage runs the trials of a whole one.
+"""The replay sampler and racing on real workers: a sweep that is cut off at every stage runs the
+trials of a whole one.
 
-`whole` runs undisturbed with one worker in this process. `broken` is interrupted in this process while its pool is
-predicted and between two rungs, then killed on Ray with two workers while it proposes, and then ends here.
+`whole` runs undisturbed with one worker in this process. `broken` is interrupted in this process
+while its pool is predicted and between two rungs, then killed on Ray with two workers while it
+proposes, and then ends here.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ space:
 
 @contextmanager
 def interrupted(owner: Any, function: str, calls: int) -> Iterator[None]:
-    """While the block runs, the function is interrupted when it is called for the last of `calls` times."""
+    """While the block runs, the function is interrupted when it is called for the last of `calls`
+    times.
+    """
     real: Callable[..., Any] = getattr(owner, function)
     left = iter(range(calls - 1))
 
@@ -78,7 +82,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[SweepRun, S
             assert specfrontier(*resume).code == INTERRUPTED
         assert broken.count("shard") > broken.count("trial_finished") == 2
         broken.start("--no-mlflow", "--resume", "--workers", "2")
-        broken.kill_when(lambda: broken.count("trial_finished", new=True) > STARTUP)  # so a model proposes the next one
+        # so a model proposes the next one
+        broken.kill_when(lambda: broken.count("trial_finished", new=True) > STARTUP)
         assert len(broken.records) < TRIALS
         broken.run_locally("--no-mlflow", "--resume")
         yield whole, broken
@@ -119,7 +124,9 @@ def test_a_damaged_pool_is_named(runs: tuple[SweepRun, SweepRun]) -> None:
     intact = file.read_bytes()
     file.write_bytes(b"damaged")
     with local_launches():
-        error = error_of(*broken.arguments("--no-mlflow", "--resume", "--trials", "10"), code=WRONG_USAGE)
+        error = error_of(
+            *broken.arguments("--no-mlflow", "--resume", "--trials", "10"), code=WRONG_USAGE
+        )
     file.write_bytes(intact)
     assert f"Error: {file}" in error
 

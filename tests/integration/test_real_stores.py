@@ -1,6 +1,8 @@
-"""A sweep whose files are in an object store, whose study is in PostgreSQL, and whose MLflow server uses both.
+"""A sweep whose files are in an object store, whose study is in PostgreSQL, and whose MLflow server
+uses both.
 
-The store and the database go away in the middle, the driver is killed, a file is damaged; the results do not change.
+The store and the database go away in the middle, the driver is killed, a file is damaged; the
+results do not change.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ AWAY_S = 3.0
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """A finished sweep. printed: everything that its launches printed. damaged: the shard that was cut."""
+    """A finished sweep. printed: everything that its launches printed. damaged: the shard that was
+    cut.
+    """
 
     store: ObjectStore
     uri: str
@@ -65,7 +69,12 @@ def unrecorded(storage: Storage) -> list[str]:
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSweep]:
     folder = tmp_path_factory.mktemp("stored")
-    with object_store() as store, postgresql() as database, ray_folder() as ray, pytest.MonkeyPatch.context() as patch:
+    with (
+        object_store() as store,
+        postgresql() as database,
+        ray_folder() as ray,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         parent = store.bucket(BUCKET).replace(f"@{BUCKET}", f"@{BUCKET}/sweeps")
         study, backend = database.create("optuna"), database.create("mlflow")
         for name, value in {
@@ -80,7 +89,16 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSweep]:
         uri = parent.replace("/sweeps?", "/sweeps/small?")
         storage = Storage(uri)
         with store.checking_keys(), serving(backend, "127.0.0.1", 0) as (tracking, _):
-            options = ("--out", parent, "--study", study, "--tracking-uri", tracking, "--workers", "1")
+            options = (
+                "--out",
+                parent,
+                "--study",
+                study,
+                "--tracking-uri",
+                tracking,
+                "--workers",
+                "1",
+            )
             run.start(*options)
             run.wait_for(lambda: len(storage.names("shards")) >= 3)
             store.stop()
@@ -95,14 +113,20 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSweep]:
             with local_launches():
                 last = specfrontier(*run.arguments(*options, "--resume"))
             assert last.code == 0, last.err
-            yield StoredSweep(store, uri, study, tracking, run.output + last.out + last.err, damaged)
+            yield StoredSweep(
+                store, uri, study, tracking, run.output + last.out + last.err, damaged
+            )
 
 
-def test_results_are_those_of_an_undisturbed_sweep_in_a_folder(sweep: StoredSweep, small: SweepRun) -> None:
+def test_results_are_those_of_an_undisturbed_sweep_in_a_folder(
+    sweep: StoredSweep, small: SweepRun
+) -> None:
     assert results(read_trials(sweep.storage), METRICS) == results(small.records, METRICS)
     for name, table in images(small.store).items():
         ours = pq.read_table(io.BytesIO(sweep.storage.read(f"shards/{name}")))
-        ours = ours.select([column for column in ours.column_names if not column.startswith(TIMING_COLUMNS)])
+        ours = ours.select(
+            [column for column in ours.column_names if not column.startswith(TIMING_COLUMNS)]
+        )
         assert ours.to_pylist() == table.to_pylist(), name
 
 
@@ -128,10 +152,16 @@ def test_mlflow_has_every_trial_and_its_artifacts_are_in_the_bucket(sweep: Store
     experiment = client.get_experiment_by_name("specfrontier/small")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
-    numbers = [run.data.tags["specfrontier.trial"] for run in runs if "specfrontier.trial" in run.data.tags]
+    numbers = [
+        run.data.tags["specfrontier.trial"] for run in runs if "specfrontier.trial" in run.data.tags
+    ]
     assert sorted(map(int, numbers)) == [record.number for record in read_trials(sweep.storage)]
     assert {run.info.status for run in runs} == {"FINISHED"}
-    grids = [name for name in sweep.objects() if name.startswith("mlflow/") and name.endswith("images.png")]
+    grids = [
+        name
+        for name in sweep.objects()
+        if name.startswith("mlflow/") and name.endswith("images.png")
+    ]
     assert len(grids) == len(numbers)
 
 
@@ -150,7 +180,13 @@ def test_credentials_are_nowhere(sweep: StoredSweep) -> None:
     secrets = (sweep.store.secret, sweep.store.key, PASSWORD)
     assert not any(secret in sweep.printed for secret in secrets)
     objects = sweep.objects()
-    assert {Path(name).suffix for name in objects} >= {".parquet", ".json", ".yaml", ".html", ".png"}
+    assert {Path(name).suffix for name in objects} >= {
+        ".parquet",
+        ".json",
+        ".yaml",
+        ".html",
+        ".png",
+    }
     for name, data in objects.items():
         assert not any(secret.encode() in data for secret in secrets), name
     for run in MlflowClient(sweep.tracking).search_runs(["1"]):

@@ -1,7 +1,8 @@
-"""Timing sessions of a real sweep on two workers, one of which is killed in a session, and then the driver in another.
+"""Timing sessions of a real sweep on two workers, one of which is killed in a session, and then the
+driver in another.
 
-A plugin holds the workers in the middle of their sessions, so that the signals find them there. `small` runs the same
-sweep undisturbed, at speeds of its own.
+A plugin holds the workers in the middle of their sessions, so that the signals find them there.
+`small` runs the same sweep undisturbed, at speeds of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ import psutil
 import pytest
 
 from specfrontier import Sweep
-from tests.fakes.real_sweeps import CAPTIONS, SWEEP, SweepRun, assert_every_image_once, assert_same, files, ray_folder
+from tests.fakes.real_sweeps import (
+    CAPTIONS,
+    SWEEP,
+    SweepRun,
+    assert_every_image_once,
+    assert_same,
+    files,
+    ray_folder,
+)
 from workers.data.records import read_shard
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
@@ -52,8 +61,9 @@ if Path(sys.argv[0]).name == "default_worker.py":  # of Ray
 
 @dataclass(frozen=True)
 class HeldSweep:
-    """A sweep after its last launch, and what was seen in between: the files when the driver was killed, the workers
-    whose processes were in a session (by its number), and those that the driver lost.
+    """A sweep after its last launch, and what was seen in between: the files when the driver was
+    killed, the workers whose processes were in a session (by its number), and those that the driver
+    lost.
     """
 
     run: SweepRun
@@ -64,7 +74,12 @@ class HeldSweep:
 
     def session(self, number: int) -> tuple[str, dict[str, Any]]:
         """The file of the session of a trial, and its metadata."""
-        names = {name: None for record in self.run.records for name in record.shards if name.startswith(TIMINGS)}
+        names = {
+            name: None
+            for record in self.run.records
+            for name in record.shards
+            if name.startswith(TIMINGS)
+        }
         name = [*names][number]
         return name, read_shard(Storage(str(self.run.store)), name, [])[1]
 
@@ -135,11 +150,17 @@ def test_a_driver_killed_in_a_session_goes_on_with_it(held: HeldSweep) -> None:
     assert held.session(2)[1]["worker"] == "local"
 
 
-def test_trials_and_sessions_depend_on_neither_interruptions_nor_speeds(held: HeldSweep, small: SweepRun) -> None:
+def test_trials_and_sessions_depend_on_neither_interruptions_nor_speeds(
+    held: HeldSweep, small: SweepRun
+) -> None:
     """The objectives are deterministic; speeds are measured besides."""
     assert_same(small, held.run)
     assert_every_image_once(held.run, CAPTIONS)
-    assert [record.shards for record in held.run.records] == [record.shards for record in small.records]
-    speeds = [[record.metrics["speedup"].value for record in run.records] for run in (held.run, small)]
+    assert [record.shards for record in held.run.records] == [
+        record.shards for record in small.records
+    ]
+    speeds = [
+        [record.metrics["speedup"].value for record in run.records] for run in (held.run, small)
+    ]
     assert speeds[0][0] == speeds[1][0] == 1.0
     assert all(one != other for one, other in zip(*(found[1:] for found in speeds), strict=True))

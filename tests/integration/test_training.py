@@ -54,9 +54,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(folder: Path, out: str, *options: str, steps: int = STEPS) -> list[str]:
     given: list[object] = [
-        "--captions", folder / "captions.txt", "--models", folder / "weights", "--out", folder / out, "--batch", 4,
-        "--steps", steps, "--rate", 0.002, "--save-every", SAVE_EVERY, "--no-mlflow", *options,
-    ]  # fmt: skip
+        "--captions",
+        folder / "captions.txt",
+        "--models",
+        folder / "weights",
+        "--out",
+        folder / out,
+        "--batch",
+        4,
+        "--steps",
+        steps,
+        "--rate",
+        0.002,
+        "--save-every",
+        SAVE_EVERY,
+        "--no-mlflow",
+        *options,
+    ]
     return ["train", "eagle", *map(str, given)]
 
 
@@ -76,14 +90,18 @@ def test_a_killed_training_resumes_to_the_same_curve(folder: Path) -> None:
     train(folder, "whole", "--device", "cpu")
     command = [sys.executable, "-c", KILLED, *arguments(folder, "broken", "--device", "cpu")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=HANG_S, check=False)
+    killed = subprocess.run(
+        command, env=environment, stdout=subprocess.DEVNULL, timeout=HANG_S, check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert STEPS // 2 <= len(curve(folder / "broken")) < STEPS
     printed = train(folder, "broken", "--device", "cpu", "--resume")
     first = min(int(step) for step in re.findall(rf"step (\d+)/{STEPS} loss", printed))
     assert first > STEPS // 2, "finished steps ran again"
     for name in (JOURNAL, WEIGHTS):
-        assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
+        assert (folder / "broken" / name).read_bytes() == (folder / "whole" / name).read_bytes(), (
+            name
+        )
 
 
 def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,22 +112,32 @@ def test_two_workers_have_the_losses_of_one(folder: Path, monkeypatch: pytest.Mo
         printed = train(folder, "two", "--workers", "2", steps=steps)
     assert f"eagle step {steps}/{steps}" in printed, "the first worker's progress is printed"
     one, two = folder / "one", folder / "two"
-    assert sorted(path.name for path in (one / IMAGES).iterdir()) == sorted(p.name for p in (two / IMAGES).iterdir())
+    assert sorted(path.name for path in (one / IMAGES).iterdir()) == sorted(
+        p.name for p in (two / IMAGES).iterdir()
+    )
     assert len(curve(two)) == steps
     in_float32 = training_dtype(torch.device("cpu"))[0] == torch.float32
     tolerance = 1e-4 if in_float32 else 1e-3  # sums over two workers round differently
     for key in ("loss", "top-3"):
         assert curve(two, key) == pytest.approx(curve(one, key), abs=tolerance)
-    assert curve(one)[0] - curve(one)[-1] > 0.05, "the losses would differ if the gradients were wrong"
+    assert curve(one)[0] - curve(one)[-1] > 0.05, (
+        "the losses would differ if the gradients were wrong"
+    )
     assert (folder / "two" / WEIGHTS).exists()
 
 
 def eagle_job(folder: Path, out: Path, **options: int) -> DrafterJob:
-    files = {"models": str(folder / "weights"), "captions": str(folder / "captions.txt"), "out": str(out / "out")}
+    files = {
+        "models": str(folder / "weights"),
+        "captions": str(folder / "captions.txt"),
+        "out": str(out / "out"),
+    }
     return Recipe(**files, batch=4, **options).job("eagle")  # type: ignore[arg-type]
 
 
-def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path, empty_database: Path) -> None:
+def test_mlflow_has_every_step_once_after_a_resume(
+    folder: Path, tmp_path: Path, empty_database: Path
+) -> None:
     from mlflow.tracking import MlflowClient
 
     shutil.copy(empty_database, tmp_path / "mlflow.db")
@@ -134,7 +162,12 @@ def test_mlflow_has_every_step_once_after_a_resume(folder: Path, tmp_path: Path,
     points = client.get_metric_history(run.info.run_id, "loss")
     assert [point.step for point in points] == list(range(1, 41))
     assert [point.value for point in points] == curve(tmp_path / "out")
-    assert [point.step for point in client.get_metric_history(run.info.run_id, "top-3")] == [10, 20, 30, 40]
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "top-3")] == [
+        10,
+        20,
+        30,
+        40,
+    ]
     assert (run.data.params["batch"], run.data.params["captions"]) == ("4", "24")
 
 

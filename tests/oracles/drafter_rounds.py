@@ -1,5 +1,5 @@
-"""Rounds for a drafter alone: three captions under guidance, ragged commits of random tokens and features, and trees of
-three levels, compared with what a test says each node's logits must be.
+"""Rounds for a drafter alone: three captions under guidance, ragged commits of random tokens and
+features, and trees of three levels, compared with what a test says each node's logits must be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from workers.models.target import Prompt, Target
 CAPTIONS = ["abc", "defgh", "i"]  # prompts of three lengths, padded on the left
 CFG = 3.0
 COUNTS = ([3, 1, 2], [1, 4, 2])  # what the rounds before the last emitted, by caption
-TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level above; may all rows share the list?
+# each node's parent in the level above; may all rows share the list?
+TREE: tuple[tuple[list[int], bool], ...] = (
     ([0, 0, 0], True),
     ([0, 2, 2, 1], True),
     ([3, 0], False),
@@ -27,8 +28,8 @@ TREE: tuple[tuple[list[int], bool], ...] = (  # each node's parent in the level 
 
 @dataclass
 class DrafterInputs:
-    """What a drafter received. By transformer row (captions, then their unconditional streams): the prompt's own
-    features [P, D] (of a drafter with taps, their hidden states instead), and the
+    """What a drafter received. By transformer row (captions, then their unconditional streams): the
+    prompt's own features [P, D] (of a drafter with taps, their hidden states instead), and the
     target's feature before every token; by caption, the tokens so far.
     """
 
@@ -50,8 +51,12 @@ Expected = Callable[[DrafterInputs, int, tuple[int, ...]], Tensor]
 """Logits [V] of a row's stream after its tokens so far and a path of drafts below them."""
 
 
-def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2) -> None:
-    """Every round's logits, at the root and at all nodes of three levels, are the expected ones to 1e-5."""
+def assert_rounds(
+    target: Target, drafter: Drafter, expected: Expected, *, seed: int = 0, streams: int = 2
+) -> None:
+    """Every round's logits, at the root and at all nodes of three levels, are the expected ones to
+    1e-5.
+    """
     generator = torch.Generator().manual_seed(seed)
     size, codes = len(CAPTIONS), target.vocab_size
     width = target.transformer.config.dim * max(1, len(drafter.taps))
@@ -59,7 +64,9 @@ def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed:
     prompt = target.encode(CAPTIONS, guided=streams == 2)
     features = torch.randn(streams * size, target.prompt_len, width, generator=generator)
     first = torch.randint(codes, (size,), generator=generator)
-    inputs = DrafterInputs(target, prompt, features, [[int(t)] for t in first], [[f[-1]] for f in features])
+    inputs = DrafterInputs(
+        target, prompt, features, [[int(t)] for t in first], [[f[-1]] for f in features]
+    )
     drafter.prepare(batch, len(TREE) + 1, sum(len(parents) for parents, _ in TREE))
     batch.admit(torch.arange(size), torch.arange(size), first, prompt.valid)
     drafter.admit(torch.arange(size), prompt, CAPTIONS, features, first)
@@ -69,7 +76,8 @@ def assert_rounds(target: Target, drafter: Drafter, expected: Expected, *, seed:
         tokens = torch.randint(codes, (size, longest), generator=generator)
         features = torch.randn(streams * size, longest, width, generator=generator)
         emitted = torch.tensor(counts)
-        drafter.commit(batch, tokens, features, emitted)  # before the batch moves on, as the engine does
+        # before the batch moves on, as the engine does
+        drafter.commit(batch, tokens, features, emitted)
         batch.commit(tokens, emitted, tokens[torch.arange(size), emitted - 1])
         batch.max_emitted = int(batch.emitted.max())
         for row in range(streams * size):
@@ -87,11 +95,20 @@ def open_batch(target: Target, streams: int) -> Batch:
         prompt_len=target.prompt_len,
         image_len=target.grid.tokens,
         reach=16,
-        cache=KVCache(0, streams * len(CAPTIONS), target.prompt_len + target.grid.tokens + 16, 1, 1),  # without layers
+        # without layers
+        cache=KVCache(
+            0, streams * len(CAPTIONS), target.prompt_len + target.grid.tokens + 16, 1, 1
+        ),
     )
 
 
-def grow(batch: Batch, drafter: Drafter, inputs: DrafterInputs, expected: Expected, generator: torch.Generator) -> None:
+def grow(
+    batch: Batch,
+    drafter: Drafter,
+    inputs: DrafterInputs,
+    expected: Expected,
+    generator: torch.Generator,
+) -> None:
     """One round's tree, every node of it compared."""
     compare(drafter.root_logits(batch)[:, None], inputs, [[()]] * batch.size, expected)
     paths: list[list[tuple[int, ...]]] = [[()] for _ in range(batch.size)]
@@ -99,21 +116,30 @@ def grow(batch: Batch, drafter: Drafter, inputs: DrafterInputs, expected: Expect
         above = torch.tensor([parents]).repeat(1 if shared else batch.size, 1)
         if not shared:  # every row its own parents
             above = torch.randint(len(paths[0]), above.shape, generator=generator)
-        tokens = torch.randint(inputs.target.vocab_size, (batch.size, len(parents)), generator=generator)
+        tokens = torch.randint(
+            inputs.target.vocab_size, (batch.size, len(parents)), generator=generator
+        )
         logits = drafter.expand(batch, tokens, above if level else None)
         paths = [
-            [(*paths[b][p], t) for p, t in zip(above[b % len(above)].tolist(), tokens[b].tolist(), strict=True)]
+            [
+                (*paths[b][p], t)
+                for p, t in zip(above[b % len(above)].tolist(), tokens[b].tolist(), strict=True)
+            ]
             for b in range(batch.size)
         ]
         compare(logits, inputs, paths, expected)
 
 
-def compare(logits: Tensor, inputs: DrafterInputs, paths: list[list[tuple[int, ...]]], expected: Expected) -> None:
+def compare(
+    logits: Tensor, inputs: DrafterInputs, paths: list[list[tuple[int, ...]]], expected: Expected
+) -> None:
     for caption, nodes in enumerate(logits):
         for node, path in zip(nodes, paths[caption], strict=True):
             guided = expected(inputs, caption, path)
             if len(inputs.before) > len(CAPTIONS):
                 unconditional = expected(inputs, caption + len(CAPTIONS), path)
                 is_drafted = guided > -torch.inf
-                guided = torch.where(is_drafted, unconditional + CFG * (guided - unconditional), guided)
+                guided = torch.where(
+                    is_drafted, unconditional + CFG * (guided - unconditional), guided
+                )
             torch.testing.assert_close(node.double(), guided, atol=2e-5, rtol=1e-5)

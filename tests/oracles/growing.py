@@ -1,7 +1,9 @@
-"""EAGLE-2's tree and ADT-Tree's way of choosing its size, spelled out: plain lists and floats, one image at a time.
+"""EAGLE-2's tree and ADT-Tree's way of choosing its size, spelled out: plain lists and floats, one
+image at a time.
 
-Written from the papers' formulas (EAGLE-2; ADT-Tree, first submitted as PEANUT, with TokenFlock), so that a mistake in
-the fast code cannot repeat itself here. A node is its path: the tokens from the root's child to itself.
+Written from the papers' formulas (EAGLE-2; ADT-Tree, first submitted as PEANUT, with TokenFlock),
+so that a mistake in the fast code cannot repeat itself here. A node is its path: the tokens from
+the root's child to itself.
 """
 
 import math
@@ -22,14 +24,20 @@ def score(all_probs: ProbsFunction, path: Path) -> float:
 
 
 def children(all_probs: ProbsFunction, path: Path, width: int) -> list[Path]:
-    """The most likely codes after a path, best first; what the drafter holds impossible is no child."""
+    """The most likely codes after a path, best first; what the drafter holds impossible is no
+    child.
+    """
     probs = all_probs(path)
-    ranked = sorted((code for code in range(len(probs)) if probs[code] > 0), key=lambda code: -probs[code])
+    ranked = sorted(
+        (code for code in range(len(probs)) if probs[code] > 0), key=lambda code: -probs[code]
+    )
     return [(*path, code) for code in ranked[:width]]
 
 
 def eagle2(all_probs: ProbsFunction, depth: int, width: int, nodes: int) -> list[Path]:
-    """Grow `width` children of each of a level's `width` surest nodes, `depth` levels; keep the best of all."""
+    """Grow `width` children of each of a level's `width` surest nodes, `depth` levels; keep the
+    best of all.
+    """
     level = children(all_probs, (), width)
     grown = list(level)
     for _ in range(depth - 1):
@@ -49,11 +57,16 @@ class Drafted:
 
 
 class Map:
-    """What every token of one image was drafted with. `draws` gives the two uniform numbers of a token's cell."""
+    """What every token of one image was drafted with. `draws` gives the two uniform numbers of a
+    token's cell.
+    """
 
-    def __init__(self, policy: Adjacency, cols: int, ceiling: int, draws: Callable[[int], Sequence[float]]) -> None:
+    def __init__(
+        self, policy: Adjacency, cols: int, ceiling: int, draws: Callable[[int], Sequence[float]]
+    ) -> None:
         self.policy, self.cols, self.ceiling, self.draws = policy, cols, ceiling, draws
-        self.cells = [Drafted(policy.start_depth, policy.start_width, None)]  # the first token comes from the prefill
+        # the first token comes from the prefill
+        self.cells = [Drafted(policy.start_depth, policy.start_width, None)]
 
     def next_tree(self) -> tuple[int, int]:
         """Depth and width for the token about to be drafted."""
@@ -77,12 +90,19 @@ class Map:
             )
         if policy.initialisation == "tokenflock":
             return self.flock(row, col)
-        left = policy.initialisation == "horizontal" and col > 0  # in the first column the left one is the upper one
+        # in the first column the left one is the upper one
+        left = policy.initialisation == "horizontal" and col > 0
         neighbour = token - 1 if left else token - self.cols
-        return self.cells[neighbour] if neighbour >= 0 else Drafted(policy.start_depth, policy.start_width, None)
+        return (
+            self.cells[neighbour]
+            if neighbour >= 0
+            else Drafted(policy.start_depth, policy.start_width, None)
+        )
 
     def flock(self, row: int, col: int) -> Drafted:
-        """Means over the earlier tokens within the radius, weighted by (radius - rows above + 1) / radius."""
+        """Means over the earlier tokens within the radius, weighted by (radius - rows above + 1) /
+        radius.
+        """
         radius = Fraction(self.policy.radius)  # exact: the means are rounded to whole numbers
         near: list[tuple[Fraction, Drafted]] = []
         for token, drafted in enumerate(self.cells):
@@ -94,11 +114,14 @@ class Map:
         return Drafted(
             round(sum(weight * Fraction(drafted.depth) for weight, drafted in near) / total),
             round(sum(weight * Fraction(drafted.width) for weight, drafted in near) / total),
-            float(sum(w * Fraction(alpha) for w, alpha in judged) / sum(w for w, _ in judged)) if judged else None,
+            float(sum(w * Fraction(alpha) for w, alpha in judged) / sum(w for w, _ in judged))
+            if judged
+            else None,
         )
 
     def adapt(self, depth: float, width: float, alpha: float | None) -> tuple[int, int]:
-        """Deeper and narrower where the tree was used up to beta, else shallower and wider; then into the ranges.
+        """Deeper and narrower where the tree was used up to beta, else shallower and wider; then
+        into the ranges.
 
         The shallowest tree may be of any width that the codebook and the number of nodes allow.
         """
@@ -113,6 +136,8 @@ class Map:
         return depth, int(min(max(width, 1), self.ceiling))
 
     def emit(self, depth: int, width: int, accepted: int) -> None:
-        """A round's end: all its tokens, the bonus included, remember its tree and how much of it was used."""
+        """A round's end: all its tokens, the bonus included, remember its tree and how much of it
+        was used.
+        """
         used = accepted + (self.policy.numerator == "tokens")
         self.cells += [Drafted(depth, width, used / depth)] * (accepted + 1)

@@ -1,7 +1,8 @@
-"""FID's Inception-v3, layer by layer with plain functions, as its port of the TensorFlow graph is documented.
+"""FID's Inception-v3, layer by layer with plain functions, as its port of the TensorFlow graph is
+documented.
 
-Independent of `workers.metrics.inception`: no tables, no modules, float64. Random weights are created when a layer is
-first reached, under the names and with the shapes of the standard file.
+Independent of `workers.metrics.inception`: no tables, no modules, float64. Random weights are
+created when a layer is first reached, under the names and with the shapes of the standard file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch import Tensor
 
 
 class PlainInception:
-    """Calls on images [n, 3, 299, 299] in 0..255 give features [n, 2048]; `weights` has the weights of all layers."""
+    """Calls on images [n, 3, 299, 299] in 0..255 give features [n, 2048]; `weights` has the weights
+    of all layers.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.weights: dict[str, Tensor] = {}
@@ -34,7 +37,12 @@ class PlainInception:
             x = self.block_a(x, name, pooled)
         x = self.block_b(x, "Mixed_6a")
         assert x.shape[1:] == (768, 17, 17)
-        for name, inner in (("Mixed_6b", 128), ("Mixed_6c", 160), ("Mixed_6d", 160), ("Mixed_6e", 192)):
+        for name, inner in (
+            ("Mixed_6b", 128),
+            ("Mixed_6c", 160),
+            ("Mixed_6d", 160),
+            ("Mixed_6e", 192),
+        ):
             x = self.block_c(x, name, inner)
         x = self.block_d(x, "Mixed_7a")
         assert x.shape[1:] == (1280, 8, 8)
@@ -96,21 +104,33 @@ class PlainInception:
         return torch.cat([one, three_a, three_b, double_a, double_b, pool], 1)
 
     def conv(
-        self, x: Tensor, at: str, channels: int, high: int, wide: int, stride: int = 1, pad: tuple[int, int] = (0, 0)
+        self,
+        x: Tensor,
+        at: str,
+        channels: int,
+        high: int,
+        wide: int,
+        stride: int = 1,
+        pad: tuple[int, int] = (0, 0),
     ) -> Tensor:
         """Convolution, normalisation by stored statistics, ReLU."""
         fan = x.shape[1] * high * wide
-        kernel = self.draw(f"{at}.conv.weight", (channels, x.shape[1], high, wide), math.sqrt(2 / fan))
+        kernel = self.draw(
+            f"{at}.conv.weight", (channels, x.shape[1], high, wide), math.sqrt(2 / fan)
+        )
         scale = self.draw(f"{at}.bn.weight", (channels,), 0.1, around=1.0)
         shift = self.draw(f"{at}.bn.bias", (channels,), 0.1)
         y = F.conv2d(x, kernel.double(), stride=stride, padding=pad)
-        if f"{at}.bn.running_mean" not in self.weights:  # near those of the first images, as after training
+        # near those of the first images, as after training
+        if f"{at}.bn.running_mean" not in self.weights:
             spread, middle = torch.var_mean(y.float(), dim=(0, 2, 3))
             noise = torch.randn(2, channels, generator=self.generator)
             self.weights[f"{at}.bn.running_mean"] = middle + 0.1 * noise[0] * spread.sqrt()
             self.weights[f"{at}.bn.running_var"] = spread * (1 + 0.2 * noise[1]).abs() + 1e-4
         mean, variance = (self.weights[f"{at}.bn.running_{name}"] for name in ("mean", "var"))
-        scale, shift, mean, variance = (v.double()[:, None, None] for v in (scale, shift, mean, variance))
+        scale, shift, mean, variance = (
+            v.double()[:, None, None] for v in (scale, shift, mean, variance)
+        )
         return ((y - mean) / (variance + 0.001).sqrt() * scale + shift).clamp_min(0)
 
     def draw(self, name: str, shape: tuple[int, ...], spread: float, around: float = 0.0) -> Tensor:

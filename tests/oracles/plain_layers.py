@@ -1,8 +1,10 @@
-"""The transformer spelled out: one sequence, one causal pass, float64, no cache, no mask, no padding.
+"""The transformer spelled out: one sequence, one causal pass, float64, no cache, no mask, no
+padding.
 
-Written from the formulas (pre-norm layers, RMSNorm, rotations of adjacent channel pairs, SwiGLU), so that a mistake in
-positions, columns or masks of the fast code cannot repeat itself here. Places are counted from the first image token:
-token n stands in place n, and the prompt in the negative places before it.
+Written from the formulas (pre-norm layers, RMSNorm, rotations of adjacent channel pairs, SwiGLU),
+so that a mistake in positions, columns or masks of the fast code cannot repeat itself here. Places
+are counted from the first image token: token n stands in place n, and the prompt in the negative
+places before it.
 """
 
 import math
@@ -16,13 +18,19 @@ from workers.models.transformer import Transformer, TransformerConfig
 
 
 def causal_pass(model: Transformer, inputs: Sequence[Tensor], places: Sequence[int]) -> Tensor:
-    """Outputs [S, D] for the inputs [D] of one sequence, each of which sees itself and all before it."""
+    """Outputs [S, D] for the inputs [D] of one sequence, each of which sees itself and all before
+    it.
+    """
     config, x = model.config, torch.stack(list(inputs)).double()
     weights = {name: value.double() for name, value in model.state_dict().items()}
     turns = torch.stack([rotation(config, place) for place in places])
     for layer in range(config.n_layers):
         name = f"layers.{layer}"
-        normed = rms_norm(x, weights[f"{name}.attention_norm.weight"], config.norm_eps) if config.input_norm else x
+        normed = (
+            rms_norm(x, weights[f"{name}.attention_norm.weight"], config.norm_eps)
+            if config.input_norm
+            else x
+        )
         x = x + attention(config, normed, weights[f"{name}.attention.wqkv.weight"], turns) @ (
             weights[f"{name}.attention.wo.weight"].T
         )
@@ -39,10 +47,16 @@ def rotation(config: TransformerConfig, place: int) -> Tensor:
     if config.rope == "line":
         angles = [place * config.rope_base ** -(i / pairs) for i in range(pairs)]
     elif place < 0:
-        return torch.full((pairs,), 0.0 if config.prompt_rope == "zero" else 1.0, dtype=torch.complex128)
+        return torch.full(
+            (pairs,), 0.0 if config.prompt_rope == "zero" else 1.0, dtype=torch.complex128
+        )
     else:
         row, col = divmod(place, config.cols)
-        angles = [cell * config.rope_base ** -(i / pairs) for cell in (row, col) for i in range(0, pairs, 2)]
+        angles = [
+            cell * config.rope_base ** -(i / pairs)
+            for cell in (row, col)
+            for i in range(0, pairs, 2)
+        ]
     return torch.tensor([complex(math.cos(a), math.sin(a)) for a in angles], dtype=torch.complex128)
 
 
@@ -60,10 +74,14 @@ def attention(config: TransformerConfig, x: Tensor, wqkv: Tensor, turns: Tensor)
 
 
 def turned(x: Tensor, turns: Tensor) -> Tensor:
-    """x [S, heads, C] with its adjacent channel pairs, read as complex numbers, times turns [S, C / 2]."""
+    """x [S, heads, C] with its adjacent channel pairs, read as complex numbers, times turns [S, C /
+    2].
+    """
     real, imaginary = x[..., 0::2], x[..., 1::2]
     cos, sin = turns.real[:, None], turns.imag[:, None]
-    return torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1).flatten(2)
+    return torch.stack(
+        [real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1
+    ).flatten(2)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,8 @@
-"""The exact distribution of what one round of speculative decoding emits, by enumeration of everything that can happen.
+"""The exact distribution of what one round of speculative decoding emits, by enumeration of
+everything that can happen.
 
-For small codebooks and trees only: every ordered draw of every node's children is visited. Distributions are lists of
-floats; contexts are the tokens since the root.
+For small codebooks and trees only: every ordered draw of every node's children is visited.
+Distributions are lists of floats; contexts are the tokens since the root.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +22,17 @@ Residual = Callable[[Rule, Sequence[float], Sequence[float] | None, int, float],
 
 @dataclass
 class Outcome:
-    """What can happen at one node: ``accepted[(rank, token)]`` and, nothing accepted, ``emitted[token]``."""
+    """What can happen at one node: ``accepted[(rank, token)]`` and, nothing accepted,
+    ``emitted[token]``.
+    """
 
     accepted: dict[tuple[int, int], float]
     emitted: Probs
 
     def probs(self) -> Probs:
-        """The distribution of the token that leaves the node, accepted or drawn from the residual."""
+        """The distribution of the token that leaves the node, accepted or drawn from the
+        residual.
+        """
         total = list(self.emitted)
         for (_, token), weight in self.accepted.items():
             total[token] += weight
@@ -35,7 +40,9 @@ class Outcome:
 
 
 def top(p: Sequence[float], count: int) -> list[int]:
-    """The ``count`` most likely codes in order, equals by index; codes without mass are no children."""
+    """The ``count`` most likely codes in order, equals by index; codes without mass are no
+    children.
+    """
     ranked = sorted(range(len(p)), key=lambda y: (-p[y], y))
     return [y for y in ranked[:count] if p[y] > 0]
 
@@ -50,8 +57,9 @@ def node(
 ) -> Outcome:
     """Everything that can happen at a node, with its probability.
 
-    ``children`` is a count (drawn from ``p`` without replacement: every ordered draw is enumerated) or the very tokens
-    (deterministic children, tried in that order). ``redraw`` gives the residual after a rejection.
+    ``children`` is a count (drawn from ``p`` without replacement: every ordered draw is enumerated)
+    or the very tokens (deterministic children, tried in that order). ``redraw`` gives the residual
+    after a rejection.
     """
     outcome = Outcome({}, [0.0] * len(q))
 
@@ -73,19 +81,31 @@ def node(
             keep = acceptance_prob(rule, r, proposal, x, omega)
             outcome.accepted[rank, x] = outcome.accepted.get((rank, x), 0.0) + weight * drawn * keep
             if keep < 1:
-                trial(redraw(rule, r, proposal, x, omega), weight * drawn * (1 - keep), (*taken, x), rank + 1)
+                trial(
+                    redraw(rule, r, proposal, x, omega),
+                    weight * drawn * (1 - keep),
+                    (*taken, x),
+                    rank + 1,
+                )
 
     trial(q, 1.0, (), 0)
     return outcome
 
 
 def round_distribution(
-    rule: Rule, q: Table, p: Table, tree: Shape | Drawn, omegas: Sequence[float], redraw: Residual = residual
+    rule: Rule,
+    q: Table,
+    p: Table,
+    tree: Shape | Drawn,
+    omegas: Sequence[float],
+    redraw: Residual = residual,
 ) -> dict[Context, float]:
-    """The exact distribution of all tokens that one round emits: the accepted path, then one more token.
+    """The exact distribution of all tokens that one round emits: the accepted path, then one more
+    token.
 
-    ``q`` and ``p`` give the distributions after each context. The children of a ``Shape`` are sampled from p without
-    replacement; a ``Drawn`` names them (see ``likeliest`` for the static tree of top codes).
+    ``q`` and ``p`` give the distributions after each context. The children of a ``Shape`` are
+    sampled from p without replacement; a ``Drawn`` names them (see ``likeliest`` for the static
+    tree of top codes).
     """
     probs: dict[Context, float] = {}
 
@@ -114,13 +134,17 @@ def likeliest(p: Table, shape: Shape, context: Context = ()) -> Drawn:
 
 
 def completed(probs: Mapping[Context, float], q: Table, length: int) -> dict[Context, float]:
-    """``probs`` over sequences of at most ``length`` tokens, each completed to ``length`` by the target itself."""
+    """``probs`` over sequences of at most ``length`` tokens, each completed to ``length`` by the
+    target itself.
+    """
     full: dict[Context, float] = {}
     for context, weight in probs.items():
         if len(context) >= length:
             full[context[:length]] = full.get(context[:length], 0.0) + weight
         else:
-            for rest, mass in completed({(*context, y): m for y, m in enumerate(q[context])}, q, length).items():
+            for rest, mass in completed(
+                {(*context, y): m for y, m in enumerate(q[context])}, q, length
+            ).items():
                 full[rest] = full.get(rest, 0.0) + weight * mass
     return full
 

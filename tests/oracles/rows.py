@@ -1,5 +1,6 @@
-"""Several rows at once, plainly: every pass computes all that was ever fed, under what each input saw. And a target
-whose probs are a table of a cell's neighbours, so that images have known probs under any order of decoding.
+"""Several rows at once, plainly: every pass computes all that was ever fed, under what each input
+saw. And a target whose probs are a table of a cell's neighbours, so that images have known probs
+under any order of decoding.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,9 @@ from workers.models.transformer import Body, TransformerConfig
 
 @dataclass
 class Input:
-    """A token or a row end that was fed. order: its place. is_hidden: a stand-in, which no other input sees."""
+    """A token or a row end that was fed. order: its place. is_hidden: a stand-in, which no other
+    input sees.
+    """
 
     x: Tensor
     position: int
@@ -35,10 +38,14 @@ class Input:
 class PlainRows:
     """One image, a token of every row that has begun in each pass."""
 
-    def __init__(self, target: Target, request: Request, sampling: Sampling, lag: int, seed: int = 0) -> None:
+    def __init__(
+        self, target: Target, request: Request, sampling: Sampling, lag: int, seed: int = 0
+    ) -> None:
         self.target, self.sampling, self.grid = target, sampling, target.grid
         self.lag = min(lag, target.grid.cols)
-        self.ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
+        self.ends = (
+            None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
+        )
         self.prompt = target.encode([request.caption], guided=stream_count(sampling.cfg) == 2)
         keys = image_keys(seed, [request.caption_id], [request.sample])
         self.rng = CounterRNG(keys, target.grid.tokens)
@@ -80,9 +87,17 @@ class PlainRows:
         """Feed a token at a cell, or without one the end of the row above."""
         if token is None:
             assert self.ends is not None
-            x, position, order = self.ends.embedding, self.ends.first_position + row - 1, 2 * cell + 1
+            x, position, order = (
+                self.ends.embedding,
+                self.ends.first_position + row - 1,
+                2 * cell + 1,
+            )
         else:
-            x, position, order = self.target.embed(torch.tensor(token)), self.target.prompt_len + cell, 2 * cell
+            x, position, order = (
+                self.target.embed(torch.tensor(token)),
+                self.target.prompt_len + cell,
+                2 * cell,
+            )
         self.inputs.append(Input(x, position, row, order, is_hidden))
 
     def step(self) -> None:
@@ -95,16 +110,22 @@ class PlainRows:
                 self.fed[row] += 1
                 cells.append(cell + 1 if self.fed[row] < cols else None)
             elif not tokens and self.begins(row):
-                upper = self.rows[row - 1] if len(self.rows[row - 1]) == cols else self.rows[row - 2]
+                upper = (
+                    self.rows[row - 1] if len(self.rows[row - 1]) == cols else self.rows[row - 2]
+                )
                 token = upper[-1] if self.ends is None else None
                 self.feed(row, row * cols - 1, token, is_hidden=token is not None)
                 cells.append(row * cols)
         for place, entry in enumerate(self.inputs[first:], first):
             entry.sees = [
-                other for other, seen in enumerate(self.inputs)
-                if other == place or (not seen.is_hidden and seen.order < entry.order and seen.row <= entry.row)
-            ]  # fmt: skip
-        for predicted, logits in zip(cells, self.logits(range(first, len(self.inputs))), strict=True):
+                other
+                for other, seen in enumerate(self.inputs)
+                if other == place
+                or (not seen.is_hidden and seen.order < entry.order and seen.row <= entry.row)
+            ]
+        for predicted, logits in zip(
+            cells, self.logits(range(first, len(self.inputs))), strict=True
+        ):
             if predicted is not None:
                 self.rows[predicted // cols].append(self.sample(logits, predicted))
         self.passes += 1
@@ -123,7 +144,9 @@ COMBINATIONS = (CODES + 1) ** 3
 
 
 class NeighbourBody(Body):
-    """Features that say which codes a query sees to the left of the next cell, above it, and to the upper right."""
+    """Features that say which codes a query sees to the left of the next cell, above it, and to the
+    upper right.
+    """
 
     def __init__(self, config: TransformerConfig, table: Tensor) -> None:
         super().__init__()
@@ -144,26 +167,40 @@ class NeighbourBody(Body):
     ) -> Tensor:
         assert cache is not None
         assert mask is not None
-        config, first = self.config, self.config.prompt_len + self.config.rows * self.config.row_ends
+        config, first = (
+            self.config,
+            self.config.prompt_len + self.config.rows * self.config.row_ends,
+        )
         stored, _ = cache.update(0, x[:, :, None], x[:, :, None])
         codes = stored[:, 0, :, :CODES].argmax(2)  # [R, columns]
         is_end = positions >= config.positions
-        cells = torch.where(is_end, (positions - config.positions + 1) * config.cols, positions - config.prompt_len + 1)
-        cells, place = cells.expand(len(x), -1), (cells % config.cols).expand(len(x), -1)  # the next ones
+        cells = torch.where(
+            is_end,
+            (positions - config.positions + 1) * config.cols,
+            positions - config.prompt_len + 1,
+        )
+        # the next ones
+        cells, place = cells.expand(len(x), -1), (cells % config.cols).expand(len(x), -1)
 
         def code(others: Tensor, exists: Tensor) -> Tensor:
             columns = (first + others).clamp(0, codes.shape[1] - 1)
-            is_seen = exists & (mask[:, 0].expand(-1, cells.shape[1], -1).gather(2, columns[..., None])[..., 0] == 0)
+            is_seen = exists & (
+                mask[:, 0].expand(-1, cells.shape[1], -1).gather(2, columns[..., None])[..., 0] == 0
+            )
             return torch.where(is_seen, codes.gather(1, columns), NONE)
 
         left = torch.where(place > 0, x[..., :CODES].argmax(2), NONE)
         up = code(cells - config.cols, cells >= config.cols)
-        upper_right = code(cells - config.cols + 1, (cells >= config.cols) & (place + 1 < config.cols))
+        upper_right = code(
+            cells - config.cols + 1, (cells >= config.cols) & (place + 1 < config.cols)
+        )
         index = (left * (CODES + 1) + up) * (CODES + 1) + upper_right
         return nn.functional.one_hot(index, COMBINATIONS).to(x.dtype)
 
 
-def neighbour_target(rows: int, cols: int, *, row_ends: bool, reads_upper_right: bool, seed: int = 3) -> Target:
+def neighbour_target(
+    rows: int, cols: int, *, row_ends: bool, reads_upper_right: bool, seed: int = 3
+) -> Target:
     """A target whose images have two codes."""
     config = replace(
         BASE, dim=8, n_layers=1, n_heads=1, vocab_size=CODES, prompt_len=1, rows=rows, cols=cols,
@@ -175,12 +212,14 @@ def neighbour_target(rows: int, cols: int, *, row_ends: bool, reads_upper_right:
     row_end = torch.zeros(config.dim) if row_ends else None
     conditioner = ToyConditioner(config.prompt_len, config.dim)
     body = NeighbourBody(config, table)
-    return Target("neighbours", body, conditioner, ToyCodec(torch.eye(CODES)), Sampling(), row_end=row_end).eval()
+    return Target(
+        "neighbours", body, conditioner, ToyCodec(torch.eye(CODES)), Sampling(), row_end=row_end
+    ).eval()
 
 
 def image_probs(target: Target, sees_upper_right: Callable[[int, int], bool]) -> np.ndarray:
-    """The probs of all images [2 ** cells], the first cell most significant, where the cells (row, column) for which
-    `sees_upper_right` is false do not see their upper right neighbour.
+    """The probs of all images [2 ** cells], the first cell most significant, where the cells (row,
+    column) for which `sees_upper_right` is false do not see their upper right neighbour.
     """
     assert isinstance(target.head, nn.Linear)
     grid, probs = target.grid, target.head.weight.T.softmax(-1).detach().double().numpy()

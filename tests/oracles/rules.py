@@ -1,10 +1,11 @@
 """The acceptance rules spelled out: slow, plain, float64, no tensors.
 
-Written from the formulas alone, so that a mistake in the fast code cannot repeat itself here. Probs are lists of floats
-over the codebook; a proposal of ``None`` is a point mass on the child itself (a child taken deterministically).
+Written from the formulas alone, so that a mistake in the fast code cannot repeat itself here. Probs
+are lists of floats over the codebook; a proposal of ``None`` is a point mass on the child itself (a
+child taken deterministically).
 
-Sources: Leviathan et al. 2023 (exact rule), LANTERN (additive; TVD and JSD), LANTERN++ (multiplicative), Cool-SD Thm 2
-(optimal resampling, schedules), GSD (grouped).
+Sources: Leviathan et al. 2023 (exact rule), LANTERN (additive; TVD and JSD), LANTERN++
+(multiplicative), Cool-SD Thm 2 (optimal resampling, schedules), GSD (grouped).
 """
 
 import math
@@ -57,10 +58,11 @@ def exponential(levels: int, budget: float, nu: float) -> list[float]:
 
 
 def jsd_of_move(r_x: float, moved: float) -> float:
-    """Jensen-Shannon divergence (nats) between a distribution and itself with the mass ``moved`` carried onto x.
+    """Jensen-Shannon divergence (nats) between a distribution and itself with the mass ``moved``
+    carried onto x.
 
-    Straight from the definition, entry by entry: the emptied entries together held ``moved`` (each contributes in
-    proportion to its mass), x held ``r_x``.
+    Straight from the definition, entry by entry: the emptied entries together held ``moved`` (each
+    contributes in proportion to its mass), x held ``r_x``.
     """
 
     def part(a: float, b: float) -> float:
@@ -95,7 +97,8 @@ def members(rule: Rule, r: Sequence[float], x: int) -> list[int]:
 
 
 def _group(rule: Rule, r: Sequence[float], x: int) -> list[int]:
-    """GSD's group without x; empty when the window falls off the unlikely end (then x counts for itself).
+    """GSD's group without x; empty when the window falls off the unlikely end (then x counts for
+    itself).
 
     The codebook is ranked from the least to the most likely code, equals in index order.
     """
@@ -105,13 +108,17 @@ def _group(rule: Rule, r: Sequence[float], x: int) -> list[int]:
         return []
     near = []
     for y in ranking[place - rule.below : place + rule.above + 1]:
-        distance = sum((a - b) ** 2 for a, b in zip(rule.codebook[x], rule.codebook[y], strict=True))
+        distance = sum(
+            (a - b) ** 2 for a, b in zip(rule.codebook[x], rule.codebook[y], strict=True)
+        )
         if y != x and abs(r[y] - r[x]) < rule.tolerance and distance < rule.radius:
             near.append(y)
     return near
 
 
-def neighbourhood_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int) -> tuple[float, float]:
+def neighbourhood_mass(
+    rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int
+) -> tuple[float, float]:
     """(S_r(x), the proposal mass it is compared with)."""
     admitted = members(rule, r, x)
     mass = r[x] + sum(r[y] for y in admitted)
@@ -122,8 +129,12 @@ def neighbourhood_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None
     return mass, p[x]
 
 
-def acceptance_prob(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> float:
-    """f(x) = min(1, omega S_r(x) / p(x)); what could not have been proposed is not accepted, whatever its group."""
+def acceptance_prob(
+    rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float
+) -> float:
+    """f(x) = min(1, omega S_r(x) / p(x)); what could not have been proposed is not accepted,
+    whatever its group.
+    """
     if p is not None and p[x] <= 0:
         return 0.0
     mass, proposal = neighbourhood_mass(rule, r, p, x)
@@ -133,10 +144,15 @@ def acceptance_prob(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x
 # --- what is drawn after a rejection ---------------------------------------------------------------------------------
 
 
-def optimal_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
+def optimal_mass(
+    rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float
+) -> Probs:
     """[r - p f]_+, the full formula, unnormalised (Cool-SD Thm 2)."""
     if p is None:
-        return [max(0.0, r[y] - acceptance_prob(rule, r, None, y, omega)) if y == x else r[y] for y in range(len(r))]
+        return [
+            max(0.0, r[y] - acceptance_prob(rule, r, None, y, omega)) if y == x else r[y]
+            for y in range(len(r))
+        ]
     return [max(0.0, r[y] - p[y] * acceptance_prob(rule, r, p, y, omega)) for y in range(len(r))]
 
 
@@ -146,12 +162,21 @@ def exact_mass(r: Sequence[float], p: Sequence[float] | None, x: int) -> Probs:
     return [max(0.0, a - b) for a, b in zip(r, proposal, strict=True)]
 
 
-def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
-    """What each paper subtracts, unnormalised: [r_A - p]_+ with A's mass carried onto x; GSD [r - p]_+.
+def paper_mass(
+    rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float
+) -> Probs:
+    """What each paper subtracts, unnormalised: [r_A - p]_+ with A's mass carried onto x; GSD [r -
+    p]_+.
 
-    A neighbourhood that can never admit anybody (k = 1, a zero bound) is none, where the papers do the optimal thing.
+    A neighbourhood that can never admit anybody (k = 1, a zero bound) is none, where the papers do
+    the optimal thing.
     """
-    empty = {"none": True, "tvd": not rule.delta, "jsd": not rule.delta, "multiplicative": rule.lam == 1}
+    empty = {
+        "none": True,
+        "tvd": not rule.delta,
+        "jsd": not rule.delta,
+        "multiplicative": rule.lam == 1,
+    }
     if rule.kind != "grouped" and (empty[rule.kind] or rule.k == 1):
         return optimal_mass(rule, r, p, x, omega)
     carried = list(r)
@@ -163,10 +188,13 @@ def paper_mass(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int
     return [max(0.0, a - b) for a, b in zip(carried, proposal, strict=True)]
 
 
-def residual(rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float) -> Probs:
+def residual(
+    rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int, omega: float
+) -> Probs:
     """The distribution that stands in for r after x was rejected.
 
-    When the papers' has no mass left, the exact rule's, [r - p]_+; when that has none either, r itself.
+    When the papers' has no mass left, the exact rule's, [r - p]_+; when that has none either, r
+    itself.
     """
     attempts = [optimal_mass(rule, r, p, x, omega)]
     if rule.resampling == "paper":
@@ -187,7 +215,9 @@ def normalised(mass: Sequence[float]) -> Probs:
 
 
 def greedy(rule: Rule, q: Sequence[float], x: int, omega: float) -> bool:
-    """x is kept iff omega S(x) reaches every code outside S(x). GSD has no greedy form: there S(x) = q(x)."""
+    """x is kept iff omega S(x) reaches every code outside S(x). GSD has no greedy form: there S(x)
+    = q(x).
+    """
     admitted = [] if rule.kind == "grouped" else members(rule, q, x)
     mass = q[x] + sum(q[y] for y in admitted)
     return all(omega * mass >= q[y] for y in range(len(q)) if y != x and y not in admitted)

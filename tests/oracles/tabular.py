@@ -1,7 +1,9 @@
-"""Models that are tables: their distributions are known, so the tokens of decoding are checked against the exact ones.
+"""Models that are tables: their distributions are known, so the tokens of decoding are checked
+against the exact ones.
 
-A context (the image's tokens so far) is numbered like a node of a heap: nothing is 0, and after context c token x leads
-to c * V + 1 + x. The drafting, the result and the random numbers are the real ones; only the two networks are look-ups.
+A context (the image's tokens so far) is numbered like a node of a heap: nothing is 0, and after
+context c token x leads to c * V + 1 + x. The drafting, the result and the random numbers are the
+real ones; only the two networks are look-ups.
 """
 
 from types import SimpleNamespace
@@ -32,14 +34,16 @@ def contexts(codes: int, length: int) -> int:
 
 
 def random_logits(codes: int, length: int, seed: int, streams: int = 1, images: int = 1) -> Tensor:
-    """Logits [streams, images, contexts, V] of a random table (streams: conditional, unconditional)."""
+    """Logits [streams, images, contexts, V] of a random table (streams: conditional,
+    unconditional).
+    """
     generator = torch.Generator().manual_seed(seed)
     return 0.9 * torch.randn(streams, images, contexts(codes, length), codes, generator=generator)
 
 
 class TabularDrafter(Drafter):
-    """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root, like Medusa's heads.
-    drafted: only the first so many codes, like an EAGLE-3 layer; None: all.
+    """Drafts from a table [streams, images, contexts, V]; ``blind`` to the path below the root,
+    like Medusa's heads. drafted: only the first so many codes, like an EAGLE-3 layer; None: all.
     """
 
     kind = "independent"
@@ -59,7 +63,12 @@ class TabularDrafter(Drafter):
         batch.buffers.add(self, "image")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         pass
 
@@ -69,7 +78,11 @@ class TabularDrafter(Drafter):
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         above = self.at if parents is None else self.at.gather(1, parents.expand(batch.size, -1))
-        self.at = below(above.expand(tokens.shape), torch.zeros_like(tokens) if self.blind else tokens, self.logits)
+        self.at = below(
+            above.expand(tokens.shape),
+            torch.zeros_like(tokens) if self.blind else tokens,
+            self.logits,
+        )
         return self.guided(look_up(self.logits, self.image, self.at), batch)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
@@ -77,7 +90,9 @@ class TabularDrafter(Drafter):
 
 
 def below(context: Tensor, token: Tensor, logits: Tensor) -> Tensor:
-    """The context after one more token; drafts past the image's end, which are never kept, lead anywhere."""
+    """The context after one more token; drafts past the image's end, which are never kept, lead
+    anywhere.
+    """
     child = context * logits.shape[-1] + 1 + token
     return torch.where(child < logits.shape[2], child, 0)
 
@@ -92,13 +107,17 @@ def committed(batch: Batch, logits: Tensor) -> Tensor:
 
 
 def look_up(logits: Tensor, image: Tensor, context: Tensor) -> Tensor:
-    """Logits [R, F, V] of contexts [B, F] of images [B]; one image's table serves all rows where there is only one."""
+    """Logits [R, F, V] of contexts [B, F] of images [B]; one image's table serves all rows where
+    there is only one.
+    """
     row = torch.zeros_like(image) if logits.shape[1] == 1 else image
     return logits[:, row[:, None], context].flatten(0, 1)
 
 
 class TabularEngine:
-    """The engine's loop on tables. ``target`` and ``draft`` are logits [streams, images, contexts, V]."""
+    """The engine's loop on tables. ``target`` and ``draft`` are logits [streams, images, contexts,
+    V].
+    """
 
     observer: Observer | None = None
 
@@ -118,7 +137,9 @@ class TabularEngine:
         grid = Grid(2, image_len // 2) if image_len % 2 == 0 else Grid(1, image_len)
         model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=grid)
         drafter = (
-            None if config.drafter.kind in ("none", "jacobi") else TabularDrafter(draft, blind=blind, drafted=drafted)
+            None
+            if config.drafter.kind in ("none", "jacobi")
+            else TabularDrafter(draft, blind=blind, drafted=drafted)
         )
         self.drafting = build_drafting(config, cast(Target, model), drafter)
         self.acceptor = Acceptor(
@@ -130,7 +151,9 @@ class TabularEngine:
         )
 
     def open(self, count: int, first_id: int) -> Batch:
-        """``count`` images with their first tokens drawn; their caption ids start at ``first_id``."""
+        """``count`` images with their first tokens drawn; their caption ids start at
+        ``first_id``.
+        """
         cache = KVCache(0, stream_count(self.sampling.cfg) * count, 1, 1, 1)  # without layers
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         batch = Batch(
@@ -145,7 +168,8 @@ class TabularEngine:
         self.drafting.prepare(batch)
         keys = rng.image_keys(5, range(first_id, first_id + count), [0] * count)
         logits = apply_cfg(
-            look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)), self.sampling.cfg
+            look_up(self.target, self.image, torch.zeros(count, 1, dtype=torch.int64)),
+            self.sampling.cfg,
         )
         probs = to_probs(logits[:, 0], self.sampling)
         first = self.acceptor.sample(probs, rng.CounterRNG(keys, 1), torch.zeros_like(keys))
@@ -165,7 +189,9 @@ class TabularEngine:
         for node in range(tree.shape.nodes):
             above = torch.stack(context, 1).gather(1, parents[:, node : node + 1] + 1)[:, 0]
             context.append(below(above, tree.tokens[:, node], self.target))
-        logits = apply_cfg(look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg)
+        logits = apply_cfg(
+            look_up(self.target, self.image, torch.stack(context, 1)), self.sampling.cfg
+        )
         if self.observer is not None:
             self.observer(batch, tree, logits)
         result = self.acceptor(tree, logits, batch)
@@ -192,8 +218,9 @@ class TabularEngine:
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """The target's distribution, plainly: guided logits [n, V] -> temperature, top-k, softmax, top-p; with T(E), the
-    filters at temperature 1, then a softmax at the temperature that follows from what they leave.
+    """The target's distribution, plainly: guided logits [n, V] -> temperature, top-k, softmax,
+    top-p; with T(E), the filters at temperature 1, then a softmax at the temperature that follows
+    from what they leave.
     """
     if isinstance(dynamic := sampling.dynamic_temperature, EntropyTemperature):
         all_probs = processed(logits, Sampling(1.0, sampling.top_k, sampling.top_p))
@@ -210,13 +237,17 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         order = order[: sampling.top_k] if sampling.top_k else order
         masses = np.exp([line[x] - line[order[0]] for x in order])
         masses /= masses.sum()
-        kept = next((n for n, mass in enumerate(masses.cumsum(), 1) if mass >= sampling.top_p), len(order))
+        kept = next(
+            (n for n, mass in enumerate(masses.cumsum(), 1) if mass >= sampling.top_p), len(order)
+        )
         all_probs[row, order[:kept]] = masses[:kept] / masses[:kept].sum()
     return all_probs
 
 
 def exact_distribution(target: Tensor, sampling: Sampling, length: int) -> np.ndarray:
-    """The joint probs of whole images [V ** length], first token most significant; target [streams, 1, contexts, V]."""
+    """The joint probs of whole images [V ** length], first token most significant; target [streams,
+    1, contexts, V].
+    """
     table = target[:, 0].double().numpy()
     guided = table[0] if sampling.cfg == 1 else table[1] + sampling.cfg * (table[0] - table[1])
     all_probs, codes = processed(guided, sampling), target.shape[-1]
@@ -228,7 +259,9 @@ def exact_distribution(target: Tensor, sampling: Sampling, length: int) -> np.nd
 
 
 def p_value(counts: np.ndarray, probs: np.ndarray) -> float:
-    """Chi-square p-value of counts against probs. Cells that expect under 5 are pooled; an impossible one gives 0."""
+    """Chi-square p-value of counts against probs. Cells that expect under 5 are pooled; an
+    impossible one gives 0.
+    """
     if counts[probs == 0].any():
         return 0.0
     expected = probs * counts.sum()

@@ -1,4 +1,6 @@
-"""`generate` with the built-in weights: pictures match their captions, and broken weights are named."""
+"""`generate` with the built-in weights: pictures match their captions, and broken weights are
+named.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,34 @@ CAPTIONS = (
 def pixels(path: Path) -> Tensor:
     """The picture as drawn, [3, 48, 48] in [0, 1]: one pixel of each enlarged square."""
     with Image.open(path) as picture:
-        raw = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(picture.height, picture.width, 3)
+        raw = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(
+            picture.height, picture.width, 3
+        )
     factor = raw.shape[0] // 48
-    assert torch.equal(raw, raw[::factor, ::factor].repeat_interleave(factor, 0).repeat_interleave(factor, 1))
+    assert torch.equal(
+        raw, raw[::factor, ::factor].repeat_interleave(factor, 0).repeat_interleave(factor, 1)
+    )
     return raw[::factor, ::factor].permute(2, 0, 1).float() / 255
 
 
 @pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize(("preset", "samples"), [("vanilla", 2), ("lantern", 1)])
 def test_pictures_match_their_captions(preset: str, samples: int, tmp_path: Path) -> None:
-    """8 and 4 pictures with a fixed seed; blind guesses would get about one attribute in four right. The preset's tree
-    of 60 nodes is cut, as a core has to pay for each."""
+    """8 and 4 pictures with a fixed seed; blind guesses would get about one attribute in four
+    right. The preset's tree of 60 nodes is cut, as a core has to pay for each.
+    """
     small = ("--set", "tree.nodes=12") if preset == "lantern" else ()
-    words = (*CAPTIONS, "--preset", preset, *small, "--samples", str(samples), "--out", str(tmp_path), "--json")
+    words = (
+        *CAPTIONS,
+        "--preset",
+        preset,
+        *small,
+        "--samples",
+        str(samples),
+        "--out",
+        str(tmp_path),
+        "--json",
+    )
     result = specfrontier("generate", *words)
     assert result.code == 0, result.err
     printed = result.json
@@ -61,7 +78,9 @@ def test_pictures_match_their_captions(preset: str, samples: int, tmp_path: Path
 
 
 def test_an_unknown_word_is_refused_before_drawing(tmp_path: Path) -> None:
-    message = error_of("generate", CAPTIONS[0], "a large crimson circle", "--out", str(tmp_path), code=2)
+    message = error_of(
+        "generate", CAPTIONS[0], "a large crimson circle", "--out", str(tmp_path), code=2
+    )
     assert "'crimson'" in message
     assert "red, orange, yellow" in message
     assert message.count("\n") == 1
@@ -115,11 +134,15 @@ def scribble(folder: Path) -> None:
         (scribble, ("target.safetensors", "web page")),
     ],
 )
-def test_broken_weights_are_named(damage: Callable[[Path], None], parts: tuple[str, ...], tmp_path: Path) -> None:
+def test_broken_weights_are_named(
+    damage: Callable[[Path], None], parts: tuple[str, ...], tmp_path: Path
+) -> None:
     folder = tmp_path / "weights"
     shutil.copytree(BUILTIN, folder)
     damage(folder)
-    message = error_of("generate", "a red ring", "--models", str(folder), "--out", str(tmp_path / "out"), code=1)
+    message = error_of(
+        "generate", "a red ring", "--models", str(folder), "--out", str(tmp_path / "out"), code=1
+    )
     assert message.startswith("Error: ")
     assert message.count("\n") == 1
     for part in parts:

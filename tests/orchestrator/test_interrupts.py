@@ -1,4 +1,6 @@
-"""Signals that end a command: cleanly, at once, within a time limit. Each command is a real process."""
+"""Signals that end a command: cleanly, at once, within a time limit. Each command is a real
+process.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tests.fakes.real_sweeps import ROOT
 from tests.fakes.waiting import HANG_S, wait_until
 
 COMMAND = """
-import sys, time
+import signal, sys, time
 from unittest import mock
 from orchestrator.cli import app
 from orchestrator.errors import CommandError
@@ -40,6 +42,7 @@ def command():
             wait(clean_end_s)
             raise CommandError("ended cleanly", 130) from None
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below `nohup`
 with mock.patch.object(app, "app", command):
     app.main()
 """
@@ -59,10 +62,17 @@ INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     ],
 )
 def test_how_a_command_ends(
-    clean_end_s: float, limit_s: float, signals: Sequence[signal.Signals], code: int, printed: str, tmp_path: Path
+    clean_end_s: float,
+    limit_s: float,
+    signals: Sequence[signal.Signals],
+    code: int,
+    printed: str,
+    tmp_path: Path,
 ) -> None:
     words = [sys.executable, "-c", COMMAND, str(clean_end_s), str(limit_s)]
-    process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     for place, number in enumerate(signals):
@@ -98,14 +108,15 @@ def command():
     print("goes on", file=sys.stderr, flush=True)
 
 is_ignored = sys.argv[2] == "ignored"
-if is_ignored:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
 with mock.patch.object(app, "app", command):
     app.main()
 """
 
 
-@pytest.mark.parametrize(("handling", "code", "state"), [("default", 129, "interrupted"), ("ignored", 0, "finished")])
+@pytest.mark.parametrize(
+    ("handling", "code", "state"), [("default", 129, "interrupted"), ("ignored", 0, "finished")]
+)
 def test_a_command_whose_terminal_is_closed_records_its_end(
     handling: str, code: int, state: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,13 @@ from tests.fakes.command_line import error_of
 @pytest.fixture
 def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a job, where Ray puts it."""
-    folder = tmp_path / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123456789abcdef"
+    folder = (
+        tmp_path
+        / "session_1"
+        / "runtime_resources"
+        / "working_dir_files"
+        / "_ray_pkg_0123456789abcdef"
+    )
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
@@ -43,7 +49,9 @@ KEPT = [
 ]
 
 
-def test_results_in_the_copy_are_refused(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_in_the_copy_are_refused(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for output in LOST:
         with pytest.raises(ValueError, match=r"--out .*absolute path"):
@@ -63,7 +71,10 @@ def test_results_in_the_copy_are_refused(copy: Path, tmp_path: Path, monkeypatch
         ("--out", ("launch", "quickstart", "--out", "mine")),
         ("--study", ("launch", "quickstart", "--out", "/tmp/z", "--study", "study.log")),
         ("--study", ("launch", "quickstart", "--out", "/tmp/z", "--study", "sqlite:///study.db")),
-        ("--tracking-uri", ("launch", "quickstart", "--out", "/tmp/z", "--tracking-uri", "sqlite:///runs.db")),
+        (
+            "--tracking-uri",
+            ("launch", "quickstart", "--out", "/tmp/z", "--tracking-uri", "sqlite:///runs.db"),
+        ),
         ("--out", ("generate", "a large red circle", "--preset", "vanilla", "--out", "images")),
         ("--out", ("train", "eagle", "--captions", "scenes", "--out", "weights")),
         ("--out", ("reference", ".", "--out", "reference.parquet")),
@@ -77,7 +88,9 @@ def test_commands_name_the_option(option: str, arguments: tuple[str, ...]) -> No
 
 
 @pytest.mark.usefixtures("copy")
-def test_the_tracking_uri_of_the_environment_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tracking_uri_of_the_environment_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///runs.db")
     message = error_of("launch", "quickstart", "--out", str(tmp_path / "sweeps"), code=2)
     assert "--tracking-uri sqlite:///runs.db" in message
@@ -90,7 +103,11 @@ def test_a_call_from_python_is_refused_too(copy: Path) -> None:
 
 
 def test_no_text_of_a_table_is_a_formula_and_numbers_stay() -> None:
-    columns = {"label": ["=HYPERLINK(1)", "@x", "plain"], "value": [-1.5, 2.0, None], "=1": ["-2", "+1", "-"]}
+    columns = {
+        "label": ["=HYPERLINK(1)", "@x", "plain"],
+        "value": [-1.5, 2.0, None],
+        "=1": ["-2", "+1", "-"],
+    }
     table = pa.table({**columns, "tags": [["-a", "b"], [], ["c"]]})
     rows = list(csv.reader(io.StringIO(table_bytes(table, ".csv").decode(), newline="")))
     assert rows[0] == ["label", "value", "'=1", "tags"]

@@ -55,19 +55,31 @@ def test_once_is_enough() -> None:
 )
 def test_files_stay_of_their_kind(source: str, shown: str) -> None:
     def facts(address: str) -> dict[str, Any]:
-        return {"reference": {"source": address, "count": 9}, "metrics": ["fid", address], "seed": 0}
+        return {
+            "reference": {"source": address, "count": 9},
+            "metrics": ["fid", address],
+            "seed": 0,
+        }
 
-    redacted = redact_file("identity.json", json.dumps(facts(source), separators=(",", ":")).encode())
+    redacted = redact_file(
+        "identity.json", json.dumps(facts(source), separators=(",", ":")).encode()
+    )
     assert json.loads(redacted) == facts(shown)
     for flow in (True, False):
-        redacted = redact_file("sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode())
+        redacted = redact_file(
+            "sweep.yaml", yaml.safe_dump(facts(source), default_flow_style=flow).encode()
+        )
         assert yaml.safe_load(redacted) == facts(shown)
     broken = redact_file("identity.json", f'{{"source": "{source}'.encode()).decode()
     assert broken == f'{{"source": "{shown}'
 
 
 def test_files_without_credentials_are_left_as_they_are() -> None:
-    files = {"sweep.yaml": b"seed:   1e-05 # mine\n", "identity.json": b'{"a":1}', "front.png": b"\x89"}
+    files = {
+        "sweep.yaml": b"seed:   1e-05 # mine\n",
+        "identity.json": b'{"a":1}',
+        "front.png": b"\x89",
+    }
     for name, data in files.items():
         assert redact_file(name, data) == data
     comment = f"seed: 1 # s3://k:{SECRET}@bucket\n".encode()
@@ -76,7 +88,11 @@ def test_files_without_credentials_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    [f"s3://AKID:{SECRET}@bucket/a", f"s3://bucket/a?secret_key={SECRET}", f"gs://bucket/a?access_token={SECRET}"],
+    [
+        f"s3://AKID:{SECRET}@bucket/a",
+        f"s3://bucket/a?secret_key={SECRET}",
+        f"gs://bucket/a?access_token={SECRET}",
+    ],
 )
 def test_storages_show_no_more_than_this(uri: str) -> None:
     """The storage hides by parsing, this by pattern: neither shows what the other hides."""

@@ -10,7 +10,15 @@ from orchestrator.text import csv_cell, markdown, markdown_block, markdown_code,
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.265, "27 %"), (0.875, "88 %"), (0.5, "50 %"), (0.991, ">99 %"), (1.0, ">99 %"), (0.009, "<1 %"), (0.0, "<1 %")],
+    [
+        (0.265, "27 %"),
+        (0.875, "88 %"),
+        (0.5, "50 %"),
+        (0.991, ">99 %"),
+        (1.0, ">99 %"),
+        (0.009, "<1 %"),
+        (0.0, "<1 %"),
+    ],
 )
 def test_shares_are_rounded_as_the_report_rounds_them(share: float, text: str) -> None:
     """JavaScript's Math.round takes halves up; Python's formatting takes them to the even digit."""
@@ -18,7 +26,8 @@ def test_shares_are_rounded_as_the_report_rounds_them(share: float, text: str) -
 
 
 @pytest.mark.parametrize(
-    "text", ["- item", "+ item", "1. item", "23) item", "===", "---", "# head", "> quote", "`a", "x\n# y"]
+    "text",
+    ["- item", "+ item", "1. item", "23) item", "===", "---", "# head", "> quote", "`a", "x\n# y"],
 )
 def test_a_text_in_markdown_is_one_paragraph_of_text(text: str) -> None:
     (opened, inline, closed) = MarkdownIt().parse(markdown(text))
@@ -42,7 +51,9 @@ def test_code_in_markdown_stays_code(text: str) -> None:
     assert block.content == f"{text}\n```\nrun me\n"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+cmd|x", "-x", "@SUM(A1)", "\t=1", "\r=1", "-1.5 ± 0.2", "--1", "1e5=2"])
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|x", "-x", "@SUM(A1)", "\t=1", "\r=1", "-1.5 ± 0.2", "--1", "1e5=2"]
+)
 def test_no_text_is_a_formula(text: str) -> None:
     assert csv_cell(text) == (text if text.startswith("1") else f"'{text}")
 

@@ -1,4 +1,6 @@
-"""A trial has one form of name wherever a person reads it: its number, its label, its setting as `pareto` shows it."""
+"""A trial has one form of name wherever a person reads it: its number, its label, its setting as
+`pareto` shows it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Its fastest trial, 5, has a label, and a setting whose name is abbreviated."""
     folder = tmp_path_factory.mktemp("sweep")
     record = write_sweep(folder, trials=6)[5]
-    metrics = {**record.metrics, "speedup": Estimate(9.0, 0.1, 9), "fid": replace(record.metrics["fid"], value=4.0)}
+    metrics = {
+        **record.metrics,
+        "speedup": Estimate(9.0, 0.1, 9),
+        "fid": replace(record.metrics["fid"], value=4.0),
+    }
     write_trial(Storage(str(folder)), replace(record, label=LABEL, config=CONFIG, metrics=metrics))
     return Sweep.open(folder)
 
@@ -55,8 +61,12 @@ def test_all_that_a_person_reads_has_one_form(sweep: Sweep) -> None:
     assert any(trial.heading in line for line in choice_lines(front, [trial]))
     others = [other.setting for other in front.members if other.number != 5]
     tables = {"pareto": "\n".join(front_table(front, front.members))}
-    tables["devices"] = "\n".join(side_by_side([front_of([sweep])], {trial.number for trial in front.members})[1])
-    tables["mlflow"] = describe_run(sweep, {record.number: f"run{record.number}" for record in sweep.records}, "1")
+    tables["devices"] = "\n".join(
+        side_by_side([front_of([sweep])], {trial.number for trial in front.members})[1]
+    )
+    tables["mlflow"] = describe_run(
+        sweep, {record.number: f"run{record.number}" for record in sweep.records}, "1"
+    )
     for name, text in tables.items():
         assert LABEL in text, name
         for setting in (SHORT, *others):

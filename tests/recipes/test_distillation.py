@@ -1,4 +1,6 @@
-"""The loss of the built-in drafters: guided terms against formulas, unrolling against drafting step by step."""
+"""The loss of the built-in drafters: guided terms against formulas, unrolling against drafting step
+by step.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_the_soft_loss_is_least_at_the_targets_own_probabilities() -> None:
     torch.manual_seed(0)
     teacher, scales = torch.randn(4, 5, 12), torch.tensor([1.0, 3.0])[:, None, None]
     probs = combine(teacher, scales).softmax(-1)
-    assert torch.allclose(combine(teacher, scales)[0], teacher[0]), "scale 1 is the conditional stream alone"
+    assert torch.allclose(combine(teacher, scales)[0], teacher[0]), (
+        "scale 1 is the conditional stream alone"
+    )
     best = soft_loss(combine(teacher, scales), probs, GuidedDistillation())
     for _ in range(20):
         noisy = teacher + 0.3 * torch.randn_like(teacher)
@@ -59,23 +63,36 @@ def test_the_soft_loss_is_least_at_the_targets_own_probabilities() -> None:
 
 def test_unrolled_levels_equal_drafting_step_by_step() -> None:
     torch.manual_seed(0)
-    layer = EagleLayer(replace(BASE, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)).eval()
+    layer = EagleLayer(
+        replace(BASE, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
+    ).eval()
     hidden = torch.zeros(9, dtype=torch.bool)
     hidden[:2] = True  # padding at the prompt's start
-    mask = (torch.ones(9, 9, dtype=torch.bool).tril() & ~hidden | torch.eye(9, dtype=torch.bool)).expand(2, 1, 9, 9)
+    mask = (
+        torch.ones(9, 9, dtype=torch.bool).tril() & ~hidden | torch.eye(9, dtype=torch.bool)
+    ).expand(2, 1, 9, 9)
     inputs = Slots(torch.randn(2, 9, 32), torch.randn(2, 9, 32), mask, torch.zeros(0))
     embeddings, features, positions = inputs.embeddings, inputs.features, inputs.positions
     with torch.no_grad():
         outputs = unroll(layer, inputs, 4)
-        torch.testing.assert_close(outputs[0], layer(embeddings, features, positions, mask), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            outputs[0], layer(embeddings, features, positions, mask), atol=1e-5, rtol=1e-4
+        )
         for slot in range(6, 9):
             for level in range(2, 5):
                 read = features[:, : slot + 1].clone()
-                for t in range(slot - level + 2, slot + 1):  # drafted slots read the prediction of the slot before
-                    read[:, t] = layer(embeddings[:, :t], read[:, :t], positions[:t], mask[..., :t, :t])[:, -1]
+                # drafted slots read the prediction of the slot before
+                for t in range(slot - level + 2, slot + 1):
+                    read[:, t] = layer(
+                        embeddings[:, :t], read[:, :t], positions[:t], mask[..., :t, :t]
+                    )[:, -1]
                 end = slot + 1
-                expected = layer(embeddings[:, :end], read, positions[:end], mask[..., :end, :end])[:, slot]
-                torch.testing.assert_close(outputs[level - 1][:, slot], expected, atol=1e-5, rtol=1e-4)
+                expected = layer(embeddings[:, :end], read, positions[:end], mask[..., :end, :end])[
+                    :, slot
+                ]
+                torch.testing.assert_close(
+                    outputs[level - 1][:, slot], expected, atol=1e-5, rtol=1e-4
+                )
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
@@ -83,10 +100,14 @@ def test_training_brings_every_level_nearer_to_the_target(kind: str, tmp_path: P
     target = toy_target()
     data = random_examples(target, 32)
     drafter: Drafter = new_eagle(target, 0) if kind == "eagle" else new_medusa(target, 2)
-    config = MuonConfig(steps=50, batch=8, warmup=5, save_every=25, log_every=25, bf16=False, ema=0.9)
+    config = MuonConfig(
+        steps=50, batch=8, warmup=5, save_every=25, log_every=25, bf16=False, ema=0.9
+    )
     before = evaluate_drafter(target, drafter, data, levels_of=unrolled(3))
     loss = guided_loss(target, drafter, data, GuidedDistillation())
-    average = train_drafter(target, drafter, loss, (data, data), config, tmp_path, facts={}, log=lambda line: None)
+    average = train_drafter(
+        target, drafter, loss, (data, data), config, tmp_path, facts={}, log=lambda line: None
+    )
     assert isinstance(average, type(drafter))
     after = evaluate_drafter(target, average, data, levels_of=unrolled(3))
     assert (tmp_path / f"{kind}.safetensors").exists()

@@ -1,4 +1,6 @@
-"""A user's own images: every layout is read, mistakes are reported, and all components train on twelve tiny images."""
+"""A user's own images: every layout is read, mistakes are reported, and all components train on
+twelve tiny images.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def with_csv(folder: Path) -> None:
 
 
 def with_jsonl(folder: Path) -> None:
-    rows = [{"file": f"{i}.png", "caption": picture(folder / f"{i}.png", c)} for i, c in enumerate(COLOURS)]
+    rows = [
+        {"file": f"{i}.png", "caption": picture(folder / f"{i}.png", c)}
+        for i, c in enumerate(COLOURS)
+    ]
     (folder / "captions.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
 
 
@@ -58,7 +63,9 @@ def test_captioned_layouts(tmp_path: Path, write: Callable[[Path], None]) -> Non
     assert folder.captions == tuple(f"a {colour} wall" for colour in COLOURS)
 
 
-@pytest.mark.parametrize("character", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii)
+@pytest.mark.parametrize(
+    "character", ["\n", "\r\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"], ids=ascii
+)
 def test_captions_are_those_that_a_sweep_reads(tmp_path: Path, character: str) -> None:
     """In every layout a caption is one line: breaks within it are spaces."""
     caption, name = f'a "red"{character}wall, old', "0.png"
@@ -94,7 +101,11 @@ def as_img2dataset(folder: Path) -> None:
 def test_texts_beside_images_in_folders_are_their_captions(tmp_path: Path) -> None:
     as_img2dataset(tmp_path)
     folder = read_folder(tmp_path)
-    assert [path.name for path in folder.paths] == ["000000000.JPG", "000000002.JPG", "000010001.JPG"]
+    assert [path.name for path in folder.paths] == [
+        "000000000.JPG",
+        "000000002.JPG",
+        "000010001.JPG",
+    ]
     assert folder.captions == ("a red wall", "a green wall", "a blue wall")
     assert folder.left_out == "5 .json"
 
@@ -126,7 +137,8 @@ def test_listed_images_may_have_absolute_paths_or_those_through_links(tmp_path: 
     (tmp_path / "link").symlink_to("b")
     (tmp_path / "captions.csv").write_text(f"file,caption\n{tmp_path / 'a.png'},a\nlink/0.png,b\n")
     assert sorted(read_folder(tmp_path).captions) == ["a", "b"]
-    (tmp_path / "b" / "1.png").symlink_to("0.png")  # another file of the folder, which has no caption
+    # another file of the folder, which has no caption
+    (tmp_path / "b" / "1.png").symlink_to("0.png")
     with pytest.raises(ValueError, match=r"b/1\.png: no caption in captions\.csv"):
         read_folder(tmp_path)
 
@@ -236,7 +248,10 @@ def several_wrong_lines(folder: Path) -> None:
         (text_of_some_in_folders, "000000002.JPG: no caption; write it into 000000002.txt"),
         (folders_beside_captioned_images, "more/1.png: no caption; write it into 1.txt"),
         (dangling_link, "3.png: a link to gone.png, which does not exist"),
-        (several_wrong_lines, r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)"),
+        (
+            several_wrong_lines,
+            r"captions.csv, line 3: 'x.png' is not a file .* \(2 more lines are wrong\)",
+        ),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, spoil: Callable[[Path], None], message: str) -> None:

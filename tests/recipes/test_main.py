@@ -13,9 +13,14 @@ from recipes.__main__ import ALL, main, ordered_components
 
 
 def test_components_are_ordered() -> None:
-    assert ordered_components(["eagle", "tokenizer", "eagle"], with_data=False) == ["tokenizer", "eagle"]
+    assert ordered_components(["eagle", "tokenizer", "eagle"], with_data=False) == [
+        "tokenizer",
+        "eagle",
+    ]
     assert ordered_components([ALL], with_data=False) == list(COMPONENTS)
-    assert ordered_components([ALL], with_data=True) == [name for name in COMPONENTS if name not in SCENES_ONLY]
+    assert ordered_components([ALL], with_data=True) == [
+        name for name in COMPONENTS if name not in SCENES_ONLY
+    ]
     assert ordered_components([ALL, "clip"], with_data=True)[-1] == "clip"
 
 
@@ -46,7 +51,9 @@ def test_options_reach_the_recipe(
     )
     main(["eagle", "target", *words])
     options = {"seed": 3, "device": "cpu", "steps": 7, "resume": True, "recipe_of": "medusa"}
-    assert calls == [(component, tmp_path, Path("photos"), options) for component in ("target", "eagle")]
+    assert calls == [
+        (component, tmp_path, Path("photos"), options) for component in ("target", "eagle")
+    ]
     assert f"eagle: {tmp_path / 'eagle.safetensors'}" in capsys.readouterr().out
 
 

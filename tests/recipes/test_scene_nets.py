@@ -1,4 +1,6 @@
-"""Training of the metric nets on a handful of scenes: it learns, it is deterministic, its file loads."""
+"""Training of the metric nets on a handful of scenes: it learns, it is deterministic, its file
+loads.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ from workers.metrics.features import FeatureConfig, load_features
 from workers.scenes.images import render, sample_attributes
 
 NET = FeatureConfig(channels=(8, 8, 16, 16), squeeze=4, dim=16, hidden=32)
-CLIP = ClipConfig(dim=16, heads=2, ffn_dim=16, vision_layers=1, text_layers=1, patch=16, projection=8)
-RUN = OneCycleConfig(steps=45, batch=32, rate=4e-3, rise=0.15, ema=0.0, save_every=15, bf16=False, seed=7)
+CLIP = ClipConfig(
+    dim=16, heads=2, ffn_dim=16, vision_layers=1, text_layers=1, patch=16, projection=8
+)
+RUN = OneCycleConfig(
+    steps=45, batch=32, rate=4e-3, rise=0.15, ema=0.0, save_every=15, bf16=False, seed=7
+)
 
 
 def losses(folder: Path, name: str) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / f"{name}.journal.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["loss"]
+        for line in (folder / f"{name}.journal.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +45,9 @@ def test_scene_set_holds_the_scenes(scenes: SceneSet) -> None:
     assert scenes.images.dtype == torch.uint8
     rows = sample_attributes(0, range(96))
     assert torch.equal(scenes.rows, rows)
-    assert (scenes.floats(slice(38, 42)) - render(rows[38:42], 0, range(38, 42))).abs().max() <= 0.5 / 255 + 1e-6
+    assert (
+        scenes.floats(slice(38, 42)) - render(rows[38:42], 0, range(38, 42))
+    ).abs().max() <= 0.5 / 255 + 1e-6
 
 
 def test_feature_net_learns_and_repeats(scenes: SceneSet, tmp_path: Path) -> None:
@@ -50,31 +61,47 @@ def test_feature_net_learns_and_repeats(scenes: SceneSet, tmp_path: Path) -> Non
     curve = losses(tmp_path / "whole", "features")
     assert sum(curve[-5:]) < sum(curve[:5])
     accuracy = (net.read(net.extract(scenes.floats(slice(None)))) == scenes.rows).float().mean()
-    majority = torch.stack([column.bincount().max() for column in scenes.rows.T]).sum() / scenes.rows.numel()
+    majority = (
+        torch.stack([column.bincount().max() for column in scenes.rows.T]).sum()
+        / scenes.rows.numel()
+    )
     assert accuracy > majority
 
 
 def test_clip_learns_and_repeats(scenes: SceneSet, tmp_path: Path) -> None:
     first, again, whole = (
-        train_clip(scenes, replace(RUN, batch=16, steps=steps), tmp_path / folder, net=CLIP, log=lambda line: None)
+        train_clip(
+            scenes,
+            replace(RUN, batch=16, steps=steps),
+            tmp_path / folder,
+            net=CLIP,
+            log=lambda line: None,
+        )
         for folder, steps in (("a", 6), ("b", 6), ("whole", RUN.steps))
     )
     assert first.read_bytes() == again.read_bytes()
     curve = losses(tmp_path / "whole", "clip")
     assert sum(curve[-5:]) < sum(curve[:5])
-    cosines = load_clip(whole).cosines(scenes.floats(slice(0, 2)), ["a small red ring on a smooth pink background"] * 2)
+    cosines = load_clip(whole).cosines(
+        scenes.floats(slice(0, 2)), ["a small red ring on a smooth pink background"] * 2
+    )
     assert cosines.abs().max() <= 1
 
 
 @pytest.mark.parametrize("name", ["features", "clip"])
-def test_an_interrupted_training_leaves_the_earlier_file(scenes: SceneSet, tmp_path: Path, name: str) -> None:
+def test_an_interrupted_training_leaves_the_earlier_file(
+    scenes: SceneSet, tmp_path: Path, name: str
+) -> None:
     class Stopped(Exception): ...
 
     def stop(line: str) -> None:
         if "step 2/" in line:
             raise Stopped
 
-    config, path = replace(RUN, steps=2, batch=4, save_every=1, log_every=1), tmp_path / f"{name}.safetensors"
+    config, path = (
+        replace(RUN, steps=2, batch=4, save_every=1, log_every=1),
+        tmp_path / f"{name}.safetensors",
+    )
 
     def run(**options: Any) -> None:
         if name == "features":

@@ -1,6 +1,8 @@
-"""Acceptance rules by hand: small probs whose masses, chances and residuals can be checked with a pencil.
+"""Acceptance rules by hand: small probs whose masses, chances and residuals can be checked with a
+pencil.
 
-The codebook is the line 0..5, so that the neighbours of x are the numbers next to it, the smaller first on a tie.
+The codebook is the line 0..5, so that the neighbours of x are the numbers next to it, the smaller
+first on a tie.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def mass_of(
     return neighbourhood.mass(rows(r), None if p is None else rows(p), torch.tensor([x]), LINE)
 
 
-def chance_of(rule: AcceptanceRule, x: int, p: list[float] | None, omega: float = 1.0, r: list[float] = R) -> float:
+def chance_of(
+    rule: AcceptanceRule, x: int, p: list[float] | None, omega: float = 1.0, r: list[float] = R
+) -> float:
     return float(rule.acceptance_prob(mass_of(rule.neighbourhood, x, p, r), rows([omega])[0]))
 
 
@@ -56,7 +60,9 @@ def residual_of(
 ) -> list[float]:
     probs = None if p is None else rows(p)
     mass = mass_of(rule.neighbourhood, x, p, r)
-    residual: list[float] = rule.residual(rows(r), probs, torch.tensor([x]), rows([omega])[0], mass, LINE)[0].tolist()
+    residual: list[float] = rule.residual(
+        rows(r), probs, torch.tensor([x]), rows([omega])[0], mass, LINE
+    )[0].tolist()
     return residual
 
 
@@ -84,7 +90,8 @@ def test_without_neighbours_a_token_counts_for_itself() -> None:
 @pytest.mark.parametrize(
     ("k", "delta", "added", "who"),
     [
-        (6, 0.30, 0.0, []),  # x = 1: neighbours 0 (.30), 2 (.20), 3 (.05), ...: .30 < .30 fails, and 0 closes the set
+        # x = 1: neighbours 0 (.30), 2 (.20), 3 (.05), ...: .30 < .30 fails, and 0 closes the set
+        (6, 0.30, 0.0, []),
         (6, 0.31, 0.30, [0]),
         (6, 0.52, 0.50, [0, 2]),
         (6, 0.56, 0.55, [0, 2, 3]),
@@ -92,7 +99,9 @@ def test_without_neighbours_a_token_counts_for_itself() -> None:
         (2, 1.00, 0.30, [0]),
     ],
 )
-def test_additive_takes_the_longest_admissible_prefix(k: int, delta: float, added: float, who: list[int]) -> None:
+def test_additive_takes_the_longest_admissible_prefix(
+    k: int, delta: float, added: float, who: list[int]
+) -> None:
     mass = mass_of(Additive(k=k, delta=delta), 1)
     assert members(mass) == who
     assert float(mass.target) == pytest.approx(0.10 + added)
@@ -110,9 +119,13 @@ def jensen_shannon(before: list[float], after: list[float]) -> float:
     return sum(relative(a, b) + relative(b, a) for a, b in zip(before, after, strict=True)) / 2
 
 
-@pytest.mark.parametrize("probs", [R, [0.0, 0.0, 0.6, 0.1, 0.0, 0.3], [0.5, 1e-9, 0.5, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "probs", [R, [0.0, 0.0, 0.6, 0.1, 0.0, 0.3], [0.5, 1e-9, 0.5, 0.0, 0.0, 0.0]]
+)
 @pytest.mark.parametrize("x", [0, 1, 3, 5])
-def test_jensen_shannon_bound_is_the_divergence_of_the_moved_law(probs: list[float], x: int) -> None:
+def test_jensen_shannon_bound_is_the_divergence_of_the_moved_law(
+    probs: list[float], x: int
+) -> None:
     order = LINE.neighbours[x].tolist()  # type: ignore[index]
     for size in range(1, 6):
         moved = list(probs)
@@ -174,7 +187,12 @@ def test_chance_is_the_credit_over_the_proposal() -> None:
 
 
 def test_what_the_drafter_could_not_propose_is_never_accepted() -> None:
-    for neighbourhood in (NoNeighbourhood(), Additive(k=6, delta=1.0), Multiplicative(k=6, lam=9.0), Grouped()):
+    for neighbourhood in (
+        NoNeighbourhood(),
+        Additive(k=6, delta=1.0),
+        Multiplicative(k=6, lam=9.0),
+        Grouped(),
+    ):
         assert chance_of(AcceptanceRule(neighbourhood), 5, P) == 0
     assert chance_of(EXACT, 1, [1.0, 0, 0, 0, 0, 0], r=[1.0, 0, 0, 0, 0, 0]) == 0  # 0 / 0
 
@@ -217,17 +235,29 @@ def test_optimal_resampling_under_annealing_counts_every_tokens_neighbours() -> 
 def test_retreats_of_an_empty_residual() -> None:
     everything = AcceptanceRule(Additive(k=6, delta=1.0), Constant(0.5))
     probs = [0.2, 0.3, 0.5, 0.0, 0.0, 0.0]
-    # the paper zeroes x and both others; the exact rule's probs, that stands in for it, zeroes x alone
-    assert residual_of(everything, 0, None, omega=0.5, r=[0.6, 0.3, 0.1, 0, 0, 0]) == normalised([0, 0.3, 0.1, 0, 0, 0])
-    drawn = [0.0, 0.9, 0.1, 0.0, 0.0, 0.0]  # 1 gathers all that there is, no more than p(1) takes away
+    # the paper zeroes x and both others; the exact rule's probs, that stands in for it, zeroes x
+    # alone
+    assert residual_of(everything, 0, None, omega=0.5, r=[0.6, 0.3, 0.1, 0, 0, 0]) == normalised(
+        [0, 0.3, 0.1, 0, 0, 0]
+    )
+    # 1 gathers all that there is, no more than p(1) takes away
+    drawn = [0.0, 0.9, 0.1, 0.0, 0.0, 0.0]
     crowded = residual_of(everything, 1, [0.0, 1.0, 0.0, 0.0, 0.0, 0.0], omega=0.5, r=drawn)
     assert crowded == normalised([0, 0, 0.1, 0, 0, 0])
-    assert residual_of(everything, 1, None, omega=0.5, r=probs) == normalised([0.2, 0.0, 0.5, 0, 0, 0])
+    assert residual_of(everything, 1, None, omega=0.5, r=probs) == normalised(
+        [0.2, 0.0, 0.5, 0, 0, 0]
+    )
     certain = [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     for resampling in ("paper", "optimal"):
-        for neighbourhood in (NoNeighbourhood(), Additive(k=2, delta=0.2), Multiplicative(k=2, lam=2.0), Grouped(1, 1)):
+        for neighbourhood in (
+            NoNeighbourhood(),
+            Additive(k=2, delta=0.2),
+            Multiplicative(k=2, lam=2.0),
+            Grouped(1, 1),
+        ):
             rule = AcceptanceRule(neighbourhood, resampling=resampling)
-            assert residual_of(rule, 1, certain, r=certain) == certain  # r = p leaves nothing: r itself
+            # r = p leaves nothing: r itself
+            assert residual_of(rule, 1, certain, r=certain) == certain
             assert residual_of(rule, 1, None, r=certain) == certain
 
 
@@ -241,11 +271,26 @@ def greedy_of(rule: AcceptanceRule, x: int, q: list[float], omega: float = 1.0) 
 def test_greedy_by_hand() -> None:
     assert [greedy_of(EXACT, x, R) for x in range(6)] == [True, False, False, False, False, False]
     tied = [0.1, 0.4, 0.1, 0.4, 0.0, 0.0]
-    assert [greedy_of(EXACT, x, tied) for x in range(6)] == [False, True, False, False, False, False]
+    assert [greedy_of(EXACT, x, tied) for x in range(6)] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     uniform = AcceptanceRule(schedule=Constant(1.5))
-    assert [greedy_of(uniform, x, R, 1.5) for x in range(6)] == [True, False, True, False, False, True]
+    assert [greedy_of(uniform, x, R, 1.5) for x in range(6)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     near = AcceptanceRule(Additive(k=2, delta=0.31))
-    # S: 0 -> .40; 1 -> .40 with 0 inside A; 2 -> .30 with 1; 3 -> .25 against .30; 4 -> .20; 5 -> .35 with 4
+    # S: 0 -> .40; 1 -> .40 with 0 inside A; 2 -> .30 with 1; 3 -> .25 against .30; 4 -> .20; 5 ->
+    # .35 with 4
     assert [greedy_of(near, x, R) for x in range(6)] == [True, True, True, False, False, True]
     whole = AcceptanceRule(Additive(k=6, delta=1.0))
     probs = [0.5, 0.25, 0.25, 0.0, 0.0, 0.0]  # x = 3 masses .5; C < 1 leaves out 0, the only rival
@@ -254,10 +299,14 @@ def test_greedy_by_hand() -> None:
 
 
 def test_groups_are_not_for_greedy_decoding() -> None:
-    assert [greedy_of(AcceptanceRule(Grouped()), x, R) for x in range(6)] == [greedy_of(EXACT, x, R) for x in range(6)]
+    assert [greedy_of(AcceptanceRule(Grouped()), x, R) for x in range(6)] == [
+        greedy_of(EXACT, x, R) for x in range(6)
+    ]
     loosened = AcceptanceRule(Grouped(), Constant(1.5))
     plain = AcceptanceRule(schedule=Constant(1.5))
-    assert [greedy_of(loosened, x, R, 1.5) for x in range(6)] == [greedy_of(plain, x, R, 1.5) for x in range(6)]
+    assert [greedy_of(loosened, x, R, 1.5) for x in range(6)] == [
+        greedy_of(plain, x, R, 1.5) for x in range(6)
+    ]
 
 
 def test_table_key_names_the_neighbour_table() -> None:

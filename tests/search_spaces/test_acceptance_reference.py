@@ -1,9 +1,10 @@
 """The acceptance rules against a slow reference written from the formulas (tests/oracles/rules.py).
 
-Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum and comparison is
-exact in fp32 and ties and equalities with a bound are decided by the rule, not by rounding. *Generic*: random probs
-away from every bound, in fp32 and float64. Each example checks every token of the codebook, sampled and deterministic,
-under both resamplings. Residuals are compared to `1e-6 / mass` (fp32), where mass is what they were normalised by.
+Two kinds of cases. *Dyadic*: masses, bounds and budgets are multiples of 1/64 or 1/4, so every sum
+and comparison is exact in fp32 and ties and equalities with a bound are decided by the rule, not by
+rounding. *Generic*: random probs away from every bound, in fp32 and float64. Each example checks
+every token of the codebook, sampled and deterministic, under both resamplings. Residuals are
+compared to `1e-6 / mass` (fp32), where mass is what they were normalised by.
 """
 
 import pytest
@@ -30,7 +31,9 @@ few = settings(derandomize=True, deadline=None, max_examples=100, report_multipl
 
 
 def assert_agrees(case: Case, dtype: torch.dtype, precision: float) -> None:
-    """Every token of the case, drawn and deterministic, paper and optimal, against the reference."""
+    """Every token of the case, drawn and deterministic, paper and optimal, against the
+    reference.
+    """
     codes = len(case.r)
     omegas = case.schedule.omegas(case.levels)
     omega = omegas[case.depth]
@@ -45,12 +48,17 @@ def assert_agrees(case: Case, dtype: torch.dtype, precision: float) -> None:
         everywhere = case.neighbourhood.all_masses(r[:1], None if p is None else p[:1], tables)
         torch.testing.assert_close(everywhere[0][0], mass.target, rtol=0, atol=precision)
         drawable = torch.ones(codes, dtype=torch.bool) if p is None else p[0] > 0
-        torch.testing.assert_close(everywhere[1][0][drawable], mass.proposal[drawable], rtol=0, atol=precision)
+        torch.testing.assert_close(
+            everywhere[1][0][drawable], mass.proposal[drawable], rtol=0, atol=precision
+        )
         chance = case.rule("paper").acceptance_prob(mass, level)
         for y, got in enumerate(chance.tolist()):
             # f = omega S / p: an error of S weighs 1 / p
             weight = 1.0 if p_list is None or p_list[y] == 0 else 1 / p_list[y]
-            assert abs(got - rules.acceptance_prob(case.plain, case.r, p_list, y, omega)) <= 4 * precision * weight
+            assert (
+                abs(got - rules.acceptance_prob(case.plain, case.r, p_list, y, omega))
+                <= 4 * precision * weight
+            )
         best = [] if p_list is None else rules.optimal_mass(case.plain, case.r, p_list, 0, omega)
         for resampling in ("paper", "optimal"):
             residuals = case.rule(resampling).residual(r, p, x, level, mass, tables)
@@ -60,10 +68,14 @@ def assert_agrees(case: Case, dtype: torch.dtype, precision: float) -> None:
                     attempts = [paper, rules.exact_mass(case.r, p_list, y)]
                 else:
                     attempts = [best or rules.optimal_mass(case.plain, case.r, None, y, omega)]
-                assert_probs_agree(case, probs, attempts, precision, carried=y if resampling == "paper" else None)
+                assert_probs_agree(
+                    case, probs, attempts, precision, carried=y if resampling == "paper" else None
+                )
 
 
-def assert_masses_agree(case: Case, p: list[float] | None, mass: NeighbourhoodMass, precision: float) -> None:
+def assert_masses_agree(
+    case: Case, p: list[float] | None, mass: NeighbourhoodMass, precision: float
+) -> None:
     for x in range(len(case.r)):
         target, proposal = rules.neighbourhood_mass(case.plain, case.r, p, x)
         assert abs(float(mass.target[x]) - target) <= precision
@@ -78,11 +90,16 @@ def assert_masses_agree(case: Case, p: list[float] | None, mass: NeighbourhoodMa
 
 
 def assert_probs_agree(
-    case: Case, probs: list[float], attempts: list[rules.Probs], precision: float, carried: int | None
+    case: Case,
+    probs: list[float],
+    attempts: list[rules.Probs],
+    precision: float,
+    carried: int | None,
 ) -> None:
     """``probs`` is the first of ``attempts`` that has mass, or else r itself.
 
-    ``carried``: where LANTERN's own residual puts its neighbours' mass, which the target alone may not allow.
+    ``carried``: where LANTERN's own residual puts its neighbours' mass, which the target alone may
+    not allow.
     """
     assert abs(sum(probs) - 1) <= 1e-5
     assert all(mass >= 0 for mass in probs)
@@ -90,7 +107,8 @@ def assert_probs_agree(
     assert all(probs[y] == 0 for y in outside), "left the target's support"
     masses = [sum(attempt) for attempt in attempts if sum(attempt) > 0]
     if masses and min(masses) < 1e3 * precision:
-        return  # all but empty: normalised rounding, and (optimal) drawn from with a probability as small
+        # all but empty: normalised rounding, and (optimal) drawn from with a probability as small
+        return
     want = next((rules.normalised(attempt) for attempt in attempts if sum(attempt) > 0), case.r)
     bound = 4 * precision / (masses[0] if masses else 1)
     assert all(abs(a - b) <= bound for a, b in zip(probs, want, strict=True))
@@ -102,7 +120,8 @@ def test_dyadic_cases_agree_with_the_reference(kind: str) -> None:
     @given(dyadic_case(kind))
     def assert_case(case: Case) -> None:
         if kind == "jsd":
-            assume(margin(case.plain, case.r) > 1e-6)  # the divergence is irrational: only its bound is dyadic
+            # the divergence is irrational: only its bound is dyadic
+            assume(margin(case.plain, case.r) > 1e-6)
         assert_agrees(case, torch.float32, 2.5e-7)
 
     assert_case()
@@ -131,14 +150,20 @@ def test_greedy_agrees_with_the_reference(kind: str) -> None:
         omega = case.schedule.omegas(case.levels)[case.depth]
         # budgets that are no dyadic numbers may turn an equality either way
         gaps = [
-            abs(omega * sum(case.r[z] for z in [x, *rules.members(case.plain, case.r, x)]) - case.r[y])
+            abs(
+                omega * sum(case.r[z] for z in [x, *rules.members(case.plain, case.r, x)])
+                - case.r[y]
+            )
             for x in range(codes)
             for y in range(codes)
         ]
         assume(not isinstance(case.schedule, Exponential) or all(gap > 1e-6 for gap in gaps))
         q = torch.tensor(case.r).expand(codes, -1)
-        got = rule.greedy(q, torch.arange(codes), torch.full((codes,), omega), case.tables(torch.float32)).tolist()
-        if rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact:  # the argmax alone, also among equals
+        got = rule.greedy(
+            q, torch.arange(codes), torch.full((codes,), omega), case.tables(torch.float32)
+        ).tolist()
+        # the argmax alone, also among equals
+        if rule.neighbourhood.at_temperature_zero.exact and rule.schedule.exact:
             want = [x == case.r.index(max(case.r)) for x in range(codes)]
         else:
             want = [rules.greedy(case.plain, case.r, x, omega) for x in range(codes)]
@@ -149,12 +174,20 @@ def test_greedy_agrees_with_the_reference(kind: str) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=400)
 @given(st.integers(1, 12), st.floats(0.3, 4), st.floats(0, 1), st.floats(0, 3))
-def test_schedules_agree_with_the_reference(levels: int, budget: float, fraction: float, nu: float) -> None:
+def test_schedules_agree_with_the_reference(
+    levels: int, budget: float, fraction: float, nu: float
+) -> None:
     slope = fraction * 1.9 * budget / max(1, levels - 1)
     assert Constant(budget).omegas(levels) == pytest.approx(rules.constant(levels, budget))
-    assert Linear(budget, slope).omegas(levels) == pytest.approx(rules.linear(levels, budget, slope))
-    assert Exponential(budget, nu).omegas(levels) == pytest.approx(rules.exponential(levels, budget, nu))
-    for omegas in (schedule.omegas(levels) for schedule in (Linear(budget, slope), Exponential(budget, nu))):
+    assert Linear(budget, slope).omegas(levels) == pytest.approx(
+        rules.linear(levels, budget, slope)
+    )
+    assert Exponential(budget, nu).omegas(levels) == pytest.approx(
+        rules.exponential(levels, budget, nu)
+    )
+    for omegas in (
+        schedule.omegas(levels) for schedule in (Linear(budget, slope), Exponential(budget, nu))
+    ):
         assert sum(omegas) / levels == pytest.approx(budget)
         assert all(omega > 0 for omega in omegas)
         assert list(omegas) == sorted(omegas, reverse=True)
@@ -186,10 +219,13 @@ def test_limits_are_the_exact_rule_to_the_last_bit(case: Case) -> None:
             chance = exact.acceptance_prob(plain, one)
             assert torch.equal(AcceptanceRule(neighbourhood).acceptance_prob(mass, one), chance)
             for resampling in ("paper", "optimal"):
-                rule = AcceptanceRule(neighbourhood, Constant(1.0), "paper" if resampling == "paper" else "optimal")
+                rule = AcceptanceRule(
+                    neighbourhood, Constant(1.0), "paper" if resampling == "paper" else "optimal"
+                )
                 probs = rule.residual(r, proposal, x, one, mass, tables)
                 want = exact.residual(r, proposal, x, one, plain, tables)
-                # Grouped's paper formula names [r - p]_+ itself: with a deterministic child, x alone is zeroed
+                # Grouped's paper formula names [r - p]_+ itself: with a deterministic child, x
+                # alone is zeroed
                 reachable = chance < 1
                 torch.testing.assert_close(probs[reachable], want[reachable], rtol=0, atol=1e-6)
 
@@ -211,9 +247,13 @@ def test_acceptance_grows_with_every_knob(case: Case) -> None:
     for proposal in (p, None):
         for ladder in ladders:
             masses = [neighbourhood.mass(r, proposal, x, tables) for neighbourhood in ladder]
-            probs = torch.stack([AcceptanceRule().acceptance_prob(mass, budgets[1]) for mass in masses])
+            probs = torch.stack(
+                [AcceptanceRule().acceptance_prob(mass, budgets[1]) for mass in masses]
+            )
             assert (probs.diff(dim=0) >= -1e-6).all()
-            by_budget = torch.stack([AcceptanceRule().acceptance_prob(masses[-1], budget) for budget in budgets])
+            by_budget = torch.stack(
+                [AcceptanceRule().acceptance_prob(masses[-1], budget) for budget in budgets]
+            )
             assert (by_budget.diff(dim=0) >= 0).all()
 
 
@@ -242,6 +282,8 @@ def test_the_whole_vocabulary_in_small_chunks(kind: str, monkeypatch: pytest.Mon
         for x in range(len(case.r)):
             want = rules.neighbourhood_mass(case.plain, case.r, case.p, x)
             if case.p[x] > 0:
-                assert (float(target[0, x]), float(proposal[0, x])) == pytest.approx(want, abs=1e-12)
+                assert (float(target[0, x]), float(proposal[0, x])) == pytest.approx(
+                    want, abs=1e-12
+                )
 
     assert_case()

@@ -40,18 +40,26 @@ scalars = (
     | st.booleans()
     | st.integers(-(10**9), 10**9)
     | st.floats(allow_nan=False)
-    | st.text(st.characters(exclude_characters="\x85\u2028\u2029\ufeff", exclude_categories=["Cc", "Cs"]))
+    | st.text(
+        st.characters(exclude_characters="\x85\u2028\u2029\ufeff", exclude_categories=["Cc", "Cs"])
+    )
 )
 keys = st.text("abk1e-", min_size=1)
 number_like = st.from_regex(r"[-+]?[0-9._:xob]{1,6}(e[-+]?[0-9]{1,2})?", fullmatch=True)
 data = st.recursive(
-    scalars | number_like, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4)
+    scalars | number_like,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
 )
 
 
 def test_every_value_has_a_line() -> None:
     document = read_document(TEXT, "x.yaml")
-    for path, line in ((("tree",), 3), (("tree", "[0]"), 4), (("tree", "[0]", "length", "high"), 6), (("none",), 1)):
+    for path, line in (
+        (("tree",), 3),
+        (("tree", "[0]"), 4),
+        (("tree", "[0]", "length", "high"), 6),
+        (("none",), 1),
+    ):
         assert document.location(path) == f"x.yaml:{line}"
     assert document.data == {
         "name": "x",
@@ -144,7 +152,9 @@ def test_a_document_that_would_take_minutes_to_read_is_refused() -> None:
 def test_aliases_cannot_unfold_without_end() -> None:
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
-    with pytest.raises(ConfigError, match=f"expands to more than {MAX_VALUES} values; use fewer aliases$"):
+    with pytest.raises(
+        ConfigError, match=f"expands to more than {MAX_VALUES} values; use fewer aliases$"
+    ):
         read_document(bomb, "f")
 
 
@@ -154,7 +164,10 @@ def test_overrides_replace_and_add() -> None:
     assert changed.data["tree"][0]["length"] == {"low": 5, "high": 10.0}
     assert changed.location(("tree", "[0]", "length", "low")) == "--set"
     assert changed.location(("tree", "[0]", "length", "high")) == "x.yaml:6"
-    assert document.with_override("budget.trials", 3).data == {**document.data, "budget": {"trials": 3}}
+    assert document.with_override("budget.trials", 3).data == {
+        **document.data,
+        "budget": {"trials": 3},
+    }
     replaced = document.with_override("tree", [1, {"a": 2}])
     assert replaced.data["tree"] == [1, {"a": 2}]
     assert replaced.location(("tree", "[1]", "a")) == "--set"
@@ -189,9 +202,19 @@ def test_errors_survive_a_process_border() -> None:
 
 def test_differences_have_the_keys_of_overrides() -> None:
     before = {"a": [{"low": 1}, {"low": 2}], "b": {"c": None, "d": [1]}, "same": {"x": [1, 2]}}
-    after = {"a": [{"low": 1}, {"low": 3}], "b": {"c": 4, "d": [1, 2]}, "same": {"x": [1, 2]}, "new": {"e": 5}}
+    after = {
+        "a": [{"low": 1}, {"low": 3}],
+        "b": {"c": 4, "d": [1, 2]},
+        "same": {"x": [1, 2]},
+        "new": {"e": 5},
+    }
     found = differences(before, after)
-    assert found == {"a.1.low": (2, 3), "b.c": (None, 4), "b.d": ([1], [1, 2]), "new": (None, {"e": 5})}
+    assert found == {
+        "a.1.low": (2, 3),
+        "b.c": (None, 4),
+        "b.d": ([1], [1, 2]),
+        "new": (None, {"e": 5}),
+    }
     document = Document(before, {(): "f:1"})
     for key, (_, value) in found.items():
         document = document.with_override(key, value)

@@ -14,7 +14,9 @@ P = [0.10, 0.20, 0.10, 0.10, 0.30, 0.20, 0.00]
 LINE = NeighbourTables(codebook=torch.arange(7)[:, None].double())
 
 
-def mass(group: Grouped, x: int, p: list[float] | None = P, r: list[float] = R) -> NeighbourhoodMass:
+def mass(
+    group: Grouped, x: int, p: list[float] | None = P, r: list[float] = R
+) -> NeighbourhoodMass:
     probs = None if p is None else torch.tensor([p], dtype=torch.float64)
     return group.mass(torch.tensor([r], dtype=torch.float64), probs, torch.tensor([x]), LINE)
 
@@ -36,9 +38,11 @@ def total(probs: list[float], codes: set[int]) -> float:
         (Grouped(1, 2, 1.0, 100.0), 4, {6, 4, 0, 5}),
         (Grouped(1, 6, 1.0, 100.0), 5, {0, 5, 2}),  # cut at the upper end
         (Grouped(1, 0, 1.0, 100.0), 2, {5, 2}),  # the likeliest token
-        (Grouped(3, 3, 1.0, 100.0), 6, {6}),  # two ranks lie under 6, not three: off the lower end, x alone
+        # two ranks lie under 6, not three: off the lower end, x alone
+        (Grouped(3, 3, 1.0, 100.0), 6, {6}),
         (Grouped(2, 3, 1.0, 100.0), 6, {3, 1, 6, 4, 0, 5}),
-        (Grouped(2, 3, 0.05, 100.0), 6, {1, 6, 4}),  # |r(y) - .08| < .05: .05 and .12; .02 and .14 are .06 away
+        # |r(y) - .08| < .05: .05 and .12; .02 and .14 are .06 away
+        (Grouped(2, 3, 0.05, 100.0), 6, {1, 6, 4}),
         (Grouped(2, 3, 1.0, 4.1), 6, {6, 4, 5}),  # squared distance below 4.1: codes 4 and 5
         (Grouped(2, 3, 1.0, 4.0), 6, {6, 5}),  # strictly
         (Grouped(2, 3, 0.05, 4.1), 6, {6, 4}),

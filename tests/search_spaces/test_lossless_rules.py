@@ -1,4 +1,6 @@
-"""Which rules are lossless, by enumeration: one node's tokens for each rule, and whole rounds from the formulas."""
+"""Which rules are lossless, by enumeration: one node's tokens for each rule, and whole rounds from
+the formulas.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,14 @@ NEIGHBOURHOODS: list[Neighbourhood] = [
     Additive(k=3, delta=0.4),
 ]
 SCHEDULES: list[Schedule] = [
-    Constant(1.0), Constant(0.6), Constant(1.2), Linear(0.8, 0.1), Linear(0.8, 0.3), Exponential(0.5, 0.4),
+    Constant(1.0),
+    Constant(0.6),
+    Constant(1.2),
+    Linear(0.8, 0.1),
+    Linear(0.8, 0.3),
+    Exponential(0.5, 0.4),
     Exponential(0.9, 1.0),
-]  # fmt: skip
+]
 
 
 def distance_at_a_node(rule: AcceptanceRule, omega: float, *, chosen: bool, seed: int) -> float:
@@ -91,8 +98,12 @@ def test_a_rule_is_lossless_if_and_only_if_its_tokens_are_the_targets(
 
 @pytest.mark.parametrize("chosen", [False, True])
 @pytest.mark.parametrize("tree", [((((),),),), (((), ()), ((),), ())], ids=["chain", "bushy"])
-@pytest.mark.parametrize("schedule", [Constant(0.6), Linear(0.8, 0.1), Exponential(0.5, 0.4)], ids=repr)
-def test_rounds_that_accept_less_often_are_the_targets(schedule: Schedule, tree: Shape, chosen: bool) -> None:
+@pytest.mark.parametrize(
+    "schedule", [Constant(0.6), Linear(0.8, 0.1), Exponential(0.5, 0.4)], ids=repr
+)
+def test_rounds_that_accept_less_often_are_the_targets(
+    schedule: Schedule, tree: Shape, chosen: bool
+) -> None:
     generator, length = np.random.default_rng(1), LEVELS + 1
     contexts = [c for n in range(length) for c in itertools.product(range(3), repeat=n)]
     q: Table = {c: generator.dirichlet(np.full(3, 0.7)).tolist() for c in contexts}
@@ -104,29 +115,52 @@ def test_rounds_that_accept_less_often_are_the_targets(schedule: Schedule, tree:
 
 
 SAMPLING, GREEDY = Sampling(cfg=3.0), Sampling(temperature=0.0, cfg=3.0)
-STRICT, JOINT = AcceptanceRule(schedule=Constant(0.7)), AcceptanceRule(verification=JointVerification())
+STRICT, JOINT = (
+    AcceptanceRule(schedule=Constant(0.7)),
+    AcceptanceRule(verification=JointVerification()),
+)
 BLOCK = AcceptanceRule(verification=BlockVerification())
 PUBLISHED = Jacobi("random", "reuse", probs="published")
 CONFIGS: dict[str, tuple[DecodingConfig, bool, bool]] = {
     # whether it is lossless when sampled, and at temperature 0, for images of 8 columns
     "stricter": (DecodingConfig(Eagle(), Chain(4), STRICT), True, True),
     "stricter by rounding alone": (
-        DecodingConfig(Eagle(), Chain(4), AcceptanceRule(schedule=Constant(1 - 1e-9))), True, False,
+        DecodingConfig(Eagle(), Chain(4), AcceptanceRule(schedule=Constant(1 - 1e-9))),
+        True,
+        False,
     ),
-    "falling below 1": (DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Linear(0.8, 0.1))), True, True),
+    "falling below 1": (
+        DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Linear(0.8, 0.1))),
+        True,
+        True,
+    ),
     "falling from above 1": (
-        DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Linear(0.95, 0.1))), False, False,
+        DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Linear(0.95, 0.1))),
+        False,
+        False,
     ),
-    "stricter groups": (DecodingConfig(Eagle(), Chain(3), AcceptanceRule(Grouped(tolerance=0.0), Constant(0.7))),
-                        False, True),
-    "stricter neighbours": (DecodingConfig(Eagle(), Chain(3), replace(RULES["lantern"], schedule=Constant(0.7))),
-                            False, False),
-    "one level of a slope": (DecodingConfig(Eagle(), Chain(1), AcceptanceRule(schedule=Linear(1.0, 0.3))), True, False),
+    "stricter groups": (
+        DecodingConfig(Eagle(), Chain(3), AcceptanceRule(Grouped(tolerance=0.0), Constant(0.7))),
+        False,
+        True,
+    ),
+    "stricter neighbours": (
+        DecodingConfig(Eagle(), Chain(3), replace(RULES["lantern"], schedule=Constant(0.7))),
+        False,
+        False,
+    ),
+    "one level of a slope": (
+        DecodingConfig(Eagle(), Chain(1), AcceptanceRule(schedule=Linear(1.0, 0.3))),
+        True,
+        False,
+    ),
     "joint": (DecodingConfig(Eagle(), Chain(2), JOINT), False, True),
     "joint, one draft": (DecodingConfig(Eagle(), Chain(1), JOINT), True, True),
     "block, one draft": (DecodingConfig(Eagle(), Chain(1), BLOCK), True, True),
     "unverified, one draft": (
-        DecodingConfig(Eagle(), Chain(1), AcceptanceRule(verification=UniformSkipping())), False, False,
+        DecodingConfig(Eagle(), Chain(1), AcceptanceRule(verification=UniformSkipping())),
+        False,
+        False,
     ),
     "published window": (DecodingConfig(PUBLISHED, Chain(2)), False, True),
     "published window of one": (DecodingConfig(PUBLISHED, Chain(1)), True, True),
@@ -134,11 +168,19 @@ CONFIGS: dict[str, tuple[DecodingConfig, bool, bool]] = {
     "rows": (DecodingConfig(Rows(7), NoTree()), False, False),
     "rows one after the other": (DecodingConfig(Rows(8), NoTree()), True, True),
     "rows of windows": (DecodingConfig(JacobiRows(lag=7), Chain(3)), False, False),
-    "rows of windows one after the other": (DecodingConfig(JacobiRows(lag=9), Chain(3)), True, True),
-    "rows of published windows one after the other": (
-        DecodingConfig(JacobiRows("random", "reuse", probs="published", lag=8, lower="redrawn"), Chain(3)), False, True,
+    "rows of windows one after the other": (
+        DecodingConfig(JacobiRows(lag=9), Chain(3)),
+        True,
+        True,
     ),
-}  # fmt: skip
+    "rows of published windows one after the other": (
+        DecodingConfig(
+            JacobiRows("random", "reuse", probs="published", lag=8, lower="redrawn"), Chain(3)
+        ),
+        False,
+        True,
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,4 +1,5 @@
-"""Every tensor function of a rule on no rows: an empty result of the shape and dtype that it has for two.
+"""Every tensor function of a rule on no rows: an empty result of the shape and dtype that it has
+for two.
 
 Replay tests children only where they exist and may be rejected, so there may be none.
 """
@@ -25,7 +26,8 @@ from search_spaces.schedules import Constant, Exponential, Schedule
 
 CODES = 6
 TABLES = NeighbourTables(
-    (torch.arange(CODES)[:, None] + torch.arange(CODES)) % CODES, torch.linspace(0, 1, CODES)[:, None]
+    (torch.arange(CODES)[:, None] + torch.arange(CODES)) % CODES,
+    torch.linspace(0, 1, CODES)[:, None],
 )
 RANKED = NeighbourTables(TABLES.neighbours, TABLES.codebook, torch.arange(CODES).expand(2, -1))
 RULES: list[Neighbourhood] = [
@@ -52,19 +54,25 @@ def tensors(found: object) -> Iterable[Tensor]:
 def empty_as(function: Callable[[int], object]) -> None:
     """`function` of a number of rows gives the same for none as for two, but for the rows."""
     two, none = list(tensors(function(2))), list(tensors(function(0)))
-    assert [(x.shape[0], x.shape[1:], x.dtype) for x in none] == [(0, x.shape[1:], x.dtype) for x in two]
+    assert [(x.shape[0], x.shape[1:], x.dtype) for x in none] == [
+        (0, x.shape[1:], x.dtype) for x in two
+    ]
     assert two
 
 
 def test_every_neighbourhood_is_tested() -> None:
-    own = {entry for entry in NEIGHBOURHOODS.values() if entry.__module__.startswith("search_spaces.")}
+    own = {
+        entry for entry in NEIGHBOURHOODS.values() if entry.__module__.startswith("search_spaces.")
+    }
     assert {type(rule) for rule in RULES} == own
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
 @pytest.mark.parametrize("tables", [TABLES, RANKED], ids=["tables", "ranked"])
 @pytest.mark.parametrize("neighbourhood", RULES, ids=repr)
-def test_masses_of_no_rows(neighbourhood: Neighbourhood, tables: NeighbourTables, is_sampled: bool) -> None:
+def test_masses_of_no_rows(
+    neighbourhood: Neighbourhood, tables: NeighbourTables, is_sampled: bool
+) -> None:
     r = torch.rand(2, CODES).softmax(1)
     p = r.flip(1) if is_sampled else None
     x = torch.tensor([1, 4])
@@ -101,6 +109,11 @@ def test_rules_on_no_rows(
         mass = neighbourhood.mass(r, p, x, TABLES)
         residual = rule.residual(r, p, x, omega, mass, TABLES)
         stripped = mass.without_neighbours(r)
-        return rule.acceptance_prob(mass, omega), residual, stripped, rule.greedy(r, x, omega, TABLES)
+        return (
+            rule.acceptance_prob(mass, omega),
+            residual,
+            stripped,
+            rule.greedy(r, x, omega, TABLES),
+        )
 
     empty_as(outcome)

@@ -33,7 +33,9 @@ def test_single_keys_are_assigned() -> None:
 
 
 def test_a_new_kind_keeps_the_keys_it_has_and_drops_the_rest() -> None:
-    acceptance = overridden("lantern", acceptance__neighbourhood="multiplicative", acceptance__lambda=3)["acceptance"]
+    acceptance = overridden(
+        "lantern", acceptance__neighbourhood="multiplicative", acceptance__lambda=3
+    )["acceptance"]
     assert acceptance["neighbourhood"] == "multiplicative"
     assert acceptance["k"] == 100
     assert acceptance["lambda"] == 3
@@ -46,18 +48,30 @@ def test_a_new_kind_keeps_the_keys_it_has_and_drops_the_rest() -> None:
 
 
 def test_the_order_of_assignments_does_not_matter() -> None:
-    assignments = {"acceptance__lambda": 3, "acceptance__neighbourhood": "multiplicative", "acceptance__k": 7}
-    assert overridden("lantern", **assignments) == overridden("lantern", **dict(reversed(assignments.items())))
+    assignments = {
+        "acceptance__lambda": 3,
+        "acceptance__neighbourhood": "multiplicative",
+        "acceptance__k": 7,
+    }
+    assert overridden("lantern", **assignments) == overridden(
+        "lantern", **dict(reversed(assignments.items()))
+    )
 
 
 def test_a_word_stands_for_a_section_as_in_yaml() -> None:
-    assert overridden("sjd", drafter="eagle")["drafter"] == {"kind": "eagle"}, "nothing of the old section is left"
+    assert overridden("sjd", drafter="eagle")["drafter"] == {"kind": "eagle"}, (
+        "nothing of the old section is left"
+    )
     assert overridden("eagle2", acceptance="lantern") == overridden("lantern")
     assert overridden("eagle2", acceptance__delta=0.3, acceptance="lantern") == overridden(
         "lantern", acceptance__delta=0.3
     )
     vanilla = {"drafter": "none", "tree": "none", "acceptance": "exact"}
-    assert overridden("lantern", **vanilla) == overridden("vanilla") == overridden("lantern", **dict.fromkeys(vanilla))
+    assert (
+        overridden("lantern", **vanilla)
+        == overridden("vanilla")
+        == overridden("lantern", **dict.fromkeys(vanilla))
+    )
     chain = {"policy": "chain", "length": 3, "children": "sampled"}
     assert overridden("eagle2", tree={"policy": "chain", "length": 3})["tree"] == chain
 
@@ -74,7 +88,12 @@ def test_sampling_keys_leave_the_others_to_the_target() -> None:
     [
         ("eagle2", "tree.depth", 0, ("tree.depth", "in [1, 256]")),
         ("lantern", "acceptance.delta", 1.5, ("acceptance.delta", "1.5")),
-        ("lantern", "acceptance.neighbourhood", "aditive", ("acceptance.neighbourhood", "'additive'")),
+        (
+            "lantern",
+            "acceptance.neighbourhood",
+            "aditive",
+            ("acceptance.neighbourhood", "'additive'"),
+        ),
         ("lantern", "acceptance.neighbourhood", {"a": 1}, ("acceptance.neighbourhood", "{'a': 1}")),
         ("lantern", "acceptance.lambda", 2, ("acceptance.lambda", "'multiplicative'")),
         ("lantern", "tree.policy", ["chain"], ("tree.policy", "['chain']")),
@@ -90,7 +109,9 @@ def test_sampling_keys_leave_the_others_to_the_target() -> None:
         ("eagle2", "depth", 3, ("depth", "tree.depth")),
     ],
 )
-def test_wrong_assignments_name_the_key(preset: str, path: str, value: Any, words: tuple[str, ...]) -> None:
+def test_wrong_assignments_name_the_key(
+    preset: str, path: str, value: Any, words: tuple[str, ...]
+) -> None:
     with pytest.raises(ValueError) as caught:
         overridden(preset, **{path: value})
     assert "\n" not in str(caught.value)
@@ -99,7 +120,12 @@ def test_wrong_assignments_name_the_key(preset: str, path: str, value: Any, word
 
 
 def test_values_are_yaml() -> None:
-    texts = ["tree.paths=[[0], [0, 0]]", "acceptance.divergence=jsd", "acceptance.delta=1e-3", "tree.name="]
+    texts = [
+        "tree.paths=[[0], [0, 0]]",
+        "acceptance.divergence=jsd",
+        "acceptance.delta=1e-3",
+        "tree.name=",
+    ]
     assert parse_assignments(texts) == {
         "tree.paths": [[0], [0, 0]],
         "acceptance.divergence": "jsd",
@@ -113,7 +139,9 @@ def test_values_are_yaml() -> None:
 
 @pytest.mark.parametrize("value", ["1:30", "0200", "1_000", "no"])
 def test_ambiguous_values_are_refused(value: str) -> None:
-    with pytest.raises(ValueError, match=f"^--set budget.hours:1: not every program reads {value} "):
+    with pytest.raises(
+        ValueError, match=f"^--set budget.hours:1: not every program reads {value} "
+    ):
         parse_assignments([f"budget.hours={value}"])
 
 

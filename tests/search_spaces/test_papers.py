@@ -1,6 +1,8 @@
-"""The papers' tables as sweeps: every one loads, and each listed setting is what its published row says.
+"""The papers' tables as sweeps: every one loads, and each listed setting is what its published row
+says.
 
-What a row says is read here from the row's own words, by the papers' conventions, and not from the sweep's file.
+What a row says is read here from the row's own words, by the papers' conventions, and not from the
+sweep's file.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ MODELS = {
     "Janus-Pro-7B": "janus-pro-7b",
     "Emu3": "emu3-gen",
 }
-NEWER = ("SCD", "SJD-PAC", "SJD-SV", "PJD")  # training-free methods, whose windows are counted with the last token
+# training-free methods, whose windows are counted with the last token
+NEWER = ("SCD", "SJD-PAC", "SJD-SV", "PJD")
 OWN_SAMPLING = {  # of the models, where the newer papers and their code state none
     "llamagen-xl-stage2": Sampling(top_k=1000, cfg=7.5),
     "janus-pro-7b": Sampling(top_k=1000, cfg=5.0),
@@ -59,7 +62,11 @@ OWN_SAMPLING = {  # of the models, where the newer papers and their code state n
 }
 EAGLE2 = Dynamic(depth=5, width=10, nodes=58)
 STATIC = {"26": Static(name="eagle1_26"), "58": Static(name="lanternpp_58")}
-FIXED = {"fixed init depth=1": (2, None), "fixed init k=25": (None, 25), "fixed init depth=1,k=25": (2, 25)}
+FIXED = {
+    "fixed init depth=1": (2, None),
+    "fixed init k=25": (None, 25),
+    "fixed init depth=1,k=25": (2, 25),
+}
 
 
 @pytest.fixture(scope="module")
@@ -84,37 +91,54 @@ def sampling(row: Published) -> Sampling:
 
 
 def adjacency(row: Published) -> Adjacency:
-    """Open ranges; a depth of the paper is one less than its levels. Without printed ranges, those for LlamaGen."""
-    words = row.setting if "l_k=" in row.setting else "l_d=1;l_k=10;depth in (0,10);k in (3,40);beta=1"
-    (shallow, deep), (narrow, wide) = ((int(a), int(b)) for a, b in re.findall(r"in \((\d+),(\d+)\)", words))
+    """Open ranges; a depth of the paper is one less than its levels. Without printed ranges, those
+    for LlamaGen.
+    """
+    words = (
+        row.setting if "l_k=" in row.setting else "l_d=1;l_k=10;depth in (0,10);k in (3,40);beta=1"
+    )
+    (shallow, deep), (narrow, wide) = (
+        (int(a), int(b)) for a, b in re.findall(r"in \((\d+),(\d+)\)", words)
+    )
     found = {key: int(value) for key, value in re.findall(r"(l_d|l_k|beta)=(\d+)", words)}
     depth, width = FIXED.get(row.setting, (None, None))
     return Adjacency(
         initialisation="tokenflock" if row.method == "TokenFlock" else "horizontal",
-        depth_step=found["l_d"], width_step=found["l_k"], beta=float(found["beta"]),
-        depth_range=(shallow + 2, deep), width_range=(narrow + 1, wide - 1), fixed_depth=depth, fixed_width=width,
-    )  # fmt: skip
+        depth_step=found["l_d"],
+        width_step=found["l_k"],
+        beta=float(found["beta"]),
+        depth_range=(shallow + 2, deep),
+        width_range=(narrow + 1, wide - 1),
+        fixed_depth=depth,
+        fixed_width=width,
+    )
 
 
 def neighbourhood(row: Published) -> Additive:
     given = parameters(row)
     distance, near = given.get("distance", "TVD").split()[0], given.get("neighbours", "l2")
-    unstated = "0.2" if row.paper == "VVS" else "0.4"  # of VVS' script; of table 9, and of the figures of ADT-Tree
+    # of VVS' script; of table 9, and of the figures of ADT-Tree
+    unstated = "0.2" if row.paper == "VVS" else "0.4"
     k, delta = given.get("k", "1000"), given.get("delta", unstated)
     return Additive(int(k), float(delta), divergence=distance.lower(), proximity=near)  # type: ignore[arg-type]
 
 
 def static(row: Published) -> Static:
-    """By the number of nodes that the row names; else the original tree, but for table 1 of LANTERN++ (appendix B)."""
-    unnamed = "58" if row.paper == "SJD-PAC" or (row.paper, row.table) == ("LANTERN++", "1") else "26"
+    """By the number of nodes that the row names; else the original tree, but for table 1 of
+    LANTERN++ (appendix B).
+    """
+    unnamed = (
+        "58" if row.paper == "SJD-PAC" or (row.paper, row.table) == ("LANTERN++", "1") else "26"
+    )
     return STATIC[parameters(row).get("N", unnamed).split()[0]]
 
 
 def windowed(row: Published) -> tuple[Jacobi, TreePolicy, AcceptanceRule] | None:
     """Drafter, tree and rule of a method that drafts by Jacobi windows; None: of another method.
 
-    L is a window of L slots, the last token's among them; c a lag that on Lumina counts the token that starts a row.
-    SJD-PAC's tree has K^(D-1) leaves and (K^D - 1) / (K - 1) nodes, the root among them: 16 and 21.
+    L is a window of L slots, the last token's among them; c a lag that on Lumina counts the token
+    that starts a row. SJD-PAC's tree has K^(D-1) leaves and (K^D - 1) / (K - 1) nodes, the root
+    among them: 16 and 21.
     """
     given = parameters(row)
     window, random = int(given.get("L", "16")), Jacobi("random")
@@ -124,7 +148,11 @@ def windowed(row: Published) -> tuple[Jacobi, TreePolicy, AcceptanceRule] | None
         return Jacobi(redraw="fresh" if "PD only" in row.setting else "maximal"), branching, EXACT
     if row.method == "GSD":
         group = int(given.get("G", "14"))
-        return random, chain, AcceptanceRule(Grouped(below=group // 2, above=group - group // 2 - 1))
+        return (
+            random,
+            chain,
+            AcceptanceRule(Grouped(below=group // 2, above=group - group // 2 - 1)),
+        )
     if row.method == "PJD":
         lag = int(given["c"]) - row.model.startswith("Lumina")
         rows = JacobiRows("random", "reuse", 0.5, "published", lag=lag, lower="redrawn")
@@ -149,7 +177,9 @@ def expected(row: Published) -> DecodingConfig:
     if found := windowed(row):
         return DecodingConfig(*found, baseline)
     if method == "Cool-SD":
-        return drafted(static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1)))
+        return drafted(
+            static(row), AcceptanceRule(schedule=Exponential(budget=float(given["delta"]), nu=0.1))
+        )
     if method == "LANTERN++":
         # SJD-PAC states neither: its row has the speeds of this one
         k, bound = int(given.get("k", "10")), float(given.get("lambda", "2"))
@@ -157,7 +187,9 @@ def expected(row: Published) -> DecodingConfig:
     if method in ("VVS", "VVS-U"):
         return drafted(EAGLE2, AcceptanceRule(neighbourhood(row), verification=UniformSkipping(5)))
     if method.startswith("LANTERN"):
-        return drafted(static(row) if "static" in method else EAGLE2, AcceptanceRule(neighbourhood(row)))
+        return drafted(
+            static(row) if "static" in method else EAGLE2, AcceptanceRule(neighbourhood(row))
+        )
     if method.startswith("EAGLE"):
         return drafted(EAGLE2 if method == "EAGLE-2" else static(row))
     assert method.startswith(("ADT-Tree", "PEANUT", "TokenFlock")), method
@@ -168,8 +200,9 @@ def expected(row: Published) -> DecodingConfig:
 
 
 def test_every_table_is_there() -> None:
-    """27 results tables; LANTERN's table 5 has no figures. Some are several sweeps: one a model, or one a size. Tables
-    of newer methods, which few sources number, are one sweep a model and set of captions.
+    """27 results tables; LANTERN's table 5 has no figures. Some are several sweeps: one a model, or
+    one a size. Tables of newer methods, which few sources number, are one sweep a model and set of
+    captions.
     """
     pac = ("lumina-coco", "lumina-parti", "emu3-coco", "emu3-parti", "ablation")
     files = {re.sub(r"(table\d+).*", r"\1", name) for name in NAMES}
@@ -180,7 +213,10 @@ def test_every_table_is_there() -> None:
         *(f"papers/{paper}-table{n}" for paper in ("adt-tree", "peanut") for n in (1, 2, 3, 4, 5)),
         *(f"papers/scd-{model}" for model in ("lumina", "janus")),
         *(f"papers/sjd-pac-{table}" for table in pac),
-        *(f"papers/sjd-sv-{table}" for table in ("lumina-coco", "lumina-parti", "emu3", "llamagen")),
+        *(
+            f"papers/sjd-sv-{table}"
+            for table in ("lumina-coco", "lumina-parti", "emu3", "llamagen")
+        ),
         "papers/pjd-table1",
         *(f"papers/vvs-{table}" for table in ("stage1", "stage2", "ablation")),
     }
@@ -188,13 +224,28 @@ def test_every_table_is_there() -> None:
 
 
 def test_rows_that_no_setting_stands_for() -> None:
-    left = Counter((row.paper, row.method) for row in published() if not row.sweep and row.source == "paper")
-    assert left == {("LANTERN", "random replacement"): 3, ("LANTERN++", "EAGLE-1"): 1, ("LANTERN++", "EAGLE-2"): 1}
+    left = Counter(
+        (row.paper, row.method) for row in published() if not row.sweep and row.source == "paper"
+    )
+    assert left == {
+        ("LANTERN", "random replacement"): 3,
+        ("LANTERN++", "EAGLE-1"): 1,
+        ("LANTERN++", "EAGLE-2"): 1,
+    }
     newer = Counter(row.paper for row in published() if not row.sweep and row.source != "paper")
     assert newer == {
-        "SCD": 2, "SJD-PAC": 4, "SJD-SV": 3, "SJD++": 1, "SJD-PV": 1, "PathRelax": 3, "CASCADE": 1, "Hawk": 4,
-        "SSD": 15, "MuLo-SD": 7, "VVS": 5,
-    }  # fmt: skip
+        "SCD": 2,
+        "SJD-PAC": 4,
+        "SJD-SV": 3,
+        "SJD++": 1,
+        "SJD-PV": 1,
+        "PathRelax": 3,
+        "CASCADE": 1,
+        "Hawk": 4,
+        "SSD": 15,
+        "MuLo-SD": 7,
+        "VVS": 5,
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,7 +262,9 @@ def test_each_setting_is_what_its_row_says(name: str, sweeps: dict[str, SweepCon
             assert row.images == sweep.captions.count * sweep.quality.samples
         if "num_captions" in parameters(row):
             assert int(parameters(row)["num_captions"]) == sweep.timing.images
-    assert set(settings) - {row.label for row in rows} <= {"vanilla"}, "a setting that no row stands for"
+    assert set(settings) - {row.label for row in rows} <= {"vanilla"}, (
+        "a setting that no row stands for"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -219,7 +272,9 @@ def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None
     sweep = sweeps[name]
     assert sweep.name == name.removeprefix("papers/")
     table = r"(table [\dIV]+|main table|ablation table|table of models)"
-    assert re.match(rf"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT|VVS|{'|'.join(NEWER)}), {table}[:,]", sweep.about)
+    assert re.match(
+        rf"(LANTERN(\+\+)?|Cool-SD|ADT-Tree|PEANUT|VVS|{'|'.join(NEWER)}), {table}[:,]", sweep.about
+    )
     assert SweepConfig.parse(sweep.to_yaml(), "again") == sweep
     assert sweep.enqueue[0].label == "vanilla"
     assert sweep.enqueue[0].config == DecodingConfig(sampling=sweep.sampling)
@@ -232,7 +287,9 @@ def test_each_is_ready_to_run(name: str, sweeps: dict[str, SweepConfig]) -> None
     codes, tokens = TARGETS[sweep.models.name]
     for entry in sweep.enqueue:
         entry.config.check_model(codes, image_tokens=tokens, drafters={"eagle": None})
-    assert (sweep.reference.source == "none") == ("fid" not in (sweep.metrics or ()) and not wants_images(sweep))
+    assert (sweep.reference.source == "none") == (
+        "fid" not in (sweep.metrics or ()) and not wants_images(sweep)
+    )
 
 
 def wants_images(sweep: SweepConfig) -> bool:
@@ -255,7 +312,9 @@ def wants_images(sweep: SweepConfig) -> bool:
         ("vvs-", "seeded", "captions_val2017.json"),
     ],
 )
-def test_captions_are_the_papers(prefix: str, choose: str, source: str, sweeps: dict[str, SweepConfig]) -> None:
+def test_captions_are_the_papers(
+    prefix: str, choose: str, source: str, sweeps: dict[str, SweepConfig]
+) -> None:
     found = [sweep for name, sweep in sweeps.items() if name.startswith(f"papers/{prefix}")]
     assert found
     assert {(sweep.captions.choose, sweep.captions.source) for sweep in found} == {(choose, source)}
@@ -264,13 +323,19 @@ def test_captions_are_the_papers(prefix: str, choose: str, source: str, sweeps: 
 def test_greedy_settings_draw_each_caption_once(sweeps: dict[str, SweepConfig]) -> None:
     """More samples of a greedy setting would be copies of one image."""
     for sweep in sweeps.values():
-        greedy = [entry for entry in sweep.enqueue if (entry.config.sampling or Sampling()).temperature == 0]
+        greedy = [
+            entry
+            for entry in sweep.enqueue
+            if (entry.config.sampling or Sampling()).temperature == 0
+        ]
         assert not greedy or sweep.quality.samples == 1, sweep.name
 
 
 def test_what_the_paper_lost_is_said(sweeps: dict[str, SweepConfig]) -> None:
     for name, sweep in sweeps.items():
-        assert ("the paper does not state nu, here 0.1" in sweep.about) == name.startswith("papers/cool-sd")
+        assert ("the paper does not state nu, here 0.1" in sweep.about) == name.startswith(
+            "papers/cool-sd"
+        )
 
 
 def test_a_wrong_paper_is_told_the_nearest() -> None:
@@ -280,7 +345,11 @@ def test_a_wrong_paper_is_told_the_nearest() -> None:
 
 def test_rows_of_one_label_agree() -> None:
     """LANTERN's table 3 prints a row twice; nothing else shares a label."""
-    shared = [rows for name in NAMES if len(rows := [r for r in published() if r.sweep == name]) > len(rows_of(name))]
+    shared = [
+        rows
+        for name in NAMES
+        if len(rows := [r for r in published() if r.sweep == name]) > len(rows_of(name))
+    ]
     (rows,) = shared
     twice = [row for row in rows if row.label == "LANTERN k=1000 delta=0.2 l2 TVD"]
     assert [dict(row.metrics) for row in twice[1:]] == [dict(twice[0].metrics)]
@@ -301,7 +370,10 @@ def test_models_by_their_entry() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"weights": "runs/mine"}, "f:3: models.weights: unknown key; known keys: file, name, device"),
+        (
+            {"weights": "runs/mine"},
+            "f:3: models.weights: unknown key; known keys: file, name, device",
+        ),
         ({"name": 3}, "f:3: models.name: must be a string, got 3"),
     ],
 )

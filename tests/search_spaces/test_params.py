@@ -65,14 +65,20 @@ def test_values_are_converted_so_that_equal_settings_are_equal() -> None:
         ({"heat": float("inf")}, "heat: must be a finite number, got inf"),
         ({"heat": 9, "trays": 1.5}, "trays: must be a whole number, got 1.5"),
         ({"heat": 9, "trays": 0}, "trays: must be at least 1, got 0"),
-        ({"heat": 9, "mode": "fam"}, "mode: must be one of top, fan, got 'fam'; did you mean 'fan'?"),
+        (
+            {"heat": 9, "mode": "fam"},
+            "mode: must be one of top, fan, got 'fam'; did you mean 'fan'?",
+        ),
         ({"heat": 9, "mode": 3}, "mode: must be a string, got 3"),
         ({"heat": 9, "span": 3}, "span: must be a list, got 3"),
         ({"heat": 9, "span": [1, 2, 3]}, "span: must be a list of 2, got [1, 2, 3]"),
         ({"heat": 9, "span": [1, 20]}, "span: must be in [0, 9], got 20"),
         ({"heat": 9, "label": 3}, "label: must be a string, got 3"),
         ({}, "heat: missing; give the temperature (in (0, 300])"),
-        ({"heat": 9, "tray": 3}, "tray: unknown key; did you mean 'trays'? known keys: heat, trays, mode, span, label"),
+        (
+            {"heat": 9, "tray": 3},
+            "tray: unknown key; did you mean 'trays'? known keys: heat, trays, mode, span, label",
+        ),
         ({"heat": 9, "zzz": 3}, "zzz: unknown key; known keys: heat, trays, mode, span, label"),
     ],
 )
@@ -121,7 +127,9 @@ def test_errors_know_their_place_and_travel_between_processes() -> None:
 
 
 def test_every_field_says_what_it_is_and_its_default_fits() -> None:
-    settings = [s for family in (NEIGHBOURHOODS, SCHEDULES, POLICIES, DRAFTERS) for s in family.values()] + [Sampling]
+    settings = [
+        s for family in (NEIGHBOURHOODS, SCHEDULES, POLICIES, DRAFTERS) for s in family.values()
+    ] + [Sampling]
     for setting in settings:
         for key, field in setting.fields().items():
             assert field.about
@@ -137,4 +145,9 @@ def test_every_field_says_what_it_is_and_its_default_fits() -> None:
 def test_no_key_means_two_things_in_one_section() -> None:
     for neighbourhood in NEIGHBOURHOODS.values():
         for schedule in SCHEDULES.values():
-            assert not {*neighbourhood.fields()} & {*schedule.fields(), "resampling", "neighbourhood", "schedule"}
+            assert not {*neighbourhood.fields()} & {
+                *schedule.fields(),
+                "resampling",
+                "neighbourhood",
+                "schedule",
+            }

@@ -1,4 +1,6 @@
-"""Registries, and plugins that add to them: by entry point, by module name, by environment variable."""
+"""Registries, and plugins that add to them: by entry point, by module name, by environment
+variable.
+"""
 
 from __future__ import annotations
 
@@ -100,12 +102,16 @@ def test_a_module_named_on_the_command_line_registers_its_kinds(module: str) -> 
     assert_comb_works(module)
 
 
-def test_worker_processes_find_the_plugins_in_the_environment(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_find_the_plugins_in_the_environment(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, f" {module},")
     assert_comb_works(module)  # an unknown kind loads the plugins
 
 
-def test_named_modules_are_passed_on_to_later_processes(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_modules_are_passed_on_to_later_processes(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, "json")
     load_plugins([module])
     assert os.environ[PLUGINS_VARIABLE] == f"json,{module}"
@@ -115,14 +121,18 @@ def test_an_installed_package_registers_its_kinds_by_an_entry_point(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def entry_points(*, group: str) -> list[metadata.EntryPoint]:
-        return [metadata.EntryPoint("comb", module, group)] if group == "specfrontier.plugins" else []
+        return (
+            [metadata.EntryPoint("comb", module, group)] if group == "specfrontier.plugins" else []
+        )
 
     monkeypatch.setattr(metadata, "entry_points", entry_points)
     monkeypatch.syspath_prepend(Path.cwd())
     assert_comb_works(module)
 
 
-@pytest.mark.parametrize(("text", "reason"), [("import nothing_such", "nothing_such"), ("1 / 0", "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("text", "reason"), [("import nothing_such", "nothing_such"), ("1 / 0", "ZeroDivisionError")]
+)
 def test_a_broken_plugin_is_named(module: str, text: str, reason: str) -> None:
     Path(f"{module}.py").write_text(text)
     for _ in range(2):  # a failure is not remembered as a success
@@ -132,19 +142,25 @@ def test_a_broken_plugin_is_named(module: str, text: str, reason: str) -> None:
 
 def test_two_modules_with_one_kind_are_refused(module: str) -> None:
     Path("second_comb.py").write_text(PLUGIN)
-    with pytest.raises(ConfigError, match=rf"'widened' is registered by both {module} and second_comb"):
+    with pytest.raises(
+        ConfigError, match=rf"'widened' is registered by both {module} and second_comb"
+    ):
         load_plugins([module, "second_comb"])
     sys.modules.pop("second_comb", None)
 
 
 def test_a_plugin_cannot_replace_a_sampler_or_a_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SAMPLERS, "_entries", {**SAMPLERS})
-    with pytest.raises(ConfigError, match=rf"'nsga2' is registered by both search_spaces\.samplers and {__name__}"):
+    with pytest.raises(
+        ConfigError, match=rf"'nsga2' is registered by both search_spaces\.samplers and {__name__}"
+    ):
         register_sampler("nsga2", "optuna.samplers:RandomSampler")
     for largest in (7, 8):  # a cell of a notebook runs twice
         register_sampler("again", "optuna.samplers:RandomSampler", max_seed=largest)
     assert SAMPLERS["again"].max_seed == 8
-    with pytest.raises(ConfigError, match=rf"'lantern' is registered by both search_spaces\.presets and {__name__}"):
+    with pytest.raises(
+        ConfigError, match=rf"'lantern' is registered by both search_spaces\.presets and {__name__}"
+    ):
         PRESETS.add("lantern", DecodingConfig())
 
 
@@ -154,7 +170,9 @@ def test_lookup_suggests_the_nearest_name() -> None:
     registry.add("beta", 2)
     assert list(registry) == ["alpha", "beta"]
     assert registry.lookup("beta") == 2
-    with pytest.raises(ConfigError, match=r"alpha, beta, or a plugin's .*, got 'alpa'; did you mean 'alpha'\?"):
+    with pytest.raises(
+        ConfigError, match=r"alpha, beta, or a plugin's .*, got 'alpa'; did you mean 'alpha'\?"
+    ):
         registry.lookup("alpa")
     with pytest.raises(ConfigError, match=r"package\.module:Name"):
         load_object("search_spaces.trees:Nothing")
@@ -180,11 +198,15 @@ class Step(Schedule):
     def bounds(self) -> tuple[float, float]:
         return 1.0, self.budget
 """
-BOUNDS = "    @property\n    def bounds(self) -> tuple[float, float]:\n        return 1.0, self.budget\n"
+BOUNDS = (
+    "    @property\n    def bounds(self) -> tuple[float, float]:\n        return 1.0, self.budget\n"
+)
 
 
 def refusal(module: str, text: str, config: object) -> str:
-    """The error with which a plugin's text, or a config that uses it, is refused; it must name the plugin's file."""
+    """The error with which a plugin's text, or a config that uses it, is refused; it must name the
+    plugin's file.
+    """
 
     def use() -> None:
         load_plugins([module])
@@ -206,25 +228,51 @@ def refusal(module: str, text: str, config: object) -> str:
         (BOUNDS, "", "define bounds; every schedule needs them"),
         ('    kind: ClassVar[str] = "step"\n', "", "define kind; every schedule needs them"),
         ("    @property\n", "", "bounds is a property; write @property above it"),
-        ("@dataclass(frozen=True, slots=True)\n", "", "write @dataclass(frozen=True, slots=True) below the line"),
+        (
+            "@dataclass(frozen=True, slots=True)\n",
+            "",
+            "write @dataclass(frozen=True, slots=True) below the line",
+        ),
         ("(1.0,) * (levels - 1)", "()", "omegas(4) must return 4 numbers, got 1"),
-        ("return 1.0, self.budget", "return 1.0, 1.0", "omegas(1) has 2, which is not within bounds, (1, 1); correct"),
+        (
+            "return 1.0, self.budget",
+            "return 1.0, 1.0",
+            "omegas(1) has 2, which is not within bounds, (1, 1); correct",
+        ),
         ("return 1.0, self.budget", "return self.budget", "omegas(1) or bounds fails: TypeError"),
-        ("(1.0,) * (levels - 1)", "(1 / (levels - 1),)", "omegas(1) or bounds fails: ZeroDivisionError"),
+        (
+            "(1.0,) * (levels - 1)",
+            "(1 / (levels - 1),)",
+            "omegas(1) or bounds fails: ZeroDivisionError",
+        ),
         ("return (self.budget,)", "return (0.0,)", "omegas(1) has 0, which is not within bounds"),
     ],
 )
-def test_mistakes_in_a_schedule_name_its_file_class_and_fix(module: str, old: str, new: str, problem: str) -> None:
+def test_mistakes_in_a_schedule_name_its_file_class_and_fix(
+    module: str, old: str, new: str, problem: str
+) -> None:
     assert STEP.count(old) == 1
-    config = {"drafter": "eagle", "tree": {"policy": "chain", "length": 4}, "acceptance": {"schedule": "step"}}
+    config = {
+        "drafter": "eagle",
+        "tree": {"policy": "chain", "length": 4},
+        "acceptance": {"schedule": "step"},
+    }
     assert f"class Step: {problem}" in refusal(module, STEP.replace(old, new), config)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("TreeBounds(1, self.teeth, self.teeth)", "(1, self.teeth, 1)", "class Comb: bounds must be TreeBounds"),
-        ('    implementation: ClassVar[str] = f"{__name__}:draft_comb"\n', "", "class Comb: define implementation"),
+        (
+            "TreeBounds(1, self.teeth, self.teeth)",
+            "(1, self.teeth, 1)",
+            "class Comb: bounds must be TreeBounds",
+        ),
+        (
+            '    implementation: ClassVar[str] = f"{__name__}:draft_comb"\n',
+            "",
+            "class Comb: define implementation",
+        ),
         (
             'teeth: Annotated[int, "children',
             'teeth: Unknown[int, "children',
@@ -237,21 +285,31 @@ def test_mistakes_in_a_schedule_name_its_file_class_and_fix(module: str, old: st
         ),
     ],
 )
-def test_mistakes_in_trees_and_neighbourhoods_name_their_file(module: str, old: str, new: str, problem: str) -> None:
+def test_mistakes_in_trees_and_neighbourhoods_name_their_file(
+    module: str, old: str, new: str, problem: str
+) -> None:
     assert PLUGIN.count(old) == 1
-    assert problem in refusal(module, f"from __future__ import annotations\n{PLUGIN.replace(old, new)}", COMB)
+    assert problem in refusal(
+        module, f"from __future__ import annotations\n{PLUGIN.replace(old, new)}", COMB
+    )
 
 
 def test_a_plugin_is_named_by_its_module_and_its_error_by_its_line(
     module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"'{module}\.py' is a file; give the module's name, {module}$"):
+    with pytest.raises(
+        ConfigError, match=rf"'{module}\.py' is a file; give the module's name, {module}$"
+    ):
         load_plugins([f"{module}.py"])
     Path(f"{module}.py").write_text("x = (\n")
-    with pytest.raises(ConfigError, match=rf"SyntaxError: .*{module}\.py, line 1\); correct the module$"):
+    with pytest.raises(
+        ConfigError, match=rf"SyntaxError: .*{module}\.py, line 1\); correct the module$"
+    ):
         load_plugins([module])
     monkeypatch.setenv(PLUGINS_VARIABLE, "")
-    with pytest.raises(ConfigError, match=r"'nothing_such' cannot be imported: .*; correct the name in --plugin"):
+    with pytest.raises(
+        ConfigError, match=r"'nothing_such' cannot be imported: .*; correct the name in --plugin"
+    ):
         load_plugins(["nothing_such"])
 
 

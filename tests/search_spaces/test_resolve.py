@@ -34,7 +34,10 @@ def stored(config: SweepConfig) -> SweepConfig:
         "enqueue: [lantern, vanilla]",
         "enqueue: [{label: plain, drafter: none}]",
         "sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}",
-        "enqueue: [{preset: lantern, sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 3.0}}, lantern]",
+        (
+            "enqueue: [{preset: lantern, sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: "
+            "3.0}}, lantern]"
+        ),
     ],
 )
 def test_a_resumed_sweep_equals_the_stored_one(more: str) -> None:
@@ -49,7 +52,9 @@ def test_a_resumed_sweep_equals_the_stored_one(more: str) -> None:
 def test_another_sweep_differs_in_its_sections() -> None:
     before = stored(sweep("enqueue: [lantern]"))
     assert list(sweep().changes(before)) == ["enqueue"]
-    assert sweep("enqueue: [lantern]", **{"quality.shard": 7}).changes(before) == {"quality.shard": (48, 7)}
+    assert sweep("enqueue: [lantern]", **{"quality.shard": 7}).changes(before) == {
+        "quality.shard": (48, 7)
+    }
     assert sweep("enqueue: [lantern]\nmetrics: [fid, speedup]").changes(before) == {
         "metrics": (None, ["fid", "speedup"])
     }

@@ -1,4 +1,6 @@
-"""Schedules: their mean is the budget, their shape is the paper's, and impossible ones are refused."""
+"""Schedules: their mean is the budget, their shape is the paper's, and impossible ones are
+refused.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,10 @@ def test_a_slope_too_steep_for_the_depth_is_refused() -> None:
     assert steep.omegas(4)[-1] == pytest.approx(0.25)
     with pytest.raises(ConfigError) as caught:
         steep.omegas(5)
-    assert str(caught.value) == (
-        "slope: must be less than 0.5 for a mean budget of 1 over 5 levels, got 0.5: the last level's budget would be 0"
+    assert (
+        str(caught.value)
+        == "slope: must be less than 0.5 for a mean budget of 1 over 5 levels, got 0.5: the last "
+        "level's budget would be 0"
     )
 
 

@@ -1,6 +1,8 @@
-"""The keys by which results are stored: digests of settings and keys of their shapes, frozen for 20 settings.
+"""The keys by which results are stored: digests of settings and keys of their shapes, frozen for 20
+settings.
 
-If one of them changes, the results in existing stores are not found: images are generated, and passes timed, again.
+If one of them changes, the results in existing stores are not found: images are generated, and
+passes timed, again.
 """
 
 from __future__ import annotations
@@ -22,9 +24,13 @@ from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import VERIFICATIONS
 
 CUSTOM = {
-    "vanilla, dynamic": DecodingConfig(sampling=Sampling(0.9, cfg=3, dynamic_temperature=EntropyTemperature(2.0))),
+    "vanilla, dynamic": DecodingConfig(
+        sampling=Sampling(0.9, cfg=3, dynamic_temperature=EntropyTemperature(2.0))
+    ),
     "vanilla, top-p": DecodingConfig(sampling=Sampling(1.0, 100, 0.95, 4.0)),
-    "static, custom": DecodingConfig(Eagle(), Static(paths=((0,), (1,), (0, 0))), sampling=Sampling(0.0, 10, 0.5, 2.0)),
+    "static, custom": DecodingConfig(
+        Eagle(), Static(paths=((0,), (1,), (0, 0))), sampling=Sampling(0.0, 10, 0.5, 2.0)
+    ),
 }
 KEYS = {
     "vanilla": ("8a7b3436a355e15b", "286d00768d392820"),
@@ -99,15 +105,23 @@ class After(Before):
 
 
 def test_a_field_that_is_added_with_a_default_changes_no_key() -> None:
-    before, after = (DecodingConfig(drafter, Chain(3)) for drafter in (Before(size=2), After(size=2)))
+    before, after = (
+        DecodingConfig(drafter, Chain(3)) for drafter in (Before(size=2), After(size=2))
+    )
     assert after.shape.key == before.shape.key
     assert after.shape.key != DecodingConfig(After(), Chain(3)).shape.key
     assert after.shape.key != DecodingConfig(After(size=2, mode="other"), Chain(3)).shape.key
-    assert after.shape.key != DecodingConfig(After(size=2, part=EntropyTemperature(1.0)), Chain(3)).shape.key
+    assert (
+        after.shape.key
+        != DecodingConfig(After(size=2, part=EntropyTemperature(1.0)), Chain(3)).shape.key
+    )
 
 
 def test_equal_settings_have_equal_keys() -> None:
     """0.0 == -0.0, whose texts differ."""
-    one, other = (DecodingConfig(Eagle(), Chain(3), AcceptanceRule(Additive(5, delta))) for delta in (0.0, -0.0))
+    one, other = (
+        DecodingConfig(Eagle(), Chain(3), AcceptanceRule(Additive(5, delta)))
+        for delta in (0.0, -0.0)
+    )
     assert one == other
     assert (one.digest(), one.shape.key) == (other.digest(), other.shape.key)

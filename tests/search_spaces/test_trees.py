@@ -8,7 +8,16 @@ import pytest
 
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
-from search_spaces.trees import NAMED_TREES, Adjacency, Branching, Chain, Dynamic, NoTree, Static, StaticTree
+from search_spaces.trees import (
+    NAMED_TREES,
+    Adjacency,
+    Branching,
+    Chain,
+    Dynamic,
+    NoTree,
+    Static,
+    StaticTree,
+)
 
 COUNTS = {
     "eagle1_26": ([4, 8, 8, 3, 2], 4, 15),
@@ -94,9 +103,15 @@ def test_bounds_of_the_growing_policies() -> None:
 
 
 NO_TREES: list[tuple[Any, str]] = [
-    ([[0], [1, 0]], r"paths: node \[1, 0\] is an orphan: its parent \[1\] is not in the tree; add it"),
+    (
+        [[0], [1, 0]],
+        r"paths: node \[1, 0\] is an orphan: its parent \[1\] is not in the tree; add it",
+    ),
     ([[0], [2]], r"paths: node \[2\] skips a rank: its sibling \[1\] is not in the tree; add it"),
-    ([[0], [0, 1]], r"paths: node \[0, 1\] skips a rank: its sibling \[0, 0\] is not in the tree; add it"),
+    (
+        [[0], [0, 1]],
+        r"paths: node \[0, 1\] skips a rank: its sibling \[0, 0\] is not in the tree; add it",
+    ),
     ([[0], [0]], r"paths: node \[0\] is listed twice"),
     ([[0], []], "paths: a path is empty; the root itself is not listed"),
     ([], r"paths: the tree has no nodes; list at least the path \[0\]"),
@@ -113,7 +128,9 @@ def test_what_is_no_tree_is_refused(paths: Any, message: str) -> None:
 
 
 def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
-    with pytest.raises(ValueError, match=r"^node \[-1\] has a negative sibling rank; ranks count from 0$"):
+    with pytest.raises(
+        ValueError, match=r"^node \[-1\] has a negative sibling rank; ranks count from 0$"
+    ):
         StaticTree.from_paths([[-1]])
 
 
@@ -123,15 +140,42 @@ def test_negative_ranks_are_refused_in_the_tree_itself() -> None:
         (lambda: Chain(length=0), r"length: must be in \[1, 256\], got 0"),
         (lambda: Dynamic(depth=0, width=4, nodes=9), r"depth: must be in \[1, 256\], got 0"),
         (lambda: Dynamic(depth=3, width=True, nodes=9), "width: must be a whole number, got True"),
-        (lambda: Static(), "name: give one of name .eagle1_26, .*small_7. and paths, not both or neither"),
-        (lambda: Static(name="chain_5", paths=((0,),)), "name: give one of name .* not both or neither"),
-        (lambda: Static(name="eagle1"), "name: must be one of .*, got 'eagle1'; did you mean 'eagle1_26'[?]"),
-        (lambda: Adjacency(depth_range=(5, 2)), r"depth_range: must be \[least, largest\], got \[5, 2\]; swap the two"),
-        (lambda: Adjacency(width_range=(9, 4)), r"width_range: must be \[least, largest\], got \[9, 4\]; swap the two"),
-        (lambda: Adjacency(start_depth=11), r"start_depth: must be within depth_range \[2, 10\], got 11"),
-        (lambda: Adjacency(start_width=3), r"start_width: must be within width_range \[4, 13\], got 3"),
-        (lambda: Adjacency(fixed_depth=1), r"fixed_depth: must be within depth_range \[2, 10\], got 1"),
-        (lambda: Adjacency(fixed_width=25), r"fixed_width: must be within width_range \[4, 13\], got 25"),
+        (
+            lambda: Static(),
+            "name: give one of name .eagle1_26, .*small_7. and paths, not both or neither",
+        ),
+        (
+            lambda: Static(name="chain_5", paths=((0,),)),
+            "name: give one of name .* not both or neither",
+        ),
+        (
+            lambda: Static(name="eagle1"),
+            "name: must be one of .*, got 'eagle1'; did you mean 'eagle1_26'[?]",
+        ),
+        (
+            lambda: Adjacency(depth_range=(5, 2)),
+            r"depth_range: must be \[least, largest\], got \[5, 2\]; swap the two",
+        ),
+        (
+            lambda: Adjacency(width_range=(9, 4)),
+            r"width_range: must be \[least, largest\], got \[9, 4\]; swap the two",
+        ),
+        (
+            lambda: Adjacency(start_depth=11),
+            r"start_depth: must be within depth_range \[2, 10\], got 11",
+        ),
+        (
+            lambda: Adjacency(start_width=3),
+            r"start_width: must be within width_range \[4, 13\], got 3",
+        ),
+        (
+            lambda: Adjacency(fixed_depth=1),
+            r"fixed_depth: must be within depth_range \[2, 10\], got 1",
+        ),
+        (
+            lambda: Adjacency(fixed_width=25),
+            r"fixed_width: must be within width_range \[4, 13\], got 25",
+        ),
         (lambda: Adjacency(depth_range=(1,)), r"depth_range: must be a list of 2, got \[1\]"),  # type: ignore[arg-type]
     ],
 )

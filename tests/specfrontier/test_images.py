@@ -20,17 +20,32 @@ def engine() -> ImageEngine:
     return load_engine("speculative", device="cpu", batch=2, seed=3)
 
 
-def test_images_come_in_order_and_are_those_of_the_command(engine: ImageEngine, tmp_path: Path) -> None:
+def test_images_come_in_order_and_are_those_of_the_command(
+    engine: ImageEngine, tmp_path: Path
+) -> None:
     from PIL import Image
 
     from tests.fakes.command_line import specfrontier
 
     drawn = engine.draw(CAPTIONS, samples=2)
-    assert [(image.caption, image.sample) for image in drawn] == [(text, n) for text in CAPTIONS for n in range(2)]
+    assert [(image.caption, image.sample) for image in drawn] == [
+        (text, n) for text in CAPTIONS for n in range(2)
+    ]
     assert "independent" in repr(engine)
     assert len(repr(engine)) < 120
     assert drawn[0]._repr_png_() is not None
-    options = ("--preset", "speculative", "--seed", "3", "--samples", "2", "--out", str(tmp_path), "--device", "cpu")
+    options = (
+        "--preset",
+        "speculative",
+        "--seed",
+        "3",
+        "--samples",
+        "2",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    )
     assert specfrontier("generate", *CAPTIONS, *options).code == 0
     files = sorted(path for path in tmp_path.glob("0*.png"))
     for path, image in zip(files, drawn, strict=True):
@@ -58,11 +73,15 @@ def test_invalid_settings_are_refused() -> None:
 
 
 def test_idle_threads_sleep_as_those_of_the_commands_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads that spin made an image take 25 times as long on a busy machine. Torch reads the variables once."""
+    """Threads that spin made an image take 25 times as long on a busy machine. Torch reads the
+    variables once.
+    """
     for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     code = "from specfrontier import load_engine; import os; print(os.environ['OMP_WAIT_POLICY'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "PASSIVE\n"
-    late = subprocess.run([sys.executable, "-c", f"import torch; {code}"], capture_output=True, text=True)
+    late = subprocess.run(
+        [sys.executable, "-c", f"import torch; {code}"], capture_output=True, text=True
+    )
     assert "KeyError" in late.stderr, "the variables of a process that has torch are left alone"

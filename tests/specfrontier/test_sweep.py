@@ -43,7 +43,9 @@ def test_best_is_the_fastest_within_the_limits(sweep: Sweep) -> None:
     assert 0.9 < best.gain_probability <= 1
     assert "better than vanilla" in best._repr_html_()
     assert sweep.trial(0).gain_probability is None
-    assert sweep.best("speedup <= vanilla", "speedup >= vanilla").probability is None, "vanilla is certain"
+    assert sweep.best("speedup <= vanilla", "speedup >= vanilla").probability is None, (
+        "vanilla is certain"
+    )
     assert best["speedup"] < sweep.best()["speedup"], "without limits the fastest of all"
     assert sweep.best(x="fid", y="speedup")["fid"] == fids.min()
     with pytest.raises(QueryError, match=r"none of \d+ trials is within fid <= 0"):
@@ -65,7 +67,12 @@ def test_the_fastest_lossless_setting(sweep: Sweep) -> None:
     lossless = sweep.to_pandas().query("lossless and state == 'complete'")
     assert best["speedup"] == lossless["speedup"].max() < sweep.best()["speedup"]
     assert "by chance" not in best._repr_html_().split("better than vanilla")[1]
-    assert "by chance" in sweep.best(lossless=True, x="fid", y="speedup")._repr_html_().split("better than vanilla")[1]
+    assert (
+        "by chance"
+        in sweep.best(lossless=True, x="fid", y="speedup")
+        ._repr_html_()
+        .split("better than vanilla")[1]
+    )
 
 
 def test_the_knee_is_on_the_front(sweep: Sweep) -> None:
@@ -87,10 +94,15 @@ def test_a_config_is_saved_as_generate_reads_it(sweep: Sweep, tmp_path: Path) ->
 
     best = sweep.best()
     path = best.save(tmp_path / "fast.yaml")
-    assert DecodingConfig.from_mapping(read_document(path.read_bytes(), "fast.yaml").data) == best.config
+    assert (
+        DecodingConfig.from_mapping(read_document(path.read_bytes(), "fast.yaml").data)
+        == best.config
+    )
 
 
-def test_a_repr_says_where_the_sweep_is_from_here(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repr_says_where_the_sweep_is_from_here(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(sweep.storage.display_name)
     assert f"({folder})" in repr(sweep)
     monkeypatch.chdir(folder.parent)
@@ -100,7 +112,11 @@ def test_a_repr_says_where_the_sweep_is_from_here(sweep: Sweep, monkeypatch: pyt
 def test_a_sweep_shows_what_it_recommends(sweep: Sweep) -> None:
     headline, *choices = repr(sweep).split("\n")
     assert len(headline) < 200
-    best, lossless, knee = sweep.best("fid <= 1.2 * vanilla"), sweep.best(lossless=True), sweep.knee()
+    best, lossless, knee = (
+        sweep.best("fid <= 1.2 * vanilla"),
+        sweep.best(lossless=True),
+        sweep.knee(),
+    )
     for line, trial in zip(choices, (best, lossless, knee), strict=True):
         assert line == f"  {trial.choice}: {trial!r}"
         assert f"against vanilla {trial.change('fid')}" in line
@@ -154,8 +170,14 @@ def test_plots_show_every_candidate(sweep: Sweep, monkeypatch: pytest.MonkeyPatc
     axes = sweep.plot()
     labels = [axes.get_xlabel(), axes.get_ylabel()]
     assert all(name in label for name, label in zip(("speedup", "fid"), labels, strict=True))
-    points = [drawn for drawn in axes.collections if isinstance(drawn, PathCollection) and len(drawn.get_facecolor())]
-    assert sum(np.shape(drawn.get_offsets())[0] for drawn in points) == candidates, "rings have no face"
+    points = [
+        drawn
+        for drawn in axes.collections
+        if isinstance(drawn, PathCollection) and len(drawn.get_facecolor())
+    ]
+    assert sum(np.shape(drawn.get_offsets())[0] for drawn in points) == candidates, (
+        "rings have no face"
+    )
     assert sweep.plot(ax=axes) is axes
 
 
@@ -168,35 +190,49 @@ def test_every_public_name_exists() -> None:
 def test_questions_and_plots_need_no_torch(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=8, shards=True)
     code = (
-        "import sys, json; from specfrontier import Sweep; s = Sweep.open(sys.argv[1]); s.front(everything=True)\n"
-        "s.best(), s.knee(), s.plot(), s._repr_html_(), s.images(1)\n"
-        "print(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]))"
+        "import sys, json; from specfrontier import Sweep; s = Sweep.open(sys.argv[1]); "
+        "s.front(everything=True)\ns.best(), s.knee(), s.plot(), s._repr_html_(), "
+        "s.images(1)\nprint(json.dumps([m for m in ('torch', 'ray', 'optuna', 'mlflow', "
+        "'transformers') if m in sys.modules]))"
     )
-    ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert json.loads(ran.stdout) == []
 
 
-def test_launch_runs_a_sweep_and_resumes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launch_runs_a_sweep_and_resumes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     space = tmp_path / "tiny.yaml"
     space.write_text(
-        "name: tiny\ncaptions: {source: scenes, count: 24}\nreference: {source: none}\nobjectives: [step_compression, "
-        "clip_score]\nquality: {batch: 24, shard: 24}\nbudget: {trials: 2}\nenqueue: [vanilla]\n"
-        "space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 4]}}}\n"
+        "name: tiny\ncaptions: {source: scenes, count: 24}\nreference: {source: none}\nobjectives: "
+        "[step_compression, clip_score]\nquality: {batch: 24, shard: 24}\nbudget: {trials: "
+        "2}\nenqueue: [vanilla]\nspace: {drafter: eagle, tree: {policy: chain, length: {values: "
+        "[2, 4]}}}\n"
     )
     with local_launches():
-        sweep = Sweep.launch(space, tmp_path, settings={"captions.count": 12, "quality.shard": 12}, mlflow=False)
+        sweep = Sweep.launch(
+            space, tmp_path, settings={"captions.count": 12, "quality.shard": 12}, mlflow=False
+        )
         assert (sweep.name, len(sweep.records)) == ("tiny", 2)
         assert {record.images for record in sweep.records} == {12}
         with pytest.raises(CommandError, match="a sweep exists here"):
             Sweep.launch(space, tmp_path, mlflow=False)
         settings = {"captions.count": 12, "quality.shard": 12}
-        longer = Sweep.launch(space, tmp_path, settings=settings, trials=3, resume=True, mlflow=False)
+        longer = Sweep.launch(
+            space, tmp_path, settings=settings, trials=3, resume=True, mlflow=False
+        )
     assert len(longer.records) == 3
     assert "3 trials" in capsys.readouterr().out
 
 
-def test_an_interrupted_call_names_the_call_that_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=KeyboardInterrupt))
+def test_an_interrupted_call_names_the_call_that_resumes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "orchestrator.launch.launch.launch", mock.Mock(side_effect=KeyboardInterrupt)
+    )
     with pytest.raises(CommandError, match="resume=True") as interrupted:
         Sweep.launch("quickstart", tmp_path, mlflow=False)
     assert interrupted.value.code == 130

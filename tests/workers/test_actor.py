@@ -1,4 +1,6 @@
-"""The Ray shell: what it hands on, one task at a time, and that asking and stopping need not wait for it."""
+"""The Ray shell: what it hands on, one task at a time, and that asking and stopping need not wait
+for it.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,18 @@ def worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Worker]:
     monkeypatch.setattr(workers.evaluate, "Evaluator", SlowEvaluator)
     root, before = logging.getLogger(), list(logging.getLogger().handlers)
     yield Worker({"store": str(tmp_path), "worker": "w7"})
-    for handler in [entry for entry in root.handlers if entry not in before]:  # the log of a process that goes on
+    # the log of a process that goes on
+    for handler in [entry for entry in root.handlers if entry not in before]:
         root.removeHandler(handler)
         handler.close()
 
 
 def test_calls_are_handed_on_while_a_task_runs(worker: Worker) -> None:
     results: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=lambda: results.append(worker.run({"kind": "quality"}))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: results.append(worker.run({"kind": "quality"})))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     slow = worker.evaluator

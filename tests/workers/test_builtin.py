@@ -1,4 +1,6 @@
-"""The built-in model: whole, small, and drawn by the real engine. Statistical checks fix their seed."""
+"""The built-in model: whole, small, and drawn by the real engine. Statistical checks fix their
+seed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from workers.models.target import Grid
 from workers.scenes.images import render, sample_attributes, sample_captions
 
 LOOSE = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}
-SMALL_DYNAMIC = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}  # a core has to pay for every node
+# a core has to pay for every node
+SMALL_DYNAMIC = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}
 SMALL_STATIC = {"policy": "static", "paths": [[0], [1], [0, 0], [0, 1]]}
 ROWS = 5  # of the grid's 12, where all of an image would show no more
 
@@ -37,7 +40,11 @@ def models() -> Models:
 
 def chain(length: int, acceptance: object, drafter: str = "eagle") -> DecodingConfig:
     return DecodingConfig.from_mapping(
-        {"drafter": drafter, "tree": {"policy": "chain", "length": length}, "acceptance": acceptance}
+        {
+            "drafter": drafter,
+            "tree": {"policy": "chain", "length": length},
+            "acceptance": acceptance,
+        }
     )
 
 
@@ -51,7 +58,13 @@ def draw(
     """Images that end after their first rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.target, "grid", Grid(rows, models.target.grid.cols))
-        engine = Engine(models.target, config, models.drafters.get(config.drafter.kind), seed=3, batch_size=batch)
+        engine = Engine(
+            models.target,
+            config,
+            models.drafters.get(config.drafter.kind),
+            seed=3,
+            batch_size=batch,
+        )
         return {result.request.caption_id: result for result in engine.run(requests)}
 
 
@@ -84,7 +97,9 @@ IMAGES = 8
 
 @pytest.fixture(scope="module")
 def drawn(models: Models) -> Drawn:
-    """A setting's images of the first captions, all at once; each setting is drawn once, vanilla's images whole."""
+    """A setting's images of the first captions, all at once; each setting is drawn once, vanilla's
+    images whole.
+    """
 
     @cache
     def drawn(name: str) -> dict[int, Result]:
@@ -97,8 +112,9 @@ def drawn(models: Models) -> Drawn:
 @pytest.mark.slow(seconds=60)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_captions_do_not_depend_on_batch_or_order(models: Models, drawn: Drawn, name: str) -> None:
-    """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an acceptance. The first
-    captions' images are also drawn the other way round, two at once and the last one alone.
+    """In fp32 a token could differ only where a rounding error of 1e-6 decides a sample or an
+    acceptance. The first captions' images are also drawn the other way round, two at once and the
+    last one alone.
     """
     together = drawn(name)
     for key, result in draw(models, SETTINGS[name], requests_for(models, 3)[::-1], 2).items():
@@ -111,11 +127,15 @@ GREEDY = Sampling(temperature=0.0, cfg=3.0)
 @pytest.fixture(scope="module")
 def greedy(models: Models) -> Tensor:
     """Vanilla's tokens of two captions at temperature 0."""
-    return tokens_of(draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 2), 2))
+    return tokens_of(
+        draw(models, PRESETS["vanilla"].with_sampling(GREEDY), requests_for(models, 2), 2)
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"])
+@pytest.mark.parametrize(
+    "name", ["speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"]
+)
 def test_temperature_zero_draws_vanillas_tokens(greedy: Tensor, models: Models, name: str) -> None:
     fast = draw(models, PRESETS[name].with_sampling(GREEDY), requests_for(models, 2), 2)
     assert torch.equal(greedy, tokens_of(fast))
@@ -133,13 +153,17 @@ def surprise(models: Models, tokens: Tensor, captions: list[str]) -> Tensor:
 
 
 @pytest.mark.slow
-def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(models: Models, drawn: Drawn) -> None:
+def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(
+    models: Models, drawn: Drawn
+) -> None:
     """Tokens drawn from q have its entropy as their mean surprise; relaxed ones have not. Paired over 8 captions;
     |t| > 4 has a false-alarm rate of 5e-3 per comparison (7 degrees of freedom), and the seed is fixed. What relaxation
     adds, 1.9 nats at a standard error of 0.23, is found with a probability of 0.99.
     """
     captions = [request.caption for request in requests_for(models, IMAGES)]
-    vanillas = surprise(models, tokens_of(drawn("vanilla"))[:, : ROWS * models.target.grid.cols], captions)
+    vanillas = surprise(
+        models, tokens_of(drawn("vanilla"))[:, : ROWS * models.target.grid.cols], captions
+    )
 
     def t_value(name: str) -> float:
         gap = surprise(models, tokens_of(drawn(name)), captions) - vanillas
@@ -152,7 +176,9 @@ def test_exact_images_are_as_surprising_as_vanillas_and_relaxed_ones_are_not(mod
 
 @pytest.mark.slow
 def test_images_follow_their_captions(models: Models, drawn: Drawn) -> None:
-    """Far from chance: guessing every attribute at its most likely value is right less than half of the time."""
+    """Far from chance: guessing every attribute at its most likely value is right less than half of
+    the time.
+    """
     requests = requests_for(models, IMAGES)
     net = load_features()
     images = models.target.decode(tokens_of(drawn("vanilla")))

@@ -1,14 +1,16 @@
-"""Captions of the images to generate: from a user's file, a published set, procedural scenes, or class numbers.
+"""Captions of the images to generate: from a user's file, a published set, procedural scenes, or
+class numbers.
 
     .txt            one caption per line
     .csv .tsv       with a header line; column caption, text or prompt (in any case), or a named one
     .jsonl          one object per line, with such a key
     .parquet        with such a column
-    .json           COCO captions: one caption per image, chosen by the seed, the first, or the longest
+    .json           COCO captions: one per image, chosen by the seed, the first, or the longest
 
-A caption's id is its position in the whole source (from 0) or COCO's annotation id. The id seeds the image's random
-numbers, so a caption gives the same image in every selection. The SHA-256 of (seed, id) decides which captions are
-selected, and their order: both are the same on every machine, and a smaller selection is the start of a larger one.
+A caption's id is its position in the whole source (from 0) or COCO's annotation id. The id seeds
+the image's random numbers, so a caption gives the same image in every selection. The SHA-256 of
+(seed, id) decides which captions are selected, and their order: both are the same on every machine,
+and a smaller selection is the start of a larger one.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from search_spaces.documents import parse_json
 from search_spaces.paths import local_path
 from workers.data.shards import digest
-from workers.data.text_files import HEAD, collect_errors, file_kind, read_lines, read_table, read_text, split_lines
+from workers.data.text_files import (
+    HEAD,
+    collect_errors,
+    file_kind,
+    read_lines,
+    read_table,
+    read_text,
+    split_lines,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +42,8 @@ if TYPE_CHECKING:
 SCENES, CLASSES = "scenes", "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what is left where line ends became spaces; a tab is text
+# what is left where line ends became spaces; a tab is text
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _EXCERPT = 20  # characters at each side of one
 _INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -41,7 +52,9 @@ _COLUMNS = ("caption", "text", "prompt")  # in order of preference
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """`id` is unique within the source and fits a signed 64-bit integer. location: e.g. "captions.txt, line 3"."""
+    """`id` is unique within the source and fits a signed 64-bit integer. location: e.g.
+    "captions.txt, line 3".
+    """
 
     id: int
     text: str
@@ -56,17 +69,18 @@ def read_captions(
     column: str | None = None,
     choose: Choose = "seeded",
 ) -> list[Caption]:
-    """`count` captions of a source (all if None), selected and ordered by the seed. The source "scenes" is procedural;
-    "classes" are the numbers of ImageNet's classes.
+    """`count` captions of a source (all if None), selected and ordered by the seed. The source
+    "scenes" is procedural; "classes" are the numbers of ImageNet's classes.
 
-    choose: which of an image's captions is taken from a COCO file: by the seed, the first in the file, or the longest
-    (if several are the longest, the one with the smallest id). In other formats each row is one image's caption. Line
-    ends within a caption become spaces; blank lines at the end of a file are ignored.
+    choose: which of an image's captions is taken from a COCO file: by the seed, the first in the
+    file, or the longest (if several are the longest, the one with the smallest id). In other
+    formats each row is one image's caption. Line ends within a caption become spaces; blank lines
+    at the end of a file are ignored.
 
     Raises:
-        ValueError: no such file, an unknown format, no captions, text that is not UTF-8, a missing column, a blank or
-            invalid row, or fewer captions than `count`. The message names the file, the first such row, the number of
-            others, and the fix.
+        ValueError: no such file, an unknown format, no captions, text that is not UTF-8, a missing
+            column, a blank or invalid row, or fewer captions than `count`. The message names the
+            file, the first such row, the number of others, and the fix.
     """
     if count is not None and count < 1:
         raise ValueError(f"{source}: count is {count}; use at least 1")
@@ -76,7 +90,10 @@ def read_captions(
         return scene_captions(count, seed)
     path = local_path(source)
     if source == CLASSES:
-        found = [Caption(number, str(number), f"{CLASSES}, number {number}") for number in range(_IMAGENET_CLASSES)]
+        found = [
+            Caption(number, str(number), f"{CLASSES}, number {number}")
+            for number in range(_IMAGENET_CLASSES)
+        ]
     else:
         found = captions_in_order(path, seed=seed, column=column, choose=choose)
     if not found:
@@ -84,15 +101,22 @@ def read_captions(
     if count is not None and count > len(found):
         unit = "one per image" if path.suffix.lower() == ".json" else "one per row"
         unit = "the classes of ImageNet" if source == CLASSES else unit
-        raise ValueError(f"{path}: count is {count}, but it has {len(found)} captions ({unit}); lower the count")
+        raise ValueError(
+            f"{path}: count is {count}, but it has {len(found)} captions ({unit}); lower the count"
+        )
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
 
 def scene_captions(count: int, seed: int) -> list[Caption]:
-    """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on seed 0."""
+    """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on
+    seed 0.
+    """
     from workers.scenes.images import sample_captions
 
-    return [Caption(i, text, f"{SCENES}, number {i}") for i, text in enumerate(sample_captions(seed, count))]
+    return [
+        Caption(i, text, f"{SCENES}, number {i}")
+        for i, text in enumerate(sample_captions(seed, count))
+    ]
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:
@@ -119,14 +143,19 @@ def captions_in_order(
     if ending not in _READERS:
         found = ending or "a file without an ending"
         fix = "unpack it" if ending in _ARCHIVES else "rename it"
-        raise ValueError(f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; {fix}")
+        raise ValueError(
+            f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; {fix}"
+        )
     if not path.is_file():
-        raise ValueError(f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}")
+        raise ValueError(
+            f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}"
+        )
     return _to_captions(_READERS[ending](path, column))
 
 
 def captions_of_text(text: str, name: str) -> list[Caption]:
-    """The captions of a text with one per line, as in a .txt file. name: the source's, for locations.
+    """The captions of a text with one per line, as in a .txt file. name: the source's, for
+    locations.
 
     Raises:
         ValueError: a blank line between others, or invalid characters.
@@ -155,13 +184,18 @@ def _from_lines(path: Path, column: str | None) -> Iterable[_Row]:
 def _from_table(path: Path, column: str | None) -> Iterable[_Row]:
     header, rows = read_table(path)
     index = header.index(_column(path, header, column))
-    return [(location, row if isinstance(row, ValueError) else row[index]) for location, row in rows]
+    return [
+        (location, row if isinstance(row, ValueError) else row[index]) for location, row in rows
+    ]
 
 
 def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
     for number, (location, line) in enumerate(read_lines(path)):
         if not number and line.rstrip() in ("{", "["):
-            raise ValueError(f"{path}: JSON over several lines, not JSON Lines; write each object on a line of its own")
+            raise ValueError(
+                f"{path}: JSON over several lines, not JSON Lines; write each object on a line of "
+                "its own"
+            )
         try:
             entry = _json(line, location)
             if not isinstance(entry, dict):
@@ -186,8 +220,12 @@ def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
                 raise ValueError(f"{path}: column {name!r} has {problem}")
             values = file.read([name]).column(name)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a readable Parquet file ({error}); write it again") from error
-    return [(f"{path}, row {number}", value) for number, value in enumerate(values.to_pylist(), start=1)]
+        raise ValueError(
+            f"{path}: not a readable Parquet file ({error}); write it again"
+        ) from error
+    return [
+        (f"{path}, row {number}", value) for number, value in enumerate(values.to_pylist(), start=1)
+    ]
 
 
 def _not_text(kind: pa.DataType) -> str:
@@ -196,27 +234,41 @@ def _not_text(kind: pa.DataType) -> str:
 
     types = pa.types
     plain = kind.value_type if types.is_dictionary(kind) else kind
-    if types.is_string(plain) or types.is_large_string(plain) or types.is_string_view(plain) or types.is_null(plain):
+    if (
+        types.is_string(plain)
+        or types.is_large_string(plain)
+        or types.is_string_view(plain)
+        or types.is_null(plain)
+    ):
         return ""
     if types.is_list(plain) or types.is_large_list(plain) or types.is_fixed_size_list(plain):
-        return f"lists ({kind}), not text; write one row for each caption, or its first caption alone"
-    fix = "decode them as UTF-8" if types.is_binary(plain) or types.is_large_binary(plain) else "name another column"
+        return (
+            f"lists ({kind}), not text; write one row for each caption, or its first caption alone"
+        )
+    fix = (
+        "decode them as UTF-8"
+        if types.is_binary(plain) or types.is_large_binary(plain)
+        else "name another column"
+    )
     return f"values of type {kind}, not text; {fix}"
 
 
 def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
-    """One caption per image; "seeded" takes the one with the smallest SHA-256 of (seed, image id, annotation id)."""
+    """One caption per image; "seeded" takes the one with the smallest SHA-256 of (seed, image id,
+    annotation id).
+    """
     content = _json(read_text(path), str(path))
     annotations = content.get("annotations") if isinstance(content, dict) else None
     if not isinstance(annotations, list):
         raise ValueError(
-            f"{path}: not COCO captions (no list `annotations`); use .txt or .jsonl for a list of captions"
+            f"{path}: not COCO captions (no list `annotations`); use .txt or .jsonl for a list of "
+            "captions"
         )
     if (found := _keys(annotations)) & _INSTANCE_KEYS and "caption" not in found:
         named = ", ".join(sorted(found))
         raise ValueError(
-            f"{path}: its annotations are not captions but objects or points ({named}), as in COCO's instances; give "
-            "COCO's captions_*.json"
+            f"{path}: its annotations are not captions but objects or points ({named}), as in "
+            "COCO's instances; give COCO's captions_*.json"
         )
     chosen: dict[int, tuple[Any, Caption]] = {}
     seen: set[int] = set()
@@ -224,9 +276,15 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
         for index, entry in enumerate(annotations):
             with collect():
                 image, caption = _annotation(entry, f"{path}, annotation {index + 1}", seen)
-                keys = {"seeded": _rank(seed, image, caption.id), "first": index, "longest": -len(caption.text)}
+                keys = {
+                    "seeded": _rank(seed, image, caption.id),
+                    "first": index,
+                    "longest": -len(caption.text),
+                }
                 candidate = ((keys[choose], caption.id), caption)
-                chosen[image] = min(chosen.get(image, candidate), candidate, key=lambda found: found[0])
+                chosen[image] = min(
+                    chosen.get(image, candidate), candidate, key=lambda found: found[0]
+                )
     return [caption for _, caption in chosen.values()]
 
 
@@ -236,14 +294,24 @@ def _keys(annotations: Sequence[object]) -> set[str]:
 
 
 def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Caption]:
-    """The image id and the caption of one annotation; adds its id to `seen`. ValueError if it is invalid."""
-    if not isinstance(entry, dict) or not _is_id(entry.get("id")) or not _is_id(entry.get("image_id")):
-        raise ValueError(f"{location}: needs integers id and image_id, and a caption; correct or remove it")
+    """The image id and the caption of one annotation; adds its id to `seen`. ValueError if it is
+    invalid.
+    """
+    if (
+        not isinstance(entry, dict)
+        or not _is_id(entry.get("id"))
+        or not _is_id(entry.get("image_id"))
+    ):
+        raise ValueError(
+            f"{location}: needs integers id and image_id, and a caption; correct or remove it"
+        )
     if entry["id"] in seen:
         raise ValueError(f"{location}: id {entry['id']} occurs twice; give each annotation its own")
     seen.add(entry["id"])
     location = f"{location} (id {entry['id']})"
-    return entry["image_id"], Caption(entry["id"], caption_in_one_line(entry.get("caption"), location), location)
+    return entry["image_id"], Caption(
+        entry["id"], caption_in_one_line(entry.get("caption"), location), location
+    )
 
 
 def _is_id(value: object) -> bool:
@@ -251,7 +319,9 @@ def _is_id(value: object) -> bool:
 
 
 def _column(location: Path | str, columns: Sequence[str], column: str | None) -> str:
-    """The column with the captions. ValueError if there is none, or if two columns have its name."""
+    """The column with the captions. ValueError if there is none, or if two columns have its
+    name.
+    """
     wanted = [[name for name in columns if name == column]]
     if column is None:
         wanted = [[name for name in columns if name.strip().lower() == word] for word in _COLUMNS]
@@ -261,7 +331,8 @@ def _column(location: Path | str, columns: Sequence[str], column: str | None) ->
     expected = repr(column) if column is not None else " or ".join(_COLUMNS)
     names_text = ", ".join(map(repr, columns)) or "none"
     raise ValueError(
-        f"{location}: {'two columns' if names else 'no column'} {expected}; its columns are {names_text}; name one"
+        f"{location}: {'two columns' if names else 'no column'} {expected}; its columns are "
+        f"{names_text}; name one"
     )
 
 
@@ -280,10 +351,15 @@ def caption_in_one_line(text: object, location: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{location}: invalid character (lone surrogate) in {text!r}; correct it") from error
+        raise ValueError(
+            f"{location}: invalid character (lone surrogate) in {text!r}; correct it"
+        ) from error
     line = " ".join(part.strip() for part in text.strip().splitlines())
     if found := _CONTROL.search(line):
-        raise ValueError(f"{location}: control character {found[0]!r} in {_excerpt(line, found.start())}; remove it")
+        raise ValueError(
+            f"{location}: control character {found[0]!r} in {_excerpt(line, found.start())}; "
+            "remove it"
+        )
     return line
 
 
@@ -298,12 +374,18 @@ def _json(text: str, location: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        where = f" (line {error.lineno}, column {error.colno})" if "line" not in location.rpartition(",")[2] else ""
+        where = (
+            f" (line {error.lineno}, column {error.colno})"
+            if "line" not in location.rpartition(",")[2]
+            else ""
+        )
         at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         fix = "the file may be truncated" if at_end else "correct it"
         first = text[: error.pos]  # what is valid; of JSON Lines, the first line
         if where and error.msg == "Extra data" and "\n" in first and "\n" not in first.strip():
-            raise ValueError(f"{location}: JSON Lines, one object per line; rename it to .jsonl") from error
+            raise ValueError(
+                f"{location}: JSON Lines, one object per line; rename it to .jsonl"
+            ) from error
         raise ValueError(f"{location}: broken JSON: {error.msg}{where}; {fix}") from error
 
 

@@ -1,8 +1,10 @@
-"""JSON objects with a checksum as their last entry, so that a changed digit is never read as a result.
+"""JSON objects with a checksum as their last entry, so that a changed digit is never read as a
+result.
 
     {"trial": 3, "run_id": "4f", "checksum": "9d2c61a0b7e35f48"}
 
-The checksum is of the bytes before it. Objects without one are read too: earlier versions wrote none.
+The checksum is of the bytes before it. Objects without one are read too: earlier versions wrote
+none.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ def dump_checked(entries: Mapping[str, Any], *, indent: int | None = None) -> by
     Raises:
         ValueError: NaN or infinity.
     """
-    body = json.dumps(dict(entries), indent=indent, ensure_ascii=False, allow_nan=False)[:-1].rstrip().encode()
+    body = (
+        json.dumps(dict(entries), indent=indent, ensure_ascii=False, allow_nan=False)[:-1]
+        .rstrip()
+        .encode()
+    )
     return body + f', "{_CHECKSUM}": "{_digest(body)}"}}'.encode()
 
 

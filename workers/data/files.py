@@ -1,4 +1,6 @@
-"""Where `Storage` keeps its files: a folder of this machine, or a filesystem of pyarrow. Both write atomically."""
+"""Where `Storage` keeps its files: a folder of this machine, or a filesystem of pyarrow. Both write
+atomically.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
 
 HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
 _UNFINISHED = re.compile(r"\.[^.].*\.[0-9a-f]{32}")  # as `hidden_name` gives them
-_BUCKETS = ("s3", "gcs", "abfs")  # a file appears there when its upload is complete, so no rename is needed
-# How pyarrow words failures of servers and networks, besides those of keys, buckets and permissions.
+# a file appears there when its upload is complete, so no rename is needed
+_BUCKETS = ("s3", "gcs", "abfs")
+# How pyarrow words failures of servers and networks, besides those of keys, buckets and
+# permissions.
 _TRANSIENT = re.compile(
     r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|curlCode"
     r"|[Tt]imed out|[Cc]onnection re|HTTP status (429|5\d\d)|kUnavailable|Status\(UNAVAILABLE"
@@ -46,11 +50,13 @@ def open_regular(path: str | Path, mode: Literal["rb", "ab+"]) -> IO[bytes]:
     """Open a file to read it, or to append to it or lock it, unless it is something else.
 
     Raises:
-        OSError: a link, a device or a pipe; or a file with a second name, which may be outside of its folder, to write.
+        OSError: a link, a device or a pipe; or a file with a second name, which may be outside of
+            its folder, to write.
     """
     with_write = mode != "rb"
     try:
-        _check_regular(os.lstat(path), with_write)  # first, because opening a device or a pipe may wait
+        # first, because opening a device or a pipe may wait
+        _check_regular(os.lstat(path), with_write)
     except FileNotFoundError:
         if not with_write:
             raise
@@ -70,14 +76,17 @@ def _check_regular(facts: os.stat_result, with_write: bool) -> None:
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "a link, a device or a pipe in the place of a file; remove it")
     if with_write and facts.st_nlink > 1:
-        raise OSError(errno.EMLINK, "has a second name (a hard link), so another file would change too; copy it first")
+        raise OSError(
+            errno.EMLINK,
+            "has a second name (a hard link), so another file would change too; copy it first",
+        )
 
 
 class LocalFiles:
     """Files of this machine. A file that was written is also on the disk.
 
-    root: a link below it that leads out of it is an error, so a folder that somebody else made gives no access to other
-    files; None: links are followed.
+    root: a link below it that leads out of it is an error, so a folder that somebody else made
+    gives no access to other files; None: links are followed.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -102,7 +111,10 @@ class LocalFiles:
             return Path(path)
         place, root = Path(os.path.realpath(path)), os.path.realpath(self.root)
         if not place.is_relative_to(root):
-            raise OSError(errno.ELOOP, f"a link leads out of {self.root}, to {place}; replace it by what it links to")
+            raise OSError(
+                errno.ELOOP,
+                f"a link leads out of {self.root}, to {place}; replace it by what it links to",
+            )
         return place
 
     def write(self, path: str, data: bytes) -> None:
@@ -125,7 +137,10 @@ class LocalFiles:
         """Rename a file, replacing an earlier one of the new name. Creates its folder."""
         folder = self._inside(os.path.dirname(new))
         _make_folder(folder)
-        os.replace(self._inside(os.path.dirname(old)) / os.path.basename(old), folder / os.path.basename(new))
+        os.replace(
+            self._inside(os.path.dirname(old)) / os.path.basename(old),
+            folder / os.path.basename(new),
+        )
         _sync_folder(folder)
 
     def remove(self, path: str) -> None:
@@ -140,8 +155,8 @@ class LocalFiles:
         return True
 
     def names(self, folder: str) -> list[str]:
-        """The complete files directly in a folder; none if there is no such folder. Links, devices and pipes are among
-        them: reading them is an error.
+        """The complete files directly in a folder; none if there is no such folder. Links, devices
+        and pipes are among them: reading them is an error.
         """
         try:
             with os.scandir(self._inside(folder or "/")) as entries:
@@ -151,7 +166,9 @@ class LocalFiles:
         return [name for name in found if not name.startswith(HIDDEN)]
 
     def unfinished(self, folder: str) -> dict[str, float]:
-        """The files directly in a folder that `write` did not finish, with the seconds since each last changed."""
+        """The files directly in a folder that `write` did not finish, with the seconds since each
+        last changed.
+        """
         found = {}
         with suppress(FileNotFoundError), os.scandir(self._inside(folder or "/")) as entries:
             for entry in entries:
@@ -223,16 +240,22 @@ class RemoteFiles:
         from pyarrow.fs import FileSelector
 
         found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
-        return [entry for entry in found if entry.is_file and not entry.base_name.startswith(HIDDEN)]
+        return [
+            entry for entry in found if entry.is_file and not entry.base_name.startswith(HIDDEN)
+        ]
 
     def unfinished(self, folder: str) -> dict[str, float]:
-        """See `LocalFiles.unfinished`. In a bucket there are none: a file appears when its upload is complete."""
+        """See `LocalFiles.unfinished`. In a bucket there are none: a file appears when its upload
+        is complete.
+        """
         from pyarrow.fs import FileSelector
 
         if _is_bucket(self.fs):
             return {}
         found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
-        files = [entry for entry in found if entry.is_file and _UNFINISHED.fullmatch(entry.base_name)]
+        files = [
+            entry for entry in found if entry.is_file and _UNFINISHED.fullmatch(entry.base_name)
+        ]
         return {entry.path: time.time() - (entry.mtime_ns or 0) / 1e9 for entry in files}
 
     def has_bucket(self, root: str) -> bool:
@@ -241,7 +264,9 @@ class RemoteFiles:
 
         bucket = root.strip("/").partition("/")[0]
         try:
-            return not _is_bucket(self.fs) or self.fs.get_file_info(bucket).type != FileType.NotFound
+            return (
+                not _is_bucket(self.fs) or self.fs.get_file_info(bucket).type != FileType.NotFound
+            )
         except OSError as error:
             if is_transient(error):
                 raise
@@ -256,8 +281,8 @@ def _is_bucket(fs: Any) -> bool:
 
 
 def connect(uri: str) -> tuple[FileSystem, str]:
-    """The filesystem of a URI, and the path in it. A server that does not respond fails an action in seconds, not in
-    pyarrow's minutes; `Storage` decides how long to try again.
+    """The filesystem of a URI, and the path in it. A server that does not respond fails an action
+    in seconds, not in pyarrow's minutes; `Storage` decides how long to try again.
 
     Raises:
         ValueError, OSError, NotImplementedError: pyarrow's.

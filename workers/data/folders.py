@@ -15,8 +15,8 @@ from workers.data.text_files import collect_errors
 class FolderFiles:
     """Names relative to a folder, with `/`, in sorted order.
 
-    entries: the files; some may be pipes or devices. repeated: folders that are left out, because links lead to them in
-    two ways.
+    entries: the files; some may be pipes or devices. repeated: folders that are left out, because
+    links lead to them in two ways.
     """
 
     entries: Mapping[str, os.DirEntry[str]]
@@ -26,7 +26,8 @@ class FolderFiles:
 def find_files(folder: Path) -> FolderFiles:
     """The files of a folder and its subfolders. Opens none of them.
 
-    Links are followed, and no folder is read twice. Hidden files and folders, and `__MACOSX`, are skipped.
+    Links are followed, and no folder is read twice. Hidden files and folders, and `__MACOSX`, are
+    skipped.
 
     Raises:
         ValueError: a link to something that does not exist, or a folder that cannot be read.
@@ -35,7 +36,8 @@ def find_files(folder: Path) -> FolderFiles:
     repeated = list[str]()
     read = set[tuple[int, int]]()
     folders = deque([("", folder)])
-    links = deque[tuple[str, Path]]()  # after all other folders: what is reached in both ways has its folder's name
+    # after all other folders: what is reached in both ways has its folder's name
+    links = deque[tuple[str, Path]]()
     with collect_errors("path") as collect:
         while folders or links:
             prefix, path = (folders or links).popleft()
@@ -50,14 +52,18 @@ def find_files(folder: Path) -> FolderFiles:
                 with collect():
                     name = f"{prefix}{entry.name}"
                     if _is_folder(entry):
-                        (links if entry.is_symlink() else folders).append((f"{name}/", path / entry.name))
+                        (links if entry.is_symlink() else folders).append(
+                            (f"{name}/", path / entry.name)
+                        )
                     else:
                         found[name] = entry
     return FolderFiles(dict(sorted(found.items())), tuple(sorted(repeated)))
 
 
 def size_on_disk(path: Path) -> int:
-    """Bytes of a file, or of the files of a folder. Raises ValueError (see `find_files`), OSError."""
+    """Bytes of a file, or of the files of a folder. Raises ValueError (see `find_files`),
+    OSError.
+    """
     if not path.is_dir():
         return path.stat().st_size
     return sum(entry.stat().st_size for entry in find_files(path).entries.values())
@@ -76,20 +82,27 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     """What a folder shows, by name."""
     try:
         with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
+            shown = [
+                entry
+                for entry in entries
+                if not entry.name.startswith(".") and entry.name != "__MACOSX"
+            ]
     except OSError as error:
         raise _unreadable(folder, error) from error
     return sorted(shown, key=lambda entry: entry.name)
 
 
 def _unreadable(folder: Path, error: OSError) -> ValueError:
-    return ValueError(f"{folder}: cannot be read ({error.strerror}); correct its permissions, or move it")
+    return ValueError(
+        f"{folder}: cannot be read ({error.strerror}); correct its permissions, or move it"
+    )
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     """Whether an entry is a folder, or a link to one. Raises ValueError: see `find_files`."""
     if entry.is_symlink() and not os.path.exists(entry.path):
         raise ValueError(
-            f"{entry.path}: a link to {os.readlink(entry.path)}, which does not exist; restore it, or remove the link"
+            f"{entry.path}: a link to {os.readlink(entry.path)}, which does not exist; restore it, "
+            "or remove the link"
         )
     return entry.is_dir()

@@ -31,10 +31,11 @@ _THREADS = 8  # that read images at once; each holds one image
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """The files of `folder` and its subfolders, by their names relative to it, with `/`, in sorted order.
+    """The files of `folder` and its subfolders, by their names relative to it, with `/`, in sorted
+    order.
 
-    images: the image files. others: the files that are left out, each with its ending in lower case, or with what else
-    it is.
+    images: the image files. others: the files that are left out, each with its ending in lower
+    case, or with what else it is.
     """
 
     folder: Path
@@ -46,10 +47,14 @@ class ImageFiles:
         if not self.images:
             left_out = f"; it has {self.left_out()}" if self.others else ""
             known = ", ".join(ENDINGS)
-            raise ValueError(f"{self.folder}: no images ({known}) in this folder or its subfolders{left_out}")
+            raise ValueError(
+                f"{self.folder}: no images ({known}) in this folder or its subfolders{left_out}"
+            )
 
     def left_out(self, used: Iterable[str] = ()) -> str:
-        """`70 .tif, 2 .json`: how many files are left out, by ending. used: names of those that were read."""
+        """`70 .tif, 2 .json`: how many files are left out, by ending. used: names of those that
+        were read.
+        """
         names = self.others.keys() - set(used)
         counts = Counter(kind for name, kind in self.others.items() if name in names).most_common()
         shown = [f"{count} {kind}" for kind, count in counts[:_MAX_KINDS]]
@@ -64,7 +69,9 @@ def find_images(folder: Path) -> ImageFiles:
         ValueError: no such folder; see `find_files`; the path of an image that is not UTF-8.
     """
     if not folder.is_dir():
-        raise ValueError(f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images")
+        raise ValueError(
+            f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images"
+        )
     check_utf8(str(folder.resolve()))
     files = find_files(folder)
     images = dict[str, Path]()
@@ -117,7 +124,8 @@ def _problem(path: Path) -> ValueError | None:
 def load_images(paths: Sequence[Path], size: int) -> Tensor:
     """The centre squares of images, resized: uint8 [n, 3, size, size].
 
-    Grey and palette images become RGB. The alpha channel is removed without blending, as in clean-fid.
+    Grey and palette images become RGB. The alpha channel is removed without blending, as in
+    clean-fid.
 
     Raises:
         ValueError: a file that is not a readable image, or has more than 8 bits per channel.
@@ -135,8 +143,8 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, bytes]]:
     """An image whose header is read, and its file's bytes.
 
     Raises:
-        ValueError: names the file, whatever Pillow raises for it, inside the block too; more than 8 bits per channel,
-            which Pillow would clip at 255.
+        ValueError: names the file, whatever Pillow raises for it, inside the block too; more than 8
+            bits per channel, which Pillow would clip at 255.
     """
     mode = ""
     try:
@@ -147,9 +155,16 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, bytes]]:
             else:
                 yield image, data
     except UnidentifiedImageError as error:  # its text is of the buffer
-        raise ValueError(f"{path}: not a readable image (of no known format); correct or remove it") from error
+        raise ValueError(
+            f"{path}: not a readable image (of no known format); correct or remove it"
+        ) from error
     except Exception as error:  # Pillow's readers raise errors of many kinds for damaged files
         reason = str(error) or type(error).__name__
-        raise ValueError(f"{path}: not a readable image ({reason}); correct or remove it") from error
+        raise ValueError(
+            f"{path}: not a readable image ({reason}); correct or remove it"
+        ) from error
     if mode:
-        raise ValueError(f"{path}: its pixels have more than 8 bits (mode {mode}); save it with 8 bits per channel")
+        raise ValueError(
+            f"{path}: its pixels have more than 8 bits (mode {mode}); save it with 8 bits per "
+            "channel"
+        )

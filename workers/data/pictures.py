@@ -17,13 +17,16 @@ _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 INK, PAPER, FAINT = (32, 32, 36), (255, 255, 255), (224, 224, 228)
 MARGIN, TEXT_SIZE, LINE = 12, 12, 15
-# Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable without colour vision.
+# Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable
+# without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 NO_VALUE = (240, 240, 240)
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Each chunk's kind, start and end; none if the bytes are not a PNG's. The last one may end beyond the bytes."""
+    """Each chunk's kind, start and end; none if the bytes are not a PNG's. The last one may end
+    beyond the bytes.
+    """
     start, kind = len(_PNG_SIGNATURE), b""
     while data.startswith(_PNG_SIGNATURE) and start < len(data) and kind != b"IEND":
         end = start + 12 + int.from_bytes(data[start : start + 4])
@@ -33,15 +36,22 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def is_intact_png(data: bytes) -> bool:
-    """Whether the bytes are a whole PNG whose chunks agree with their checksums. Pillow checks only some of them."""
+    """Whether the bytes are a whole PNG whose chunks agree with their checksums. Pillow checks only
+    some of them.
+    """
     chunks = list(_png_chunks(data))
     if not chunks or chunks[-1][0] != b"IEND" or chunks[-1][2] != len(data):
         return False
-    return all(data[end - 4 : end] == zlib.crc32(data[start + 4 : end - 4]).to_bytes(4) for _, start, end in chunks)
+    return all(
+        data[end - 4 : end] == zlib.crc32(data[start + 4 : end - 4]).to_bytes(4)
+        for _, start, end in chunks
+    )
 
 
 def without_png_text(data: bytes) -> bytes:
-    """The bytes of a PNG without its texts and colour profile, which Pillow refuses above a size; others unchanged."""
+    """The bytes of a PNG without its texts and colour profile, which Pillow refuses above a size;
+    others unchanged.
+    """
     kept, parts = 0, list[bytes]()
     for kind, start, end in _png_chunks(data):
         if kind in _PNG_TEXT:
@@ -52,21 +62,31 @@ def without_png_text(data: bytes) -> bytes:
 
 def to_pictures(images: Tensor) -> list[Image.Image]:
     """Pictures of images [B, 3, H, W] with values in [0, 1]."""
-    pixels = images.mul(255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().contiguous().numpy()
+    pixels = (
+        images.mul(255).round().clamp(0, 255).byte().permute(0, 2, 3, 1).cpu().contiguous().numpy()
+    )
     return [Image.fromarray(image) for image in pixels]
 
 
 def centre_square(picture: Image.Image, side: int) -> Image.Image:
-    """The picture's centre square, resized by Pillow's antialiased Lanczos filter if it is not `side` pixels wide."""
+    """The picture's centre square, resized by Pillow's antialiased Lanczos filter if it is not
+    `side` pixels wide.
+    """
     short = min(picture.size)
     left, top = (picture.width - short) // 2, (picture.height - short) // 2
-    return picture.crop((left, top, left + short, top + short)).resize((side, side), Image.Resampling.LANCZOS)
+    return picture.crop((left, top, left + short, top + short)).resize(
+        (side, side), Image.Resampling.LANCZOS
+    )
 
 
 def enlarge(picture: Image.Image, side: int) -> Image.Image:
-    """Nearest-neighbour by the largest whole factor (at least 1) that keeps the longer side within `side`."""
+    """Nearest-neighbour by the largest whole factor (at least 1) that keeps the longer side within
+    `side`.
+    """
     factor = max(1, side // max(picture.size))
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    return picture.resize(
+        (picture.width * factor, picture.height * factor), Image.Resampling.NEAREST
+    )
 
 
 def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -> Image.Image:
@@ -81,18 +101,24 @@ def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -
     return grid
 
 
-def contact_sheet(pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192) -> Image.Image:
-    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four pictures are one row; more
-    are a grid of at most six columns that is as square as possible.
+def contact_sheet(
+    pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192
+) -> Image.Image:
+    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four
+    pictures are one row; more are a grid of at most six columns that is as square as possible.
     """
     font = ImageFont.load_default(TEXT_SIZE)
     thumbs = [enlarge(picture, side) for picture in pictures]
     width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
     texts = [wrap(caption, width, font) for caption in captions]
     columns = len(thumbs) if len(thumbs) <= 4 else min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
-    rows = [range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)]
+    rows = [
+        range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)
+    ]
     row_heights = [height + LINE * max(len(texts[i]) for i in row) + 2 * MARGIN for row in rows]
-    sheet = Image.new("RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER)
+    sheet = Image.new(
+        "RGB", (columns * (width + MARGIN) + MARGIN, sum(row_heights) + MARGIN), PAPER
+    )
     draw = ImageDraw.Draw(sheet)
     top = MARGIN
     for row, row_height in zip(rows, row_heights, strict=True):
@@ -112,8 +138,11 @@ def png(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def accepted_by_cell(images: Iterable[Sequence[int]], rows: int, columns: int) -> list[list[float | None]]:
-    """Mean accepted length of the passes that emitted each cell of the token grid, from images' tokens per pass.
+def accepted_by_cell(
+    images: Iterable[Sequence[int]], rows: int, columns: int
+) -> list[list[float | None]]:
+    """Mean accepted length of the passes that emitted each cell of the token grid, from images'
+    tokens per pass.
 
     None at cells that no pass emitted: the first token comes from the prefill.
     """
@@ -141,8 +170,11 @@ def wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFo
     return lines
 
 
-def heat_map(values: Sequence[Sequence[float | None]], title: str, *, cell: int = 32) -> Image.Image:
-    """A grid of values as colours below a title, with a scale from the smallest to the largest value.
+def heat_map(
+    values: Sequence[Sequence[float | None]], title: str, *, cell: int = 32
+) -> Image.Image:
+    """A grid of values as colours below a title, with a scale from the smallest to the largest
+    value.
 
     None: a cell without a value, which is grey.
     """
@@ -168,14 +200,22 @@ def heat_map(values: Sequence[Sequence[float | None]], title: str, *, cell: int 
     return picture
 
 
-def _coloured(values: np.ndarray[Any, Any], low: float, high: float, size: tuple[int, int]) -> Image.Image:
-    """Values [rows, columns] in the colours of `shade`, NaN in grey, enlarged to (width, height)."""
+def _coloured(
+    values: np.ndarray[Any, Any], low: float, high: float, size: tuple[int, int]
+) -> Image.Image:
+    """Values [rows, columns] in the colours of `shade`, NaN in grey, enlarged to (width,
+    height).
+    """
     colours = np.where(np.isnan(values)[..., None], NO_VALUE, shade(values, low, high))
     return Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
 
 
 def shade(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
-    """Colours [..., 3] of values [...] on the ramp from low to high; the middle one if there is no range."""
+    """Colours [..., 3] of values [...] on the ramp from low to high; the middle one if there is no
+    range.
+    """
     share = (values - low) / (high - low) if high > low else np.full(np.shape(values), 0.5)
     steps = np.linspace(0, 1, len(RAMP))
-    return np.stack([np.interp(share, steps, channel) for channel in zip(*RAMP, strict=True)], axis=-1).round()
+    return np.stack(
+        [np.interp(share, steps, channel) for channel in zip(*RAMP, strict=True)], axis=-1
+    ).round()

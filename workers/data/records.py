@@ -1,16 +1,18 @@
 """Parquet files of results: one per shard, and one for the features of real images.
 
-Any Parquet reader opens the files: numbers and text are plain columns, tokens and rounds are lists. Features are kept
-to float16's precision but written as 32-bit floats, split by byte and zstd-compressed: Arrow can write half floats, but
-DuckDB does not read them in their compact encoding. The zeros that rounding leaves compress away, so this takes no
-more space than half floats would.
+Any Parquet reader opens the files: numbers and text are plain columns, tokens and rounds are lists.
+Features are kept to float16's precision but written as 32-bit floats, split by byte and
+zstd-compressed: Arrow can write half floats, but DuckDB does not read them in their compact
+encoding. The zeros that rounding leaves compress away, so this takes no more space than half floats
+would.
 
-The schema's metadata holds JSON under `specfrontier`: kind, config, experiment, captions, worker, versions. A shard's
-name is in it too, so another shard's file under that name is refused. The footer holds a SHA-256 of the whole file
-under `specfrontier.sha256`, computed with zeros in its own place: a file with any changed bit is refused. Pages carry
-checksums for other readers.
+The schema's metadata holds JSON under `specfrontier`: kind, config, experiment, captions, worker,
+versions. A shard's name is in it too, so another shard's file under that name is refused. The
+footer holds a SHA-256 of the whole file under `specfrontier.sha256`, computed with zeros in its own
+place: a file with any changed bit is refused. Pages carry checksums for other readers.
 
-    import duckdb; duckdb.sql("select caption, len(emitted) as rounds, latency from 'shards/quality-*.parquet'")
+    import duckdb
+    duckdb.sql("select caption, len(emitted) as rounds from 'shards/quality-*.parquet'")
 """
 
 from __future__ import annotations
@@ -32,10 +34,13 @@ if TYPE_CHECKING:
 METADATA_KEY = b"specfrontier"
 _CHECKSUM_KEY = "specfrontier.sha256"
 _ZEROS = b"0" * 64  # in the place of the checksum while it is computed
-_CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])  # the key, and a text of that length
+# the key, and a text of that length
+_CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])
 FEATURES, SCORES = "features.", "score."  # prefixes of column names
-_PHASES = ("prefill", "drafter", "target", "acceptance", "commit")  # as in `workers.decoding.timer`, which needs torch
-IMAGE_SCHEMA = pa.schema(  # of quality shards, without features and scores; see `workers.runtime.shard_tables`
+# as in `workers.decoding.timer`, which needs torch
+_PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
+# of quality shards, without features and scores; see `workers.runtime.shard_tables`
+IMAGE_SCHEMA = pa.schema(
     {
         "caption_id": pa.int64(),
         "caption": pa.string(),
@@ -51,7 +56,9 @@ IMAGE_SCHEMA = pa.schema(  # of quality shards, without features and scores; see
 
 
 class ShardError(ValueError):
-    """Files are damaged or missing, or not what their names say. reasons: a sentence about each, by its name."""
+    """Files are damaged or missing, or not what their names say. reasons: a sentence about each, by
+    its name.
+    """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         super().__init__("; ".join(reasons.values()))
@@ -65,19 +72,23 @@ class ColumnError(ValueError):
     """A file lacks a column. known: those that it has."""
 
     def __init__(self, where: str, columns: Sequence[str], known: Sequence[str]) -> None:
-        super().__init__(f"{where}: has no column {', '.join(map(repr, columns))}; it has {', '.join(known)}")
+        super().__init__(
+            f"{where}: has no column {', '.join(map(repr, columns))}; it has {', '.join(known)}"
+        )
         self.known = tuple(known)
 
 
 def write_shard(storage: Storage, name: str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Stores a table atomically. `metadata` is plain data and includes the "kind"; if it has a "name", the file is
-    refused under any other.
+    """Stores a table atomically. `metadata` is plain data and includes the "kind"; if it has a
+    "name", the file is refused under any other.
 
     Raises:
         ValueError: metadata that JSON cannot hold.
     """
     text = json.dumps(dict(metadata), sort_keys=True, allow_nan=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), METADATA_KEY: text.encode()})
+    table = table.replace_schema_metadata(
+        {**(table.schema.metadata or {}), METADATA_KEY: text.encode()}
+    )
     floats = [path for field in table.schema if (path := _float_path(field))]
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
@@ -104,13 +115,15 @@ def read_shard(
     kind: str | None = None,
     fix: str = "delete it; --resume computes it again",
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """A stored table, or some of its columns, and its metadata. `fix`: what the user can do about an unusable file.
+    """A stored table, or some of its columns, and its metadata. `fix`: what the user can do about
+    an unusable file.
 
     The whole file is read and checked (about 1 GB/s), whatever the columns.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ShardError: the file is damaged, not one of specfrontier's, not of this kind, or another one's; it is named.
+        ShardError: the file is damaged, not one of specfrontier's, not of this kind, or another
+            one's; it is named.
         ColumnError: it lacks a column.
     """
     where = storage.locate(name)
@@ -122,7 +135,10 @@ def read_shard(
     if problem := _damage(data):
         raise refused(problem)
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        metadata, names = json.loads(file.schema_arrow.metadata[METADATA_KEY]), file.schema_arrow.names
+        metadata, names = (
+            json.loads(file.schema_arrow.metadata[METADATA_KEY]),
+            file.schema_arrow.names,
+        )
         if kind is not None and metadata["kind"] != kind:
             raise refused(f"not a {kind} file but of kind {metadata['kind']!r}")
         if metadata.get("name", name) != name:
@@ -133,7 +149,9 @@ def read_shard(
 
 
 def _checksum_start(data: bytes | bytearray) -> int:
-    """Where a file's checksum starts; -1 if there is none. Thrift's compact protocol writes texts as their bytes."""
+    """Where a file's checksum starts; -1 if there is none. Thrift's compact protocol writes texts
+    as their bytes.
+    """
     start = data.rfind(_CHECKSUM_MARK)
     return -1 if start < 0 else start + len(_CHECKSUM_MARK)
 
@@ -142,7 +160,10 @@ def _damage(data: bytes) -> str | None:
     """Why these are not the bytes that `write_shard` wrote; None if they are."""
     start = _checksum_start(data)
     if start < 0:
-        return "damaged, written by an earlier version, or not a Parquet file of specfrontier (no checksum)"
+        return (
+            "damaged, written by an earlier version, or not a Parquet file of specfrontier (no "
+            "checksum)"
+        )
     view, end = memoryview(data), start + len(_ZEROS)
     checksum = hashlib.sha256(view[:start])
     checksum.update(_ZEROS)
@@ -162,17 +183,24 @@ def tokens_of(table: pa.Table) -> Tensor:
 
 
 def matrix_of(table: pa.Table, name: str) -> Tensor:
-    """A column of equally long lists as a tensor. ValueError if the table lacks it or the lists differ in length."""
+    """A column of equally long lists as a tensor. ValueError if the table lacks it or the lists
+    differ in length.
+    """
     import torch
 
     if name not in table.column_names:
-        raise ValueError(f"the table has no column {name!r}; it has {', '.join(table.column_names)}")
+        raise ValueError(
+            f"the table has no column {name!r}; it has {', '.join(table.column_names)}"
+        )
     column = table.column(name).combine_chunks()
     values = column.flatten().to_numpy(zero_copy_only=False)
     width, rest = divmod(len(values), max(len(column), 1))
     lengths = np.diff(column.offsets.to_numpy())
     if rest or (lengths != width).any():
-        raise ValueError(f"column {name!r}: lists of {lengths.min()} to {lengths.max()} entries do not form a matrix")
+        raise ValueError(
+            f"column {name!r}: lists of {lengths.min()} to {lengths.max()} entries do not form a "
+            "matrix"
+        )
     return torch.from_numpy(values.reshape(len(column), width).copy())
 
 

@@ -1,8 +1,9 @@
-"""Real images (procedural scenes, or the image files of a folder), and their features, with which generated images are
-compared; stored as Parquet.
+"""Real images (procedural scenes, or the image files of a folder), and their features, with which
+generated images are compared; stored as Parquet.
 
-Distances are comparable only if both use the same features of the same images. So a reference records its extractor, a
-hash of the images in `source`, and the resize rule, which changes FID (Parmar et al. 2022).
+Distances are comparable only if both use the same features of the same images. So a reference
+records its extractor, a hash of the images in `source`, and the resize rule, which changes FID
+(Parmar et al. 2022).
 """
 
 from __future__ import annotations
@@ -27,12 +28,16 @@ from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 _BATCH = 256  # images in memory
 FILE, _KIND = "reference.parquet", "reference"
-_FIX = "create it again: specfrontier reference DIR --out FILE, with the weights of the models.yaml entry"
+_FIX = (
+    "create it again: specfrontier reference DIR --out FILE, with the weights of the models.yaml "
+    "entry"
+)
 
 
 class Extractor(Protocol):
-    """A feature extractor. name: the ending of its column's name in the file, if it is an additional extractor.
-    identity: its architecture and the hash of its weights. width: the number of features.
+    """A feature extractor. name: the ending of its column's name in the file, if it is an
+    additional extractor. identity: its architecture and the hash of its weights. width: the number
+    of features.
     """
 
     name: str
@@ -47,8 +52,9 @@ class Extractor(Protocol):
 class Reference:
     """Features [n, d] float32 of n real images, by one or more extractors.
 
-    facts: plain data: `identity` of the first extractor, `source` (name and content hash of the images), `resize`
-    rule, `count` n, and `also`, the identities of additional extractors by name, if there are any.
+    facts: plain data: `identity` of the first extractor, `source` (name and content hash of the
+    images), `resize` rule, `count` n, and `also`, the identities of additional extractors by name,
+    if there are any.
     """
 
     features: tuple[Tensor, ...]
@@ -64,13 +70,14 @@ def build_reference(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Reference:
-    """Features of real images (see `real_images`) by each extractor, or the first `count` of a reference file.
+    """Features of real images (see `real_images`) by each extractor, or the first `count` of a
+    reference file.
 
     on_progress: called after every batch with the number of finished images and the total.
 
     Raises:
-        ValueError: see `real_images` and `read_reference`; an unreadable image; at most as many images as features,
-            which leaves the covariance singular; features that are not finite.
+        ValueError: see `real_images` and `read_reference`; an unreadable image; at most as many
+            images as features, which leaves the covariance singular; features that are not finite.
     """
     if is_reference_file(source):
         return _validated(read_reference(source, extractors=extractors, count=count))
@@ -85,9 +92,15 @@ def build_reference(
 
 
 def reference_facts(
-    source: str | Path, extractors: Sequence[Extractor], *, size: int, count: int | None = None, seed: int = 0
+    source: str | Path,
+    extractors: Sequence[Extractor],
+    *,
+    size: int,
+    count: int | None = None,
+    seed: int = 0,
 ) -> Mapping[str, Any]:
-    """The facts of `build_reference` without computing features. All files of a folder are read for their hash.
+    """The facts of `build_reference` without computing features. All files of a folder are read for
+    their hash.
 
     Raises:
         ValueError: see `real_images` and `read_reference`.
@@ -106,7 +119,8 @@ def check_reference(
     seed: int = 0,
     has_features: bool = False,
 ) -> None:
-    """Check that `build_reference` can compute the features: all images are read, with less work than for their pixels.
+    """Check that `build_reference` can compute the features: all images are read, with less work
+    than for their pixels.
 
     has_features: they are stored already, so no image is read.
 
@@ -123,7 +137,8 @@ def check_reference(
 
 
 def count_images(source: str | Path, *, count: int | None = None) -> tuple[int, str]:
-    """How many images a reference has, and which files of a folder are left out, in words. Opens no image.
+    """How many images a reference has, and which files of a folder are left out, in words. Opens no
+    image.
 
     Raises:
         ValueError: see `real_images` and `read_reference`.
@@ -145,7 +160,8 @@ def is_reference_file(source: str | Path) -> bool:
 def write_reference(storage: Storage, name: str, reference: Reference) -> None:
     """Store a reference: one row per image, `facts` in the metadata.
 
-    The first extractor's features are in column `features` (float32 lists), those of others in `features.<name>`.
+    The first extractor's features are in column `features` (float32 lists), those of others in
+    `features.<name>`.
     """
     columns = ["features", *(FEATURES + other for other in reference.facts.get("also", ()))]
     table = pa.table(dict(zip(columns, map(float_lists, reference.features), strict=True)))
@@ -162,14 +178,20 @@ def read_reference(
 ) -> Reference:
     """A stored reference: file `name` of a storage, or the path or URI of a file.
 
-    extractors: those whose features are read (default: the first one of the file). count: largest number of images
-    read. fix: what the user can do about an unusable file.
+    extractors: those whose features are read (default: the first one of the file). count: largest
+    number of images read. fix: what the user can do about an unusable file.
 
     Raises:
-        ValueError: the file does not exist, is damaged, is not a reference, or has features of other extractors.
+        ValueError: the file does not exist, is damaged, is not a reference, or has features of
+            other extractors.
     """
-    storage, name = (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
-    where, also = storage.locate(name), {extractor.name: extractor.identity for extractor in extractors[1:]}
+    storage, name = (
+        (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
+    )
+    where, also = (
+        storage.locate(name),
+        {extractor.name: extractor.identity for extractor in extractors[1:]},
+    )
     columns = ["features", *(FEATURES + other for other in also)]
     try:
         _, meta = read_shard(storage, name, [], kind=_KIND, fix=fix)
@@ -177,24 +199,37 @@ def read_reference(
         raise ValueError(f"{where}: no such file; {fix}") from None
     if extractors and meta["identity"] != extractors[0].identity:
         raise ValueError(
-            f"{where}: has features of {meta['identity']}, but the models' extractor is {extractors[0].identity}; "
-            f"features of two extractors cannot be compared; {fix}"
+            f"{where}: has features of {meta['identity']}, but the models' extractor is "
+            f"{extractors[0].identity}; features of two extractors cannot be compared; {fix}"
         )
     for other, identity in also.items():
         if (found := meta.get("also", {}).get(other, f"no {other}")) != identity:
-            raise ValueError(f"{where}: has features of {found}, but the models also use {identity}; {fix}")
+            raise ValueError(
+                f"{where}: has features of {found}, but the models also use {identity}; {fix}"
+            )
     table, _ = read_shard(storage, name, columns, kind=_KIND, fix=fix)
     if table.num_rows != meta["count"]:
         raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {fix}")
     features = tuple(matrix_of(table, column)[:count] for column in columns)
-    facts = {key: meta[key] for key in ("identity", "source", "resize")} | {"count": len(features[0])}
+    facts = {key: meta[key] for key in ("identity", "source", "resize")} | {
+        "count": len(features[0])
+    }
     return Reference(features, facts | {"also": also} if also else facts)
 
 
 def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any]:
     first, *more = extractors
-    facts = {"identity": first.identity, "source": images.describe(), "resize": images.resize, "count": images.count}
-    return facts | {"also": {extractor.name: extractor.identity for extractor in more}} if more else facts
+    facts = {
+        "identity": first.identity,
+        "source": images.describe(),
+        "resize": images.resize,
+        "count": images.count,
+    }
+    return (
+        facts | {"also": {extractor.name: extractor.identity for extractor in more}}
+        if more
+        else facts
+    )
 
 
 def _validated(reference: Reference) -> Reference:
@@ -204,21 +239,27 @@ def _validated(reference: Reference) -> Reference:
         reference.features, [facts["identity"], *facts.get("also", {}).values()], strict=True
     ):
         if not features.isfinite().all():
-            raise ValueError(f"reference {facts['source']}: {identity} gave features that are not finite")
+            raise ValueError(
+                f"reference {facts['source']}: {identity} gave features that are not finite"
+            )
     return reference
 
 
 def _check_count(count: int, width: int, source: str) -> None:
     if count <= width:
-        raise ValueError(f"reference {source}: {count} images are too few for {width} features; use more than {width}")
+        raise ValueError(
+            f"reference {source}: {count} images are too few for {width} features; use more than "
+            f"{width}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RealImages:
-    """Real images at the model's size. resize: the rule by which they were resized. paths: their files, if any.
+    """Real images at the model's size. resize: the rule by which they were resized. paths: their
+    files, if any.
 
-    describe: their name and content hash, for which all files are read. batch: positions to images [n, 3, size, size]
-    in [0, 1].
+    describe: their name and content hash, for which all files are read. batch: positions to images
+    [n, 3, size, size] in [0, 1].
     """
 
     resize: str
@@ -232,15 +273,19 @@ class RealImages:
             yield self.batch(range(start, min(start + _BATCH, self.count)))
 
 
-def real_images(source: str | Path, *, size: int, count: int | None = None, seed: int = 0) -> RealImages:
-    """The images of "scenes" (numbers 0..count-1 of a seed; training used seed 0) or of a folder and its subfolders.
+def real_images(
+    source: str | Path, *, size: int, count: int | None = None, seed: int = 0
+) -> RealImages:
+    """The images of "scenes" (numbers 0..count-1 of a seed; training used seed 0) or of a folder
+    and its subfolders.
 
-    At most `count` images of a folder are used, selected by the hash of (seed, name). Each is cut to its centre square
-    and resized with Pillow's Lanczos filter (antialiased, 8 bits), as for training. An image of the right size stays
-    unchanged.
+    At most `count` images of a folder are used, selected by the hash of (seed, name). Each is cut
+    to its centre square and resized with Pillow's Lanczos filter (antialiased, 8 bits), as for
+    training. An image of the right size stays unchanged.
 
     Raises:
-        ValueError: the folder does not exist or has no images; `count` is below 1, or missing for scenes.
+        ValueError: the folder does not exist or has no images; `count` is below 1, or missing for
+            scenes.
     """
     if count is not None and count < 1:
         raise ValueError(f"reference: count is {count}; it must be at least 1")
@@ -249,7 +294,10 @@ def real_images(source: str | Path, *, size: int, count: int | None = None, seed
     if count is None:
         raise ValueError("reference: scenes are unlimited; set count")
     if size != IMAGE_SIZE:
-        raise ValueError(f"reference: scenes are {IMAGE_SIZE} pixels wide, the model's images {size}; give a folder")
+        raise ValueError(
+            f"reference: scenes are {IMAGE_SIZE} pixels wide, the model's images {size}; give a "
+            "folder"
+        )
     return RealImages(
         resize="none",
         count=count,

@@ -1,8 +1,9 @@
 """The tasks that a trial is divided into, and the names of the files that hold their results.
 
-A file's name is a hash of everything that its content depends on, and of nothing else. So the driver knows the name of
-a result before it exists, and a file that exists is not computed again. The order of a mapping's keys and the version
-of Python do not change the name. `start` and `stop` are indices in the sweep's list of captions.
+A file's name is a hash of everything that its content depends on, and of nothing else. So the
+driver knows the name of a result before it exists, and a file that exists is not computed again.
+The order of a mapping's keys and the version of Python do not change the name. `start` and `stop`
+are indices in the sweep's list of captions.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from search_spaces.trial import DecodingConfig
 
 FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
 SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
-MAX_SHAPES = 8  # besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a memory
-TAKEN_FROM = "taken_from"  # in the metadata of a shard whose images an earlier sweep generated: where
+# besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a
+# memory
+MAX_SHAPES = 8
+# in the metadata of a shard whose images an earlier sweep generated: where
+TAKEN_FROM = "taken_from"
 FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # of the metadata, what the driver is told
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
-_CONFIGS = ("config", "baseline", "configs", "timed")  # fields that hold one DecodingConfig, or several
+# fields that hold one DecodingConfig, or several
+_CONFIGS = ("config", "baseline", "configs", "timed")
 
 _Setting = TypeVar("_Setting")
 
@@ -35,14 +40,18 @@ def digest(value: object, length: int = 20) -> str:
         ValueError: NaN, infinity, or a value that JSON cannot hold.
     """
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+        text = json.dumps(
+            value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False
+        )
     except TypeError as error:
         raise ValueError(f"not plain data, so it has no identity: {error}") from error
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 class Serializable:
-    """Base of the dataclasses below: conversion to and from the plain mapping that is sent to a worker."""
+    """Base of the dataclasses below: conversion to and from the plain mapping that is sent to a
+    worker.
+    """
 
     __slots__ = ()
     kind: ClassVar[str]
@@ -62,7 +71,9 @@ class Serializable:
         entries = dict(mapping)
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         if entries.pop("kind", cls.kind) != cls.kind or entries.keys() != set(names):
-            raise ValueError(f"not a task of kind {cls.kind!r} ({', '.join(names)}): {sorted(mapping)}")
+            raise ValueError(
+                f"not a task of kind {cls.kind!r} ({', '.join(names)}): {sorted(mapping)}"
+            )
         return cls(**{name: _parsed(name, value) for name, value in entries.items()})
 
 
@@ -75,7 +86,11 @@ def _plain(value: Any) -> Any:
 def _parsed(name: str, value: Any) -> Any:
     if name in _CONFIGS:
         several = isinstance(value, list | tuple)
-        return tuple(map(DecodingConfig.from_mapping, value)) if several else DecodingConfig.from_mapping(value)
+        return (
+            tuple(map(DecodingConfig.from_mapping, value))
+            if several
+            else DecodingConfig.from_mapping(value)
+        )
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -83,7 +98,8 @@ def _parsed(name: str, value: Any) -> Any:
 class Experiment(Serializable):
     """Everything that all results of a sweep depend on, apart from the decoding config.
 
-    models, extractors: name -> content hash or identity. captions: their hash. precision: e.g. "float32".
+    models, extractors: name -> content hash or identity. captions: their hash. precision: e.g.
+    "float32".
     """
 
     models: Mapping[str, str]
@@ -95,7 +111,10 @@ class Experiment(Serializable):
 
     def digest(self) -> str:
         """20 hex digits."""
-        parts = self.to_mapping() | {"models": dict(self.models), "extractors": dict(self.extractors)}
+        parts = self.to_mapping() | {
+            "models": dict(self.models),
+            "extractors": dict(self.extractors),
+        }
         return digest({"format": FORMAT, **parts})
 
 
@@ -110,8 +129,8 @@ class ReferenceTask(Serializable):
 class QualityShard(Serializable):
     """Images of captions start..stop-1, `samples` of each, under a config with sampling.
 
-    `batch` images are generated together, or with "auto" as many as the worker chooses. The batch is not part of the
-    identity, because no image depends on it.
+    `batch` images are generated together, or with "auto" as many as the worker chooses. The batch
+    is not part of the identity, because no image depends on it.
     """
 
     config: DecodingConfig
@@ -130,15 +149,18 @@ class QualityShard(Serializable):
         return (self.stop - self.start) * self.samples
 
     def name(self, experiment: Experiment) -> str:
-        """The file of its result, relative to the storage's root: shards/quality-<20 hex>.parquet."""
+        """The file of its result, relative to the storage's root: shards/quality-<20
+        hex>.parquet.
+        """
         identity = {name: value for name, value in self.to_mapping().items() if name != "batch"}
         return _shard_name(self.kind, experiment, identity)
 
 
 @dataclass(frozen=True, slots=True)
 class TimingSession(Serializable):
-    """Images of captions start..stop-1, generated in turn by all configs, vanilla's first, at each size of `batches`;
-    repeated at most `repetitions` times, until the relative standard error of the costs is at most `precision`.
+    """Images of captions start..stop-1, generated in turn by all configs, vanilla's first, at each
+    size of `batches`; repeated at most `repetitions` times, until the relative standard error of
+    the costs is at most `precision`.
 
     number: tells apart sessions of a sweep that are equal in all else.
     """
@@ -153,7 +175,9 @@ class TimingSession(Serializable):
     kind: ClassVar[str] = "timing"
 
     def __post_init__(self) -> None:
-        _check_span(self.start, self.stop, batch=min(self.batches, default=0), repetitions=self.repetitions)
+        _check_span(
+            self.start, self.stop, batch=min(self.batches, default=0), repetitions=self.repetitions
+        )
         _check_sizes(configs=len(self.configs))
 
     @property
@@ -162,15 +186,19 @@ class TimingSession(Serializable):
         return self.stop - self.start
 
     def name(self, experiment: Experiment) -> str:
-        """The file of its result, relative to the storage's root: timings/timing-<20 hex>.parquet."""
+        """The file of its result, relative to the storage's root: timings/timing-<20
+        hex>.parquet.
+        """
         return _shard_name(self.kind, experiment, self.to_mapping())
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask(Serializable):
-    """A config's metrics from its shards' files, named relative to the storage's root, and from the baseline's.
+    """A config's metrics from its shards' files, named relative to the storage's root, and from the
+    baseline's.
 
-    timing: files of timing sessions, of its shape and of others. halfway: measure also at half of the quality shards.
+    timing: files of timing sessions, of its shape and of others. halfway: measure also at half of
+    the quality shards.
     """
 
     config: DecodingConfig
@@ -191,8 +219,8 @@ class MeasureTask(Serializable):
 class PredictTask(Serializable):
     """Predictions of settings by replay, from `captions` recorded images, `batch` at a time.
 
-    params: the parameters of each config in the search's study, as JSON; null outside of the space. timed: configs
-    that are timed as well, `timing_batch` images at a time.
+    params: the parameters of each config in the search's study, as JSON; null outside of the space.
+    timed: configs that are timed as well, `timing_batch` images at a time.
     """
 
     configs: tuple[DecodingConfig, ...]
@@ -206,7 +234,10 @@ class PredictTask(Serializable):
     def __post_init__(self) -> None:
         _check_sizes(captions=self.captions, batch=self.batch, configs=len(self.configs))
         if len(self.configs) != len(self.params):
-            raise ValueError(f"{len(self.params)} parameter sets for {len(self.configs)} configs; give one for each")
+            raise ValueError(
+                f"{len(self.params)} parameter sets for {len(self.configs)} configs; give one for "
+                "each"
+            )
 
 
 def plan_quality(
@@ -217,16 +248,21 @@ def plan_quality(
     batch: int | Literal["auto"],
     rungs: Sequence[int] = (),
 ) -> list[QualityShard]:
-    """All of `count` captions in shards of at most `shard` captions; a shard ends at each of `rungs`.
+    """All of `count` captions in shards of at most `shard` captions; a shard ends at each of
+    `rungs`.
 
     Raises:
-        ValueError: a number below 1, rungs that do not rise or reach `count`, or a config without sampling.
+        ValueError: a number below 1, rungs that do not rise or reach `count`, or a config without
+            sampling.
     """
     _check_sizes(count=count, shard=shard)
     _check_sampling(config)
     ends = (0, *rungs, count)
     if any(low >= high for low, high in pairwise(ends)):
-        raise ValueError(f"rungs must rise from 1 and stay below {count}, the number of captions, got {list(rungs)}")
+        raise ValueError(
+            f"rungs must rise from 1 and stay below {count}, the number of captions, got "
+            f"{list(rungs)}"
+        )
     return [
         QualityShard(config, start, min(start + shard, high), samples, batch)
         for low, high in pairwise(ends)
@@ -240,7 +276,9 @@ def session_groups(settings: Sequence[_Setting]) -> list[Sequence[_Setting]]:
 
 
 def session_images(images: int, batches: Sequence[int]) -> int:
-    """Images of a setting in a timing session: rounded up to whole batches of each size, of which at least two."""
+    """Images of a setting in a timing session: rounded up to whole batches of each size, of which
+    at least two.
+    """
     whole = lcm(*batches)
     return max(-(-images // whole) * whole, 2 * max(batches))
 
@@ -256,7 +294,8 @@ def plan_session(
     seed: int = 0,
     number: int = 0,
 ) -> TimingSession:
-    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up (see `session_images`).
+    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up (see
+    `session_images`).
 
     Its captions depend only on `count`, `images`, `batches`, `seed` and `number`.
 
@@ -270,16 +309,21 @@ def plan_session(
     spans = count // size
     if not spans:
         raise ValueError(
-            f"timing takes {size} captions ({images} in batches of {', '.join(map(str, batches))}, of which at least "
-            f"two), there are {count}; lower timing.images or timing.batch, or give more captions"
+            f"timing takes {size} captions ({images} in batches of {', '.join(map(str, batches))}, "
+            f"of which at least two), there are {count}; lower timing.images or timing.batch, or "
+            "give more captions"
         )
     start = int(digest(["timing", seed, number]), 16) % spans * size
-    return TimingSession(tuple(configs), start, start + size, tuple(batches), repetitions, precision, number)
+    return TimingSession(
+        tuple(configs), start, start + size, tuple(batches), repetitions, precision, number
+    )
 
 
 def _check_sampling(config: DecodingConfig) -> None:
     if config.sampling is None:
-        raise ValueError("the config has no sampling; set the target's own before planning its shards")
+        raise ValueError(
+            "the config has no sampling; set the target's own before planning its shards"
+        )
 
 
 def _shard_name(kind: str, experiment: Experiment, identity: Mapping[str, Any]) -> str:
@@ -289,7 +333,9 @@ def _shard_name(kind: str, experiment: Experiment, identity: Mapping[str, Any]) 
 
 def _check_span(start: int, stop: int, **sizes: int) -> None:
     if not 0 <= start < stop:
-        raise ValueError(f"captions {start}..{stop}: the shard is empty or starts below 0; use 0 <= start < stop")
+        raise ValueError(
+            f"captions {start}..{stop}: the shard is empty or starts below 0; use 0 <= start < stop"
+        )
     _check_sizes(**sizes)
 
 

@@ -1,8 +1,10 @@
-"""Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports (s3://, gs://, ...).
+"""Where a sweep keeps its files: a folder on this machine, or a URI that pyarrow.fs supports
+(s3://, gs://, ...).
 
-Writes are atomic: if a process is killed while writing, `names` and `exists` report no new file. If several processes
-write one name, the last to finish wins. If a remote server that was reached before does not respond, an action waits
-and tries again. Only `uri` contains the credentials of a URI; `display_name`, repr and errors do not.
+Writes are atomic: if a process is killed while writing, `names` and `exists` report no new file. If
+several processes write one name, the last to finish wins. If a remote server that was reached
+before does not respond, an action waits and tries again. Only `uri` contains the credentials of a
+URI; `display_name`, repr and errors do not.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ _T = TypeVar("_T")
 
 
 def in_parallel(read: Callable[[_K], _T], items: Iterable[_K]) -> Generator[_T]:
-    """read(item) of each item, in their order. Several items are read at a time: an answer of a bucket takes far longer
-    than the transfer of a small file. No more of them are kept than are read at a time.
+    """read(item) of each item, in their order. Several items are read at a time: an answer of a
+    bucket takes far longer than the transfer of a small file. No more of them are kept than are
+    read at a time.
     """
     with ThreadPoolExecutor(_READERS) as pool:
         waiting: deque[Future[_T]] = deque()
@@ -47,15 +50,17 @@ def in_parallel(read: Callable[[_K], _T], items: Iterable[_K]) -> Generator[_T]:
 
 
 class StorageError(OSError):
-    """A storage cannot be read or written, or is out of space. A missing file is a FileNotFoundError instead."""
+    """A storage cannot be read or written, or is out of space. A missing file is a
+    FileNotFoundError instead.
+    """
 
 
 class Storage:
-    """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates nothing. Links that
-    lead out of a local root are errors.
+    """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates
+    nothing. Links that lead out of a local root are errors.
 
-    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used instead of the URI's
-    own; the URI's path is then a path inside it.
+    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used
+    instead of the URI's own; the URI's path is then a path inside it.
 
     Raises:
         ValueError: the URI is malformed, or pyarrow.fs does not support its scheme.
@@ -78,12 +83,14 @@ class Storage:
         if remote and filesystem is None:
             check_quoting(text)
             filesystem, self._root = self._connect()
-        self._files = LocalFiles(self._root or "/") if filesystem is None else RemoteFiles(filesystem)
+        self._files = (
+            LocalFiles(self._root or "/") if filesystem is None else RemoteFiles(filesystem)
+        )
 
     @classmethod
     def holding(cls, file: str | Path) -> tuple[Storage, str]:
-        """The storage of the folder of a file's path or URI, and the file's name in it. Links are followed: a user has
-        named the file.
+        """The storage of the folder of a file's path or URI, and the file's name in it. Links are
+        followed: a user has named the file.
 
         Raises:
             ValueError: a malformed URI, or one that ends in a slash.
@@ -153,7 +160,9 @@ class Storage:
         return sorted(self._call(folder, lambda files: files.names(path)))
 
     def modified(self, folder: str) -> dict[str, float]:
-        """The files directly in a folder of remote storage, and when each was written, in seconds by the server."""
+        """The files directly in a folder of remote storage, and when each was written, in seconds
+        by the server.
+        """
         files, path = self._files, self._at(folder)
         assert isinstance(files, RemoteFiles)
         entries = self._call(folder, lambda _: files.entries(path))
@@ -180,18 +189,27 @@ class Storage:
             OSError: it does not, or the server does not answer.
         """
         files = self._files
-        if isinstance(files, RemoteFiles) and not self._call("", lambda _: files.has_bucket(self._root)):
-            raise FileNotFoundError(f"{self.display_name}: there is no such bucket; create it, or correct its name")
+        if isinstance(files, RemoteFiles) and not self._call(
+            "", lambda _: files.has_bucket(self._root)
+        ):
+            raise FileNotFoundError(
+                f"{self.display_name}: there is no such bucket; create it, or correct its name"
+            )
 
     def open(self, name: str, mode: Literal["rb", "ab+"]) -> IO[bytes] | None:
-        """A local file, to read it line by line, append to it or lock it; None if the storage is remote.
+        """A local file, to read it line by line, append to it or lock it; None if the storage is
+        remote.
 
         Raises:
             FileNotFoundError: there is no such file to read.
             StorageError: a link out of the root, a device or a pipe is in its place.
         """
         path, files = self._at(name), self._files
-        return self._call(name, lambda _: files.open(path, mode)) if isinstance(files, LocalFiles) else None
+        return (
+            self._call(name, lambda _: files.open(path, mode))
+            if isinstance(files, LocalFiles)
+            else None
+        )
 
     def path(self, name: str) -> Path | None:
         """The local path of `name`, to name it; None if the storage is remote. `open` opens it."""
@@ -201,10 +219,15 @@ class Storage:
     def _at(self, name: str) -> str:
         """The full path of a name. Raises ValueError if the name could be outside the root."""
         parts = name.split("/")
-        if not all(parts) or "\\" in name or "\0" in name or any(part.startswith(HIDDEN) for part in parts):
+        if (
+            not all(parts)
+            or "\\" in name
+            or "\0" in name
+            or any(part.startswith(HIDDEN) for part in parts)
+        ):
             raise ValueError(
-                f"storage: {name!r} cannot be a file's name; use names separated by /, none of which is empty or "
-                "starts with a dot"
+                f"storage: {name!r} cannot be a file's name; use names separated by /, none of "
+                "which is empty or starts with a dot"
             )
         return f"{self._root}/{name}" if self._root or isinstance(self._files, LocalFiles) else name
 
@@ -217,7 +240,8 @@ class Storage:
         raise ValueError(f"{self.display_name}: cannot be used as storage ({problem}){fix}")
 
     def _call(self, name: str, action: Callable[[LocalFiles | RemoteFiles], _T]) -> _T:
-        """The result of an action on the files. Errors have the display name, and no secrets of the URI.
+        """The result of an action on the files. Errors have the display name, and no secrets of the
+        URI.
 
         While a server that was there before is away, the action is repeated.
         """
@@ -231,7 +255,9 @@ class Storage:
                 is_away = is_transient(error)
                 if not (is_away and self._is_reached) or time.monotonic() + wait > end:
                     self._is_reached &= not is_away  # the next action need not wait as long again
-                    raise StorageError(f"{self.locate(name)}: {self._redact(error)}{advice(error)}") from None
+                    raise StorageError(
+                        f"{self.locate(name)}: {self._redact(error)}{advice(error)}"
+                    ) from None
             else:
                 self._is_reached = isinstance(self._files, RemoteFiles)
                 return result

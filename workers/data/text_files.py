@@ -1,7 +1,8 @@
-"""Text files that users write: read as UTF-8, line by line or as tables, and errors of many rows reported together.
+"""Text files that users write: read as UTF-8, line by line or as tables, and errors of many rows
+reported together.
 
-A line ends at \\n, \\r\\n or \\r. The other characters at which `str.splitlines` splits, such as form feed, U+0085 and
-U+2028, are part of their line.
+A line ends at \\n, \\r\\n or \\r. The other characters at which `str.splitlines` splits, such as
+form feed, U+0085 and U+2028, are part of their line.
 """
 
 from __future__ import annotations
@@ -18,23 +19,36 @@ HEAD = 4096  # bytes that tell what a file is
 _ARCHIVE = "unpack it, and give a file of it"
 # How files of other kinds begin, what they are, and what to do.
 _KINDS = (
-    (rb"PK\x03\x04", "a zip archive or an office program's document", f"{_ARCHIVE}, or save it as .csv"),
+    (
+        rb"PK\x03\x04",
+        "a zip archive or an office program's document",
+        f"{_ARCHIVE}, or save it as .csv",
+    ),
     (rb"\x1f\x8b", "a gzip archive", _ARCHIVE),
     (rb"BZh[1-9]1AY&SY", "a bzip2 archive", _ARCHIVE),
     (rb"\xfd7zXZ\0|\x28\xb5\x2f\xfd|7z\xbc\xaf|Rar!\x1a", "an archive", _ARCHIVE),
     (rb"(?s).{257}ustar", "a tar archive", _ARCHIVE),
     (rb"PAR1[\x00-\x1f]", "a Parquet file", "give it a name that ends in .parquet"),
-    (rb"ARROW1\0|\x89HDF|SQLite format 3\0", "a database or table of another program", "export it as .csv"),
+    (
+        rb"ARROW1\0|\x89HDF|SQLite format 3\0",
+        "a database or table of another program",
+        "export it as .csv",
+    ),
     (rb"%PDF-", "a PDF", "save its text as .txt"),
     (rb"(?s)\x89PNG|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", "an image", "give a file of captions"),
-    (rb"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with `git lfs pull`"),
+    (
+        rb"version https://git-lfs",
+        "a pointer of Git LFS",
+        "fetch the file itself with `git lfs pull`",
+    ),
     (rb"(?i)\s*(<!doctype html|<html)", "a web page", "download the file itself"),
 )
 
 
 @contextmanager
 def collect_errors(unit: str) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Continues after an error: ValueErrors inside `with collect():` are kept, and the first is raised at the end.
+    """Continues after an error: ValueErrors inside `with collect():` are kept, and the first is
+    raised at the end.
 
     Raises:
         ValueError: the text of the first one, and how many more `unit`s are wrong.
@@ -67,7 +81,9 @@ def read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}; give a file that can be read") from error
+        raise ValueError(
+            f"{path}: {error.strerror or error}; give a file that can be read"
+        ) from error
     return decode(data, str(path))
 
 
@@ -84,18 +100,26 @@ def decode(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         encoding = " but UTF-16" if _is_utf16(data) else ""
-        raise ValueError(f"{name}, line {line}: not UTF-8 text{encoding}; save the file as UTF-8") from error
+        raise ValueError(
+            f"{name}, line {line}: not UTF-8 text{encoding}; save the file as UTF-8"
+        ) from error
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         utf16 = "not UTF-8 text but UTF-16; save the file as UTF-8"
-        raise ValueError(f"{name}, line {line}: {utf16 if _is_utf16(data) else 'a NUL character; remove it'}")
+        raise ValueError(
+            f"{name}, line {line}: {utf16 if _is_utf16(data) else 'a NUL character; remove it'}"
+        )
     return text
 
 
 def _is_utf16(data: bytes) -> bool:
-    """Whether text starts with UTF-16's byte order mark, or has NULs as UTF-16 has them: at odd or even places only."""
+    """Whether text starts with UTF-16's byte order mark, or has NULs as UTF-16 has them: at odd or
+    even places only.
+    """
     places = [data[start:HEAD:2].count(0) for start in (0, 1)]
-    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (min(places) == 0 and max(places) > 1)
+    return data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or (
+        min(places) == 0 and max(places) > 1
+    )
 
 
 def file_kind(data: bytes) -> str:
@@ -110,7 +134,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def split_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
-    """The lines of a text and their locations in the file `name`; blank lines at its end are left out."""
+    """The lines of a text and their locations in the file `name`; blank lines at its end are left
+    out.
+    """
     lines = list(io.StringIO(text, newline=None))
     while lines and not lines[-1].strip():
         lines.pop()
@@ -119,9 +145,10 @@ def split_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[str, list[str] | ValueError]]]:
-    """The header of a .csv or .tsv file, and the location and fields of each row: as many as the header has, "" where
-    the row is too short; an error if it has more. Blank rows at the end of the file are left out. A quoted field of a
-    .csv file may span several lines, and keeps its line ends.
+    """The header of a .csv or .tsv file, and the location and fields of each row: as many as the
+    header has, "" where the row is too short; an error if it has more. Blank rows at the end of the
+    file are left out. A quoted field of a .csv file may span several lines, and keeps its line
+    ends.
 
     Raises:
         ValueError: the file cannot be read, is not UTF-8, or has a stray quotation mark.
@@ -135,7 +162,9 @@ def read_table(path: Path) -> tuple[list[str], list[tuple[str, list[str] | Value
 
     def fit(location: str, fields: list[str]) -> list[str] | ValueError:
         if len(fields) > len(header):
-            return ValueError(f"{location}: {len(fields)} fields under {len(header)} columns; {fix}")
+            return ValueError(
+                f"{location}: {len(fields)} fields under {len(header)} columns; {fix}"
+            )
         return fields + [""] * (len(header) - len(fields))
 
     return header, [(location, fit(location, fields)) for location, fields in rows[1:]]
@@ -153,18 +182,27 @@ def _comma_fields(path: Path) -> list[tuple[str, list[str]]]:
     except csv.Error as error:
         problem = f"{error} in line {reader.line_num}" if reader.line_num > first else str(error)
         fix = 'close it, and write " inside a quoted field as ""'
-        raise ValueError(f"{path}, line {first}: a stray quotation mark ({problem}); {fix}") from error
+        raise ValueError(
+            f"{path}, line {first}: a stray quotation mark ({problem}); {fix}"
+        ) from error
     finally:
         csv.field_size_limit(limit)
     return rows
 
 
 def _tab_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Published sets have plain quotation marks; spreadsheets quote fields as in CSV. So quotes are removed only from a
-    field that is quoted as a whole, with every quotation mark inside doubled."""
+    """Published sets have plain quotation marks; spreadsheets quote fields as in CSV. So quotes are
+    removed only from a field that is quoted as a whole, with every quotation mark inside doubled.
+    """
     for location, line in read_lines(path):
         fields = line.rstrip("\n").split("\t")
-        yield location, [field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field for field in fields]
+        yield (
+            location,
+            [
+                field[1:-1].replace('""', '"') if _QUOTED.fullmatch(field) else field
+                for field in fields
+            ],
+        )
 
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')

@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 _IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
 _PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
-# A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code, "#" (a fragment names
-# nothing in storage), a space, a bracket, a letter that is not ASCII.
+# A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code,
+# "#" (a fragment names nothing in storage), a space, a bracket, a letter that is not ASCII.
 _CHARACTER = re.compile(r"(%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-])|.", re.DOTALL)
 
 
@@ -26,9 +26,13 @@ def check_quoting(uri: str) -> None:
         character = next((match[0] for match in _CHARACTER.finditer(host) if not match[1]), "")
     if not character:
         return
-    good, _ = without_secrets(_CHARACTER.sub(lambda match: match[1] or quote(match[0], safe=""), uri))
+    good, _ = without_secrets(
+        _CHARACTER.sub(lambda match: match[1] or quote(match[0], safe=""), uri)
+    )
     if (code := quote(character, safe="")) not in good:
-        raise ValueError(f"{good}: {character!r} in a key must be quoted in a URI; write it as {code}")
+        raise ValueError(
+            f"{good}: {character!r} in a key must be quoted in a URI; write it as {code}"
+        )
     raise ValueError(f"storage: {character!r} must be quoted in a URI; write {good}")
 
 
@@ -39,14 +43,20 @@ def without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     tail = rest[len(host) :]
     account, _, server = host.rpartition("@")
-    if account and scheme.startswith("abfs"):  # a container or an account; only a password is secret
+    # a container or an account; only a password is secret
+    if account and scheme.startswith("abfs"):
         name, _, account = account.partition(":")
         server = f"{name}@{server}"
     path, _, query = tail.partition("#")[0].partition("?")
     options = parse_qsl(query, keep_blank_values=True)
     public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
     hidden = [value for key, value in options if (key, value) not in public]
-    secrets = {form for part in (account, *account.split(":", 1), *hidden) for form in (part, unquote(part)) if part}
+    secrets = {
+        form
+        for part in (account, *account.split(":", 1), *hidden)
+        for form in (part, unquote(part))
+        if part
+    }
     public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (
         f"?{urlencode(public, safe=':/', quote_via=quote)}" if public else ""
     )
@@ -54,8 +64,8 @@ def without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
 
 
 def check_credentials(uri: str, prefix: str = "") -> None:
-    """Check that a URI's key or password ends where it should: an unquoted / ? # or @ in it would cut it, and the rest
-    would be taken for the host or the path, and displayed.
+    """Check that a URI's key or password ends where it should: an unquoted / ? # or @ in it would
+    cut it, and the rest would be taken for the host or the path, and displayed.
 
     Raises:
         ValueError: names the characters and their codes, without the URI. prefix: of the message.
@@ -67,6 +77,6 @@ def check_credentials(uri: str, prefix: str = "") -> None:
     is_cut &= "@" in rest or not host.rpartition(":")[2].isdigit()
     if is_cut or "@" in user or any(character.isspace() for character in user):
         raise ValueError(
-            f"{prefix}malformed {scheme}:// URI (not shown, it may hold keys); in a key or password write / as %2F, "
-            "? as %3F, # as %23, @ as %40 and a space as %20"
+            f"{prefix}malformed {scheme}:// URI (not shown, it may hold keys); in a key or "
+            "password write / as %2F, ? as %3F, # as %23, @ as %40 and a space as %20"
         )

@@ -1,8 +1,9 @@
 """Verification: which drafts of a tree are accepted, and which token follows them.
 
-All rules, trees and drafters use the same loop; a chain has no siblings and needs no loop. As in SpecInfer and EAGLE,
-siblings are tested in order, each against the residual of the target's probs after the rejections before it (rejection
-sampling without replacement). This module supplies the random numbers, so the rules are deterministic functions.
+All rules, trees and drafters use the same loop; a chain has no siblings and needs no loop. As in
+SpecInfer and EAGLE, siblings are tested in order, each against the residual of the target's probs
+after the rejections before it (rejection sampling without replacement). This module supplies the
+random numbers, so the rules are deterministic functions.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
 class AcceptResult:
     """The outcome of a pass for B rows. W = deepest level reached + 1.
 
-    path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length repeat its last slot.
-    None: the first W slots, as in any chain. tokens [B, W]: accepted drafts, then the resampled or bonus token at index
-    num_accepted; undefined after it. num_accepted [B]: accepted drafts; `num_emitted` = num_accepted + 1. next_root
-    [B]: the resampled or bonus token. nonfinite [B]: the probs it was sampled from were not finite. probs [B, N+1, V]:
-    the target's after each slot of a chain; None: not computed.
+    path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length
+    repeat its last slot. None: the first W slots, as in any chain. tokens [B, W]: accepted drafts,
+    then the resampled or bonus token at index num_accepted; undefined after it. num_accepted [B]:
+    accepted drafts; `num_emitted` = num_accepted + 1. next_root [B]: the resampled or bonus token.
+    nonfinite [B]: the probs it was sampled from were not finite. probs [B, N+1, V]: the target's
+    after each slot of a chain; None: not computed.
     """
 
     path: Tensor | None
@@ -52,14 +54,17 @@ class AcceptResult:
 def all_done(pending: Tensor) -> bool:
     """True if no row is pending and the host can read that without waiting for the device.
 
-    On a CPU a flag costs nothing to read, so loops stop as soon as every row is decided. On an accelerator the read
-    would wait for all queued kernels: loops run to their fixed bounds, and masks keep decided rows unchanged.
+    On a CPU a flag costs nothing to read, so loops stop as soon as every row is decided. On an
+    accelerator the read would wait for all queued kernels: loops run to their fixed bounds, and
+    masks keep decided rows unchanged.
     """
     return pending.is_cpu and not bool(pending.any())
 
 
 def max_on_host(depth: Tensor, bound: int) -> int:
-    """The largest of depths [B] if the host can read it without waiting for the device, else `bound`."""
+    """The largest of depths [B] if the host can read it without waiting for the device, else
+    `bound`.
+    """
     return max(depth.tolist()) if depth.is_cpu else bound
 
 
@@ -99,7 +104,9 @@ class Acceptor:
         self.rule, self.tables, self.sampling = rule, tables, sampling
         omegas = torch.ones(max_levels + 1, max_levels + 1, device=device)
         for levels in range(1, max_levels + 1):
-            omegas[levels, 1 : levels + 1] = torch.tensor(rule.schedule.checked_omegas(levels), device=device)
+            omegas[levels, 1 : levels + 1] = torch.tensor(
+                rule.schedule.checked_omegas(levels), device=device
+            )
         self._omegas = omegas  # [drafted levels, depth]
         self._never = torch.zeros(1, 1, dtype=torch.bool, device=device)
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
@@ -108,7 +115,8 @@ class Acceptor:
     def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Decide a pass. logits [B, N+1, V]: the target's guided logits after each slot.
 
-        At most batch.remaining - 1 drafts are accepted: the resampled or bonus token is the image's last.
+        At most batch.remaining - 1 drafts are accepted: the resampled or bonus token is the image's
+        last.
         """
         if self.sampling.temperature == 0:
             return self._accept_greedy(tree, logits, batch.remaining)
@@ -117,27 +125,37 @@ class Acceptor:
         return self._accept_tree(tree, logits, batch)
 
     def _accept_chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """A chain has no siblings: drafts are tested against the target's own probs, so all are tested at once."""
+        """A chain has no siblings: drafts are tested against the target's own probs, so all are
+        tested at once.
+        """
         probs, levels = to_probs(logits, self.sampling), tree.shape.max_depth
         if not levels:
             last = self.sample(probs[:, 0], batch.rng, batch.emitted)
-            return AcceptResult(None, last[:, None], tree.levels, last, probs[:, 0, 0].isnan(), probs)
+            return AcceptResult(
+                None, last[:, None], tree.levels, last, probs[:, 0, 0].isnan(), probs
+            )
         num_accepted, residual = self.verify_chain(tree, probs, batch)
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
         tokens = torch.cat([tree.tokens, last], dim=1).scatter_(1, num_accepted[:, None], last)
         width = max_on_host(num_accepted, levels) + 1
-        return AcceptResult(None, tokens[:, :width], num_accepted, last[:, 0], residual[:, 0].isnan(), probs)
+        return AcceptResult(
+            None, tokens[:, :width], num_accepted, last[:, 0], residual[:, 0].isnan(), probs
+        )
 
     def verify_chain(self, tree: DraftTree, probs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token is sampled from; it
-        need not be normalised.
+        """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token
+        is sampled from; it need not be normalised.
 
-        probs [B, N+1, V]: the target's after each slot. The acceptance tests are flattened to B * N rows.
+        probs [B, N+1, V]: the target's after each slot. The acceptance tests are flattened to B * N
+        rows.
         """
         levels = tree.shape.max_depth
         # how many drafts may be accepted
         limit = tree.num_nodes.minimum((batch.image_len - 1) - batch.emitted).clamp_(min=0)
-        x, omega = tree.tokens.flatten(), self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
+        x, omega = (
+            tree.tokens.flatten(),
+            self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten(),
+        )
         r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
         ratios = self.rule.ratio(mass, omega).view_as(tree.tokens)
@@ -146,10 +164,12 @@ class Acceptor:
             eligible = tree.shape.depth <= limit[:, None]
             tests = ChainTests(eligible, tree.tokens, ratios * eligible, probs[:, :-1], tree.probs)
             lengths = self.rule.verification.lengths(tests)
-            # one number for the whole chain, that of the first draft's position: no later pass tests there
+            # one number for the whole chain, that of the first draft's position: no later pass
+            # tests there
             uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
             num_accepted = (uniforms < lengths.at_least).sum(1)
-            residual = gather_rows(probs, num_accepted).add(lengths.at_least[:, -1:], alpha=0)  # NaN if a test is
+            # NaN if a test is
+            residual = gather_rows(probs, num_accepted).add(lengths.at_least[:, -1:], alpha=0)
         else:
             uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], 1)[..., 0]
             num_accepted = (uniforms < ratios).cumprod(1).sum(1).minimum(limit)
@@ -159,7 +179,9 @@ class Acceptor:
         rejected = num_accepted < limit
         if all_done(rejected):
             return num_accepted, residual
-        mass = NeighbourhoodMass._make(part if part is None else part.index_select(0, last) for part in mass)
+        mass = NeighbourhoodMass._make(
+            part if part is None else part.index_select(0, last) for part in mass
+        )
         p = None if p is None else p.index_select(0, last)
         x, omega = x.index_select(0, last), omega.index_select(0, last)
         weighted = residual
@@ -197,38 +219,57 @@ class Acceptor:
         self, rule: FusedRule, tree: DraftTree, tests: _Tests, logits: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`_accept` as one kernel. The residual is not normalised."""
-        proposals = [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
+        proposals = (
+            [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
+        )
         nodes = [tree.shape.children, tests.tokens, tests.eligible]
         result: tuple[Tensor, Tensor, Tensor] = accept_tree(
-            to_probs(logits, self.sampling), nodes, [tests.uniforms, tests.omegas], proposals, self.tables.neighbours,
+            to_probs(logits, self.sampling),
+            nodes,
+            [tests.uniforms, tests.omegas],
+            proposals,
+            self.tables.neighbours,
             *astuple(rule),
-        )  # fmt: skip
+        )
         return result
 
-    def _accept(self, tree: DraftTree, tests: _Tests, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _accept(
+        self, tree: DraftTree, tests: _Tests, logits: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Level by level, verify the children of the node accepted last.
 
-        Returns slots [B, W] from the root to the last accepted node (see `AcceptResult.path`), the number of accepted
-        nodes [B], and the residual [B, V] that the next token is sampled from.
+        Returns slots [B, W] from the root to the last accepted node (see `AcceptResult.path`), the
+        number of accepted nodes [B], and the residual [B, V] that the next token is sampled from.
         """
         node = torch.zeros_like(tree.levels)
         path, active = [node], torch.ones_like(node, dtype=torch.bool)
         residual = to_probs(logits[:, 0], self.sampling)
         for depth in range(1, tree.shape.max_depth + 1):
-            level = _Level(tree, tests.eligible, tests.tokens, tests.uniforms[:, depth - 1], tests.omegas[:, depth])
+            level = _Level(
+                tree,
+                tests.eligible,
+                tests.tokens,
+                tests.uniforms[:, depth - 1],
+                tests.omegas[:, depth],
+            )
             child, residual = self._verify_children(level, node, residual, active)
             active = child > 0
             if all_done(active):
                 break
             node = torch.where(active, child, node)
-            residual = torch.where(active[:, None], to_probs(gather_rows(logits, node), self.sampling), residual)
+            residual = torch.where(
+                active[:, None], to_probs(gather_rows(logits, node), self.sampling), residual
+            )
             path.append(node)
         return torch.stack(path, dim=1), gather_rows(tree.shape.offsets, node), residual
 
-    def _verify_children(self, level: _Level, node: Tensor, residual: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    def _verify_children(
+        self, level: _Level, node: Tensor, residual: Tensor, active: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Test the children of slots `node` [B] in order, in rows `active` [B].
 
-        Returns the accepted child's slot [B], 0 for none, and the residual [B, V] after the rejections before it.
+        Returns the accepted child's slot [B], 0 for none, and the residual [B, V] after the
+        rejections before it.
         """
         accepted_child = torch.zeros_like(node)
         children = gather_rows(level.tree.shape.children, node)
@@ -241,30 +282,36 @@ class Acceptor:
             tested = untested.select(1, 0)
             x = tokens.select(1, rank)
             mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
-            accepted = tested & (level.uniforms.select(1, rank) < self.rule.ratio(mass, level.omega))
+            accepted = tested & (
+                level.uniforms.select(1, rank) < self.rule.ratio(mass, level.omega)
+            )
             accepted_child = torch.where(accepted, children.select(1, rank), accepted_child)
             rejected = tested ^ accepted
             active = active ^ accepted
-            if all_done(rejected):  # a row without a child of this rank may have one of a later rank
+            # a row without a child of this rank may have one of a later rank
+            if all_done(rejected):
                 continue
-            after_rejection = self.rule.residual(residual, proposal, x, level.omega, mass, self.tables)
+            after_rejection = self.rule.residual(
+                residual, proposal, x, level.omega, mass, self.tables
+            )
             residual = torch.where(rejected[:, None], after_rejection, residual)
             if proposal is not None and rank + 1 < children.shape[1]:
                 proposal = remove_and_renormalise(proposal, x, rejected)
         return accepted_child, residual
 
     def sample(self, probs: Tensor, rng: CounterRNG, positions: Tensor) -> Tensor:
-        """Sample tokens [B] from probs [B, V] at token positions [B], with the noise that vanilla decoding uses there;
-        at temperature 0, the most likely tokens.
+        """Sample tokens [B] from probs [B, V] at token positions [B], with the noise that vanilla
+        decoding uses there; at temperature 0, the most likely tokens.
         """
         if self.sampling.temperature == 0:
             return probs.argmax(-1)
         return rng.sample(Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
 
     def _accept_greedy(self, tree: DraftTree, logits: Tensor, remaining: Tensor) -> AcceptResult:
-        """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in place of the target's
-        most likely tokens. The longest accepted path is taken, the first one on a tie; the target's argmax follows it.
-        No child is accepted below logits that are not finite.
+        """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in
+        place of the target's most likely tokens. The longest accepted path is taken, the first one
+        on a tie; the target's argmax follows it. No child is accepted below logits that are not
+        finite.
         """
         batch, slots, vocab_size = logits.shape
         device = logits.device
@@ -274,12 +321,22 @@ class Acceptor:
         if slots > 1:
             parents = (tree.shape.parents + 1).expand(batch, -1)
             if not self._exact_greedy:
-                parent_probs = logits.softmax(-1).gather(1, parents[..., None].expand(-1, -1, vocab_size)).flatten(0, 1)
+                parent_probs = (
+                    logits.softmax(-1)
+                    .gather(1, parents[..., None].expand(-1, -1, vocab_size))
+                    .flatten(0, 1)
+                )
                 omega = self._omegas[tree.levels[:, None], depth].flatten()
-                accepted = self.rule.greedy(parent_probs, tree.tokens.flatten(), omega, self.tables).view(batch, -1)
-            else:  # compare logits, as vanilla decoding does: a softmax may round two of them to one probability
+                accepted = self.rule.greedy(
+                    parent_probs, tree.tokens.flatten(), omega, self.tables
+                ).view(batch, -1)
+            else:
+                # compare logits, as vanilla decoding does: a softmax may round two of them to one
+                # probability
                 largest = logits.max(-1)
-                accepted = tree.tokens == torch.where(largest.values.isfinite(), largest.indices, -1).gather(1, parents)
+                accepted = tree.tokens == torch.where(
+                    largest.values.isfinite(), largest.indices, -1
+                ).gather(1, parents)
             accepted &= tree.exists & (depth < remaining[:, None])
             ancestors = tree.shape.mask[:, 1:, 1:].expand(batch, -1, -1)
             accepted = ~(ancestors & ~accepted[:, None]).any(-1)
@@ -289,24 +346,38 @@ class Acceptor:
         path, tokens = _trace_path(tree, best, num_accepted)
         at_end = torch.arange(tokens.shape[1], device=device) == num_accepted[:, None]
         tokens = torch.where(at_end, last[:, None], tokens)
-        return AcceptResult(None if tree.shape.is_chain else path, tokens, num_accepted, last, ~max_logits.isfinite())
+        return AcceptResult(
+            None if tree.shape.is_chain else path,
+            tokens,
+            num_accepted,
+            last,
+            ~max_logits.isfinite(),
+        )
 
 
 def _trace_path(tree: DraftTree, last_slots: Tensor, depth: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots [B, W] from the root to `last_slots` [B] at `depth` [B], and the tokens after each of them."""
+    """Slots [B, W] from the root to `last_slots` [B] at `depth` [B], and the tokens after each of
+    them.
+    """
     batch, device = last_slots.shape[0], last_slots.device
-    ancestors = tree.shape.mask.expand(batch, -1, -1)[torch.arange(batch, device=device), last_slots]
+    ancestors = tree.shape.mask.expand(batch, -1, -1)[
+        torch.arange(batch, device=device), last_slots
+    ]
     offsets = tree.shape.offsets.expand(batch, -1)
     steps = torch.arange(tree.shape.max_depth + 1, device=device)
     on_path = ancestors[:, None] & (offsets[:, None] == steps[:, None])  # [B, W, N+1]
-    path = torch.where(steps <= depth[:, None], on_path.to(torch.int8).argmax(-1), last_slots[:, None])
-    drafts = tree.tokens.gather(1, (path[:, 1:] - 1).clamp(min=0)) if tree.shape.nodes else path[:, 1:]
+    path = torch.where(
+        steps <= depth[:, None], on_path.to(torch.int8).argmax(-1), last_slots[:, None]
+    )
+    drafts = (
+        tree.tokens.gather(1, (path[:, 1:] - 1).clamp(min=0)) if tree.shape.nodes else path[:, 1:]
+    )
     return path, pad(drafts, (0, 1))
 
 
 def remove_and_renormalise(probs: Tensor, x: Tensor, rows: Tensor) -> Tensor:
-    """In the rows where `rows` [B] is True, the probs [B, V] of the next sample without replacement after x [B] was
-    removed; all zero if x had all the mass. Other rows are unchanged.
+    """In the rows where `rows` [B] is True, the probs [B, V] of the next sample without replacement
+    after x [B] was removed; all zero if x had all the mass. Other rows are unchanged.
     """
     remaining = probs.scatter(1, x[:, None], 0.0)
     remaining = remaining / remaining.sum(1, keepdim=True).clamp(min=torch.finfo(probs.dtype).tiny)

@@ -1,10 +1,12 @@
-"""A Triton kernel for the accepted path of a draft tree in one launch: `Acceptor._accept` defines what it computes.
+"""A Triton kernel for the accepted path of a draft tree in one launch: `Acceptor._accept` defines
+what it computes.
 
-A program decides one row. It tests children in order, each against the residual of the target's probs after the
-rejections before it, and stops at the first level without an accepted child. Distributions are read in blocks;
-residuals are kept with their mass and not normalised. A level without a rejection copies nothing, its first rejection
-makes one pass over the vocabulary, and another one of a chosen child changes single entries. Outcomes can differ from
-the definition's where rounding decides. `TRITON_INTERPRET=1`, set before the first import, runs it on a CPU.
+A program decides one row. It tests children in order, each against the residual of the target's
+probs after the rejections before it, and stops at the first level without an accepted child.
+Distributions are read in blocks; residuals are kept with their mass and not normalised. A level
+without a rejection copies nothing, its first rejection makes one pass over the vocabulary, and
+another one of a chosen child changes single entries. Outcomes can differ from the definition's
+where rounding decides. `TRITON_INTERPRET=1`, set before the first import, runs it on a CPU.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator,import-untyped,misc"
@@ -14,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-BLOCK, NUM_WARPS = 4096, 16  # entries of a distribution that are read at once; one row must keep a multiprocessor busy
+# entries of a distribution that are read at once; one row must keep a multiprocessor busy
+BLOCK, NUM_WARPS = 4096, 16
 CHUNK = 128  # neighbours that are read at once
 
 
@@ -38,7 +41,11 @@ def _jensen_shannon(moved, own):
 def _copy(source, destination, vocabulary, BLOCK: tl.constexpr):
     for start in range(0, vocabulary, BLOCK):
         index = start + tl.arange(0, BLOCK)
-        tl.store(destination + index, tl.load(source + index, mask=index < vocabulary), mask=index < vocabulary)
+        tl.store(
+            destination + index,
+            tl.load(source + index, mask=index < vocabulary),
+            mask=index < vocabulary,
+        )
     tl.debug_barrier()
 
 
@@ -58,9 +65,9 @@ def _reject(
 ):  # fmt: skip
     """Store what is left after a rejection, and return its sum.
 
-    Sampled children: [source - min(scale * proposal, cap * source)]_+; `remaining` becomes the proposal without x.
-    drawn: the proposal at x. Both may be one buffer, from which an earlier call has taken x. Chosen ones: source, with
-    `at_x` at x.
+    Sampled children: [source - min(scale * proposal, cap * source)]_+; `remaining` becomes the
+    proposal without x. drawn: the proposal at x. Both may be one buffer, from which an earlier call
+    has taken x. Chosen ones: source, with `at_x` at x.
     """
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
@@ -68,7 +75,9 @@ def _reject(
         inside = index < vocabulary
         values = tl.load(source + index, mask=inside, other=0.0)
         if SAMPLED:
-            proposed = tl.where(index == x, drawn, tl.load(proposal + index, mask=inside, other=0.0))
+            proposed = tl.where(
+                index == x, drawn, tl.load(proposal + index, mask=inside, other=0.0)
+            )
             tl.store(remaining + index, tl.where(index == x, 0.0, proposed), mask=inside)
             values = tl.maximum(values - tl.minimum(scale * proposed, cap * values), 0.0)
         else:
@@ -85,8 +94,8 @@ def _count(
 ):  # fmt: skip
     """The mass that counts for x, and how many of its neighbours, the nearest ones, are admitted.
 
-    KIND: 0 no neighbours, 1 additive by tvd, 2 additive by jsd, 3 multiplicative. All of them admit neighbours as long
-    as a sum of masses is below a bound.
+    KIND: 0 no neighbours, 1 additive by tvd, 2 additive by jsd, 3 multiplicative. All of them admit
+    neighbours as long as a sum of masses is below a bound.
     """
     counted, admitted = own, x.to(tl.int32) * 0
     if KIND > 0:
@@ -94,7 +103,9 @@ def _count(
         while counting:
             ordinal = first + tl.arange(0, CHUNK)
             listed = ordinal < k
-            members = tl.load(neighbours + x * table_width + ordinal, mask=listed, other=0).to(tl.int64)
+            members = tl.load(neighbours + x * table_width + ordinal, mask=listed, other=0).to(
+                tl.int64
+            )
             masses = tl.load(source + members, mask=listed, other=0.0) / mass
             sums = running + tl.cumsum(masses, 0)
             if KIND == 1:
@@ -103,7 +114,8 @@ def _count(
                 within = _jensen_shannon(sums, own) < bound
             else:
                 within = sums < bound * own
-            # rounding may lower a sum or a distance: nothing that follows one beyond the bound is admitted
+            # rounding may lower a sum or a distance: nothing that follows one beyond the bound is
+            # admitted
             within = listed & (tl.cumsum((listed & ~within).to(tl.int32), 0) == 0)
             counted = tl.maximum(counted, own + tl.max(tl.where(within, sums, 0.0), 0))
             admitted += tl.sum(within.to(tl.int32), 0)
@@ -128,19 +140,73 @@ def _reject_child(
     source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega, scale, vocabulary,
     PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Store the residual after the rejection of x in `other`, and return its mass; `source` has the one before it."""
+    """Store the residual after the rejection of x in `other`, and return its mass; `source` has the
+    one before it.
+    """
     if PAPER:
         _copy(source, other, vocabulary, BLOCK)
         _clear_neighbours(other, x, neighbours, table_width, admitted, CHUNK)
         tl.store(other + x, at_x)
         tl.debug_barrier()
-        left = _reject(other, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
+        left = _reject(
+            other,
+            proposal,
+            other,
+            remaining,
+            scale,
+            3e38,
+            x,
+            drawn,
+            0.0,
+            vocabulary,
+            SAMPLED,
+            BLOCK,
+        )
         if left <= 0:  # all mass was the neighbours': the exact rule's residual
-            left = _reject(source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
+            left = _reject(
+                source,
+                proposal,
+                other,
+                remaining,
+                scale,
+                3e38,
+                x,
+                drawn,
+                0.0,
+                vocabulary,
+                SAMPLED,
+                BLOCK,
+            )
     elif EXACT_RESIDUAL:
-        left = _reject(source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK)
+        left = _reject(
+            source,
+            proposal,
+            other,
+            remaining,
+            scale,
+            3e38,
+            x,
+            drawn,
+            0.0,
+            vocabulary,
+            SAMPLED,
+            BLOCK,
+        )
     else:
-        left = _reject(source, proposal, other, remaining, scale, omega, x, drawn, at_x, vocabulary, SAMPLED, BLOCK)
+        left = _reject(
+            source,
+            proposal,
+            other,
+            remaining,
+            scale,
+            omega,
+            x,
+            drawn,
+            at_x,
+            vocabulary,
+            SAMPLED,
+            BLOCK,
+        )
     return left
 
 
@@ -151,11 +217,13 @@ def _verify_children(
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The accepted child of a node (0: none), the residual after the rejections before it, and the side to write next.
+    """The accepted child of a node (0: none), the residual after the rejections before it, and the
+    side to write next.
 
     source, proposal: the target's and the drafter's probs after the node.
     """
-    mass, summed, share, share_summed = 1.0, 0.0, 1.0, 1.0  # of the residual and the proposal, and when summed last
+    # of the residual and the proposal, and when summed last
+    mass, summed, share, share_summed = 1.0, 0.0, 1.0, 1.0
     accepted, rank, testing = side * 0, side * 0, width > 0
     while testing:
         child = tl.load(children + rank).to(tl.int32)
@@ -167,8 +235,11 @@ def _verify_children(
             if SAMPLED:
                 drawn = tl.load(proposal + x)
                 p_x = drawn / share
-            counted, admitted = _count(source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK)
-            f = tl.where(p_x > 0, omega * counted / p_x, 0.0)  # may exceed 1; never accepts if it is not a number
+            counted, admitted = _count(
+                source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK
+            )
+            # may exceed 1; never accepts if it is not a number
+            f = tl.where(p_x > 0, omega * counted / p_x, 0.0)
             if tl.load(uniforms + rank) < f:
                 accepted = child
             else:
@@ -179,7 +250,8 @@ def _verify_children(
                 elif not EXACT_RESIDUAL:
                     at_x = tl.maximum(own - tl.minimum(f, 1.0), 0.0) * mass
                     taken -= at_x
-                if (not SAMPLED) and (mass - taken > summed / 8) & (summed > 0):  # it is in a buffer, and accurate
+                # it is in a buffer, and accurate
+                if (not SAMPLED) and (mass - taken > summed / 8) & (summed > 0):
                     if PAPER:
                         _clear_neighbours(source, x, neighbours, table_width, admitted, CHUNK)
                     tl.store(source + x, at_x)
@@ -188,15 +260,33 @@ def _verify_children(
                 else:
                     other = residuals + side * vocabulary
                     left = _reject_child(
-                        source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega,
-                        mass / share, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
-                    )  # fmt: skip
+                        source,
+                        other,
+                        proposal,
+                        remaining,
+                        neighbours,
+                        table_width,
+                        admitted,
+                        x,
+                        drawn,
+                        at_x,
+                        omega,
+                        mass / share,
+                        vocabulary,
+                        PAPER,
+                        EXACT_RESIDUAL,
+                        SAMPLED,
+                        BLOCK,
+                        CHUNK,
+                    )
                     if left > 0:  # otherwise the residual stays as it is
                         mass, summed, source, side = left, left, other, 1 - side
                 if SAMPLED:
                     proposal, share = remaining, share * (1 - p_x)
                     if share < share_summed / 8:
-                        share = tl.maximum(_sum(proposal, vocabulary, BLOCK), 1.1754943508222875e-38)
+                        share = tl.maximum(
+                            _sum(proposal, vocabulary, BLOCK), 1.1754943508222875e-38
+                        )
                         share_summed = share
         rank += 1
         testing = (accepted == 0) & (rank < width)
@@ -228,10 +318,21 @@ def accept_path(
     """See `kernels.accept_tree`. residuals [B, 2, V]: written in turn. ranks: of the uniforms."""
     row = tl.program_id(0).to(tl.int64)
     probs, residuals = probs + row * slots * vocabulary, residuals + row * 2 * vocabulary
-    remaining, proposals = remaining + row * vocabulary, proposals + row * proposal_count * vocabulary
+    remaining, proposals = (
+        remaining + row * vocabulary,
+        proposals + row * proposal_count * vocabulary,
+    )
     proposal_rows = proposal_rows + row * rows_stride
-    tokens, eligible, children = tokens + row * slots, eligible + row * slots, children + row * children_stride
-    uniforms, omegas, path = uniforms + row * levels * ranks, omegas + row * (levels + 1), path + row * (levels + 1)
+    tokens, eligible, children = (
+        tokens + row * slots,
+        eligible + row * slots,
+        children + row * children_stride,
+    )
+    uniforms, omegas, path = (
+        uniforms + row * levels * ranks,
+        omegas + row * (levels + 1),
+        path + row * (levels + 1),
+    )
     node, depth, side = tl.program_id(0) * 0, tl.program_id(0) * 0, tl.program_id(0) * 0
     source, accepting = probs, depth == 0
     tl.store(path, 0)
@@ -243,10 +344,29 @@ def accept_path(
         accepted = node * 0
         if depth < levels:
             accepted, source, side = _verify_children(
-                source, proposal, children + node * node_stride, tokens, eligible, uniforms + depth * ranks,
-                tl.load(omegas + depth + 1), neighbours, residuals, side, remaining, k, bound, width, vocabulary,
-                table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
-            )  # fmt: skip
+                source,
+                proposal,
+                children + node * node_stride,
+                tokens,
+                eligible,
+                uniforms + depth * ranks,
+                tl.load(omegas + depth + 1),
+                neighbours,
+                residuals,
+                side,
+                remaining,
+                k,
+                bound,
+                width,
+                vocabulary,
+                table_width,
+                KIND,
+                PAPER,
+                EXACT_RESIDUAL,
+                SAMPLED,
+                BLOCK,
+                CHUNK,
+            )
         accepting = accepted > 0
         if accepting:
             node, depth = accepted, depth + 1

@@ -1,9 +1,11 @@
-"""ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the image.
+"""ADT-Tree (first submitted as PEANUT): the tree's depth and width adapt to the regions of the
+image.
 
-Neighbouring tokens are about equally hard to draft. So a pass starts from the depth and width of the tree that drafted
-a neighbour of its first token, and changes them by one step: deeper and narrower if alpha is at least `beta`, shallower
-and wider if not. Alpha is the share of an earlier tree's levels that was accepted (see `SizeMap`). The tree is grown as
-in EAGLE-2. In this file, rows and columns are those of the image's grid of tokens; B counts the images of a batch.
+Neighbouring tokens are about equally hard to draft. So a pass starts from the depth and width of
+the tree that drafted a neighbour of its first token, and changes them by one step: deeper and
+narrower if alpha is at least `beta`, shallower and wider if not. Alpha is the share of an earlier
+tree's levels that was accepted (see `SizeMap`). The tree is grown as in EAGLE-2. In this file, rows
+and columns are those of the image's grid of tokens; B counts the images of a batch.
 """
 
 from __future__ import annotations
@@ -28,30 +30,36 @@ _NO_ALPHA = -1.0  # alpha of a token that no pass has emitted: the size does not
 
 
 class SizeMap:
-    """The sizes of adjacency trees: the depth, width and alpha of the pass that emitted a token, for all of B images.
-    This includes the bonus token, which a pass emits after the accepted drafts. alpha = accepted drafts (or emitted
-    tokens) divided by the levels of the tree.
+    """The sizes of adjacency trees: the depth, width and alpha of the pass that emitted a token,
+    for all of B images. This includes the bonus token, which a pass emits after the accepted
+    drafts. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
 
     max_width: the largest width of the shallowest trees, which may leave the policy's range.
     """
 
-    history: Tensor  # [B, 1 + image_len, 3] depth, width, alpha; entry 0 stands for what is outside the image
+    # [B, 1 + image_len, 3] depth, width, alpha; entry 0 stands for what is outside the image
+    history: Tensor
 
     def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
         self.policy, self._cols, self._max_width = policy, cols, max_width
 
     def prepare(self, size: int, image_len: int, device: torch.device) -> None:
         """An empty map of `size` images."""
-        self.start = torch.tensor([self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device)
+        self.start = torch.tensor(
+            [self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device
+        )
         self.history = self.start.expand(size, 1 + image_len, 3).clone()
         self._token = torch.arange(-1, image_len, device=device)  # of each entry
-        self._steps = torch.tensor([float(self.policy.depth_step), -self.policy.width_step], device=device)
+        self._steps = torch.tensor(
+            [float(self.policy.depth_step), -self.policy.width_step], device=device
+        )
         if self.policy.initialisation == "tokenflock":
             self._flock_distances, self._flock_weights = self._flock_cells(device)
         else:
             self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
-        self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1  # [2] depth, width
+        # [2] depth, width
+        self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1
         self._shape_slots = torch.arange(2, device=device)
 
     def admit(self, indices: Tensor) -> None:
@@ -60,12 +68,14 @@ class SizeMap:
         self.history[indices] = self.start
 
     def next_size(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """Depth and width [B] (int64) of the trees of images with random keys [B] that have `emitted` tokens [B]."""
+        """Depth and width [B] (int64) of the trees of images with random keys [B] that have
+        `emitted` tokens [B].
+        """
         return self.adapt(*self.inherited_state(keys, emitted))
 
     def inherited_state(self, keys: Tensor, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """Depth and width [B, 2] (float) from which the next pass's tree starts, and the alpha [B] that decides how
-        they change.
+        """Depth and width [B, 2] (float) from which the next pass's tree starts, and the alpha [B]
+        that decides how they change.
         """
         policy = self.policy
         if policy.initialisation == "tokenflock":
@@ -75,13 +85,21 @@ class SizeMap:
                 alpha = self.mean_alpha(entries, weights)
         else:
             previous, neighbour = self._entries(self._sources[emitted]).unbind(1)
-            size, alpha = neighbour[:, :2], (neighbour if policy.alpha == "neighbour" else previous)[:, 2]
+            size, alpha = (
+                neighbour[:, :2],
+                (neighbour if policy.alpha == "neighbour" else previous)[:, 2],
+            )
             if policy.initialisation == "random":
-                uniforms = rng.uniform(keys[:, None], emitted[:, None], rng.Purpose.SHAPE, self._shape_slots)
+                uniforms = rng.uniform(
+                    keys[:, None], emitted[:, None], rng.Purpose.SHAPE, self._shape_slots
+                )
                 size = self._range_min + (uniforms * self._range_size).floor()
         fixed = [policy.fixed_depth, policy.fixed_width]
         if fixed != [None, None]:
-            columns = [size[:, i] if value is None else torch.full_like(alpha, value) for i, value in enumerate(fixed)]
+            columns = [
+                size[:, i] if value is None else torch.full_like(alpha, value)
+                for i, value in enumerate(fixed)
+            ]
             size = torch.stack(columns, dim=1)
         return size, alpha
 
@@ -90,18 +108,20 @@ class SizeMap:
         return self.history.gather(1, places[..., None].expand(-1, -1, 3))
 
     def _source_entries(self, token: Tensor) -> Tensor:
-        """For each token [n], the places [n, 2] in the history of the token before it, and of the neighbour whose tree
-        its own starts from: the left token (in the first column the upper one), the upper token, or with random starts
-        the token before.
+        """For each token [n], the places [n, 2] in the history of the token before it, and of the
+        neighbour whose tree its own starts from: the left token (in the first column the upper
+        one), the upper token, or with random starts the token before.
         """
         above = (token - self._cols).clamp(min=-1)
         left = torch.where(token % self._cols == 0, above, token - 1)
-        neighbour = {"horizontal": left, "vertical": above}.get(self.policy.initialisation, token - 1)
+        neighbour = {"horizontal": left, "vertical": above}.get(
+            self.policy.initialisation, token - 1
+        )
         return torch.stack([token, neighbour + 1], dim=1)
 
     def flock(self, emitted: Tensor) -> tuple[Tensor, Tensor]:
-        """TokenFlock: the entries [B, n, 3] near the token that follows `emitted` tokens [B], and their weights [B, n].
-        The first is the previous token's.
+        """TokenFlock: the entries [B, n, 3] near the token that follows `emitted` tokens [B], and
+        their weights [B, n]. The first is the previous token's.
         """
         places = (emitted[:, None] - self._flock_distances).clamp_(min=0)
         return self._entries(places), self._flock_weights[emitted % self._cols] * (places > 0)
@@ -114,16 +134,18 @@ class SizeMap:
 
     @staticmethod
     def mean_alpha(entries: Tensor, weights: Tensor) -> Tensor:
-        """TokenFlock: alpha [B], the weighted mean of the entries [B, n, 3] that have one; the prefill's has none."""
+        """TokenFlock: alpha [B], the weighted mean of the entries [B, n, 3] that have one; the
+        prefill's has none.
+        """
         alpha = entries[..., 2]
         weights = weights * (alpha >= 0)
         total = weights.sum(1)
         return torch.where(total > 0, (weights * alpha).sum(1) / total, _NO_ALPHA)
 
     def _flock_cells(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """TokenFlock: the distances [n] in the history from the previous token to the cells within `radius` of a token,
-        and the cells' weights [cols, n] by the token's column: 0 outside the grid. As printed in the paper, weights
-        decrease with the row distance only.
+        """TokenFlock: the distances [n] in the history from the previous token to the cells within
+        `radius` of a token, and the cells' weights [cols, n] by the token's column: 0 outside the
+        grid. As printed in the paper, weights decrease with the row distance only.
         """
         reach, cols = int(self.policy.radius), self._cols
         near = [(0, -1)]  # rows above and columns to the right, the previous token first
@@ -131,7 +153,9 @@ class SizeMap:
             (rows, right)
             for rows in range(reach + 1)
             for right in range(max(-reach, 1 - cols), min(reach, cols - 1) + 1)
-            if (rows, right) != (0, -1) and (rows > 0 or right < 0) and math.hypot(rows, right) <= self.policy.radius
+            if (rows, right) != (0, -1)
+            and (rows > 0 or right < 0)
+            and math.hypot(rows, right) <= self.policy.radius
         ]
         rows, right = torch.tensor(near, device=device).unbind(1)
         column = torch.arange(cols, device=device)[:, None] + right
@@ -139,23 +163,27 @@ class SizeMap:
         return rows * cols - right - 1, inside * (self.policy.radius - rows + 1)
 
     def adapt(self, size: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped to their ranges. As
-        in the paper, the shallowest tree may have any width.
+        """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped
+        to their ranges. As in the paper, the shallowest tree may have any width.
         """
         policy = self.policy
         direction = torch.where(alpha < 0, 0.0, torch.where(alpha >= policy.beta, 1.0, -1.0))
         depth, width = torch.addcmul(size, direction[:, None], self._steps).long().unbind(1)
         depth, (least, most) = depth.clamp(*policy.depth_range), policy.width_range
         in_range = width.clamp(min(least, self._max_width), min(most, self._max_width))
-        return depth, torch.where(depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width))
+        return depth, torch.where(
+            depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width)
+        )
 
     def record(self, emitted: Tensor, depth: Tensor, width: Tensor, num_accepted: Tensor) -> None:
-        """Record a pass after `emitted` tokens [B]: it accepted `num_accepted` drafts [B] of trees of this depth and
-        width [B].
+        """Record a pass after `emitted` tokens [B]: it accepted `num_accepted` drafts [B] of trees
+        of this depth and width [B].
         """
         used = num_accepted + 1 if self.policy.numerator == "tokens" else num_accepted
         entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
-        emitted_now = (self._token >= emitted[:, None]) & (self._token <= (emitted + num_accepted)[:, None])
+        emitted_now = (self._token >= emitted[:, None]) & (
+            self._token <= (emitted + num_accepted)[:, None]
+        )
         self.history = torch.where(emitted_now[..., None], entry, self.history)
 
 
@@ -168,7 +196,9 @@ class AdjacencyTree(DynamicTree):
         super().__init__(config, target, drafter)
         policy = config.policy
         assert isinstance(policy, Adjacency)
-        self._set_size(policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes)
+        self._set_size(
+            policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes
+        )
         self._usual_width = min(self.width, policy.bounds.width)  # of trees within the ranges
         self.sizes = SizeMap(policy, target.grid.cols, self.width)
 
@@ -182,7 +212,12 @@ class AdjacencyTree(DynamicTree):
         self._planned_size = batch.size
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         super().admit(indices, prompt, captions, features, first_tokens)
         self.sizes.admit(indices)
@@ -197,15 +232,19 @@ class AdjacencyTree(DynamicTree):
         self._bounds = bounds
 
     def plan(self, batch: Batch) -> tuple[int, int]:
-        """The largest depth and width of any image's tree. A static batch, whose shapes CUDA graphs fix, has two sizes
-        only: the largest within the ranges, and one for the shallowest trees, which may be wider.
+        """The largest depth and width of any image's tree. A static batch, whose shapes CUDA graphs
+        fix, has two sizes only: the largest within the ranges, and one for the shallowest trees,
+        which may be wider.
         """
         if self._bounds is None or self._planned_size != batch.size:  # the rows have changed
             self._bounds, self._planned_size = self.next_bounds(batch).tolist(), batch.size
             batch.buffers.copy_back()
         (depth, width), self._bounds = self._bounds, None
         if batch.static:
-            depth, width = self.max_levels, self._usual_width if width <= self._usual_width else self.width
+            depth, width = (
+                self.max_levels,
+                self._usual_width if width <= self._usual_width else self.width,
+            )
         self._depth, self._width = depth, width
         return depth, width
 
@@ -213,6 +252,8 @@ class AdjacencyTree(DynamicTree):
         """Each image's depth and width [B], and the largest depth and width."""
         return self._row_depth, self.row_width, self._depth, self._width
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
         super().commit(batch, tree, result, logits, features)
         self.sizes.record(batch.emitted, tree.levels, self.row_width, result.num_accepted)

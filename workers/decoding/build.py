@@ -31,7 +31,8 @@ def kinds_with_weights() -> PluginNames:
 
 
 def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
-    """A drafter of a kind from its file, ready to decode on the target's device in the target's dtype.
+    """A drafter of a kind from its file, ready to decode on the target's device in the target's
+    dtype.
 
     Raises:
         WeightsError: the file is missing, damaged, of another kind, or made for another target.
@@ -40,13 +41,24 @@ def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
     implementation = drafter_class(DRAFTERS.lookup(kind))
     if implementation is None:
         kinds = ", ".join(kinds_with_weights())
-        raise ConfigError(("drafter",), f"the {kind} drafter has no weights; drafters with weights: {kinds}")
+        raise ConfigError(
+            ("drafter",), f"the {kind} drafter has no weights; drafters with weights: {kinds}"
+        )
     if not path.exists():
-        raise WeightsError(f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key")
-    return implementation.load(path, target).to(target.device, target.dtype).eval().requires_grad_(False)
+        raise WeightsError(
+            f"drafters.{kind}: {path}: no such file or folder; check the path, or remove the key"
+        )
+    return (
+        implementation.load(path, target)
+        .to(target.device, target.dtype)
+        .eval()
+        .requires_grad_(False)
+    )
 
 
-def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter | None) -> DecodingConfig:
+def resolve_for_target(
+    config: DecodingConfig, target: Target, drafter: Drafter | None
+) -> DecodingConfig:
     """The config with the target's own sampling if it has none, checked against target and drafter.
 
     Raises:
@@ -57,18 +69,25 @@ def resolve_for_target(config: DecodingConfig, target: Target, drafter: Drafter 
     needs_weights, kind = config.drafter.has_weights, config.drafter.kind
     if needs_weights != (drafter is not None):
         need = f"the {kind} drafter's weights" if needs_weights else "no drafter"
-        raise ValueError(f"drafter: this config needs {need}, but {'one was' if drafter else 'none was'} given")
+        raise ValueError(
+            f"drafter: this config needs {need}, but {'one was' if drafter else 'none was'} given"
+        )
     if drafter is not None and drafter.kind != kind:
-        raise ValueError(f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were given")
+        raise ValueError(
+            f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were "
+            "given"
+        )
     levels = {kind: drafter.max_levels} if drafter else {}
     grid = target.grid
-    config.check_model(target.vocab_size, image_tokens=grid.tokens, image_rows=grid.rows, drafters=levels)
+    config.check_model(
+        target.vocab_size, image_tokens=grid.tokens, image_rows=grid.rows, drafters=levels
+    )
     return config
 
 
 def build_drafting(config: DecodingConfig, target: Target, drafter: Drafter | None) -> Drafting:
-    """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree policy's; inside of
-    another one if some drafts are not verified.
+    """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree
+    policy's; inside of another one if some drafts are not verified.
     """
     choice = config.drafter if config.drafter.implementation and drafter is None else config.policy
     drafting: Drafting = load_object(choice.implementation)(config, target, drafter)
@@ -82,13 +101,17 @@ def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     neighbours = neighbour_table(target.codebook, *key) if key else None
     codebook = target.codebook if config.acceptance.neighbourhood.reads_codebook else None
     tables = NeighbourTables(neighbours=neighbours, codebook=codebook)
-    if is_external(type(config.acceptance.neighbourhood).__module__) and not target.codebook.is_meta:
+    if (
+        is_external(type(config.acceptance.neighbourhood).__module__)
+        and not target.codebook.is_meta
+    ):
         check_masses(config.acceptance.neighbourhood, tables, target.codebook)
     return tables
 
 
 def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook: Tensor) -> None:
-    """Compare a plugin's masses with what its class says of them, on random probs: they decide what is lossless.
+    """Compare a plugin's masses with what its class says of them, on random probs: they decide what
+    is lossless.
 
     Raises:
         ConfigError: they contradict it; the file and the class are named.
@@ -98,15 +121,27 @@ def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook
     r, p = (weights / weights.sum(-1, keepdim=True)).to(codebook.device)
     x = torch.randint(len(codebook), (16,), generator=generator).to(codebook.device)
     with class_errors(made, "mass or all_masses"):
-        mass, everywhere = neighbourhood.mass(r, p, x, tables), neighbourhood.all_masses(r, p, tables)
+        mass, everywhere = (
+            neighbourhood.mass(r, p, x, tables),
+            neighbourhood.all_masses(r, p, tables),
+        )
         all_masses = [gather_probs(values, x) for values in everywhere]
     plain = [gather_probs(probs, x) for probs in (r, p)]
-    for name, found, values, own in zip(("target", "proposal"), mass[:2], all_masses, plain, strict=True):
+    for name, found, values, own in zip(
+        ("target", "proposal"), mass[:2], all_masses, plain, strict=True
+    ):
         if found.shape != x.shape or not torch.allclose(found, values, rtol=1e-3):
-            raise class_error(made, f"mass and all_masses differ in `{name}`; correct one of the two")
+            raise class_error(
+                made, f"mass and all_masses differ in `{name}`; correct one of the two"
+            )
         is_own = torch.allclose(found, own, rtol=1e-3)
         if neighbourhood.exact and not is_own:
-            raise class_error(made, f"exact is True, but mass has a `{name}` that is not the token's own; correct one")
+            raise class_error(
+                made,
+                f"exact is True, but mass has a `{name}` that is not the token's own; correct one",
+            )
         is_larger = name == "target" and bool((found >= own * 0.999).all())
         if neighbourhood.never_stricter and not (is_own or is_larger):
-            raise class_error(made, "mass may be stricter than the exact rule; set never_stricter = False")
+            raise class_error(
+                made, "mass may be stricter than the exact rule; set never_stricter = False"
+            )

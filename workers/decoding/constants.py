@@ -14,7 +14,8 @@ _Key = ParamSpec("_Key")
 _Made = TypeVar("_Made")
 
 Constants: TypeAlias = dict[tuple[Any, ...], Any]  # by function and arguments
-_owners: list[Constants] = []  # of the `kept_in` that are being carried out; a list, which torch's compiler can trace
+# of the `kept_in` that are being carried out; a list, which torch's compiler can trace
+_owners: list[Constants] = []
 
 
 @contextmanager

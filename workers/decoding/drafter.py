@@ -20,20 +20,22 @@ from workers.models.transformer import Body
 
 
 class Drafter(nn.Module, ABC):
-    """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32 (see
-    `Batch.guided_logits`).
+    """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32
+    (see `Batch.guided_logits`).
 
-    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then per pass
-    `root_logits` once, `expand` once per further level, and after verification `commit`. Each engine has a shallow copy
-    of the loaded drafter: the weights are shared, and what it assigns from `prepare` on is of one batch.
+    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then
+    per pass `root_logits` once, `expand` once per further level, and after verification `commit`.
+    Each engine has a shallow copy of the loaded drafter: the weights are shared, and what it
+    assigns from `prepare` on is of one batch.
 
-    capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes, so that a CUDA graph
-    can repeat a pass. Not inherited: each class says it for itself.
+    capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes,
+    so that a CUDA graph can repeat a pass. Not inherited: each class says it for itself.
     """
 
     kind: ClassVar[str]  # its name in configs
     max_levels: int | None = None  # None: any depth
-    taps: tuple[int, ...] = ()  # layers of the target whose inputs, un-normed, it reads in place of the features
+    # layers of the target whose inputs, un-normed, it reads in place of the features
+    taps: tuple[int, ...] = ()
     capturable: ClassVar[bool] = False
 
     @classmethod
@@ -44,12 +46,14 @@ class Drafter(nn.Module, ABC):
             WeightsError: the file is missing, damaged, of another kind, or made for another target.
             ValueError: its sizes do not fit the target.
         """
-        raise TypeError(f"the {cls.kind} drafter has no weight files: {cls.__name__} does not define `load`")
+        raise TypeError(
+            f"the {cls.kind} drafter has no weight files: {cls.__name__} does not define `load`"
+        )
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[Drafter, str] | None:
-        """For plans: a drafter of the usual size for `target`, on the meta device, that drafts so many levels, and the
-        sentence that describes the assumption. None: there is no usual size.
+        """For plans: a drafter of the usual size for `target`, on the meta device, that drafts so
+        many levels, and the sentence that describes the assumption. None: there is no usual size.
         """
         return None
 
@@ -57,23 +61,30 @@ class Drafter(nn.Module, ABC):
         """ValueError unless a size of the drafter equals the target's."""
         if size != target_size:
             raise ValueError(
-                f"{self.kind} drafter: its {name} is {size}, the target's {target_size}; it was made for another target"
+                f"{self.kind} drafter: its {name} is {size}, the target's {target_size}; it was "
+                "made for another target"
             )
 
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
-        """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most `expanded` nodes below
-        the root are expanded per pass. Add the caches, and the tensors with a row per caption that later calls
-        replace, to `batch.buffers`, which removes the rows of finished captions.
+        """Allocate caches for `batch` and for trees of at most `levels` levels, in which at most
+        `expanded` nodes below the root are expanded per pass. Add the caches, and the tensors with
+        a row per caption that later calls replace, to `batch.buffers`, which removes the rows of
+        finished captions.
         """
 
     @abstractmethod
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
-        """New captions at batch indices [n]: the target's prompt, the captions' texts, the target's features
-        [n * streams, P, D] of the prompt, the first tokens [n]. A drafter with `taps` gets those layers' inputs,
-        side by side, as the features: [n * streams, P, taps * D].
+        """New captions at batch indices [n]: the target's prompt, the captions' texts, the target's
+        features [n * streams, P, D] of the prompt, the first tokens [n]. A drafter with `taps` gets
+        those layers' inputs, side by side, as the features: [n * streams, P, taps * D].
         """
 
     @abstractmethod
@@ -84,24 +95,25 @@ class Drafter(nn.Module, ABC):
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         """Logits [B, F, V] of the tokens after F nodes of the next level.
 
-        tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call (None: that call had
-        only one node; before the first call it is the root).
+        tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call
+        (None: that call had only one node; before the first call it is the root).
         """
 
     @abstractmethod
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """The emitted tokens: tokens [B, W], the target's features [R, W, D] of the tokens before them, counts [B] <=
-        W.
+        """The emitted tokens: tokens [B, W], the target's features [R, W, D] of the tokens before
+        them, counts [B] <= W.
         """
 
 
 class CachedDrafter(Drafter):
-    """A drafter that is itself a small transformer over the tokens, and over the target's features if it uses them.
+    """A drafter that is itself a small transformer over the tokens, and over the target's features
+    if it uses them.
 
-    Its cache is one pass behind: the tokens that a pass emitted are fed at the start of the next pass
-    (`root_logits`), with the target's true features if the drafter uses them. They overwrite the drafts of the pass
-    before. Token n is at column `base + n` of the cache and at position `prompt_len + n` of the target's rotation
-    table.
+    Its cache is one pass behind: the tokens that a pass emitted are fed at the start of the next
+    pass (`root_logits`), with the target's true features if the drafter uses them. They overwrite
+    the drafts of the pass before. Token n is at column `base + n` of the cache and at position
+    `prompt_len + n` of the target's rotation table.
     """
 
     cache: KVCache
@@ -110,7 +122,9 @@ class CachedDrafter(Drafter):
     def __init__(self, target: Target, decoder: Body, base: int) -> None:
         super().__init__()
         for name in ("prompt_len", "rows", "cols"):
-            self.check_size(name, getattr(decoder.config, name), getattr(target.transformer.config, name))
+            self.check_size(
+                name, getattr(decoder.config, name), getattr(target.transformer.config, name)
+            )
         self.decoder = decoder
         self.base = base
         # in a tuple, so that the target's modules are not registered as the drafter's
@@ -122,7 +136,9 @@ class CachedDrafter(Drafter):
 
     @abstractmethod
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:
-        """Decoder inputs [R, S, D'] of tokens [R, S] and the features [R, S, D] that precede them."""
+        """Decoder inputs [R, S, D'] of tokens [R, S] and the features [R, S, D] that precede
+        them.
+        """
 
     @property
     @abstractmethod
@@ -130,8 +146,12 @@ class CachedDrafter(Drafter):
         """Gives logits [..., V] of decoder outputs [..., D']."""
 
     @abstractmethod
-    def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
-        """Decoder inputs [r, base, D'] of new captions' prompts, and which of them may be attended to [r, base]."""
+    def prompt_inputs(
+        self, prompt: Prompt, captions: list[str], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Decoder inputs [r, base, D'] of new captions' prompts, and which of them may be attended
+        to [r, base].
+        """
 
     def prompt_positions(self, order: Tensor) -> Tensor:
         """Positions of the prompt's inputs [base]."""
@@ -147,12 +167,13 @@ class CachedDrafter(Drafter):
         dtype, device = self.cache.storage.dtype, self.cache.storage.device
         self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
         order = torch.arange(max(levels, expanded) + 1, device=device)
-        # columns of the tokens to feed, from the first one's index in the image on, and of the last one and the drafted
-        # nodes, from the root's position on
+        # columns of the tokens to feed, from the first one's index in the image on, and of the last
+        # one and the drafted nodes, from the root's position on
         self._token_columns = order + self.base
         self._node_columns = order[: expanded + 1] + (self.base - self.target.prompt_len)
         self._streams = batch.streams
-        # the tokens to feed next, the features before them, their counts, and how many tokens the cache holds
+        # the tokens to feed next, the features before them, their counts, and how many tokens the
+        # cache holds
         feed_width, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
         self._tokens = torch.zeros(batch.size, feed_width, dtype=torch.int64, device=device)
         self._features = torch.zeros(self.cache.rows, feed_width, width, dtype=dtype, device=device)
@@ -163,13 +184,23 @@ class CachedDrafter(Drafter):
         batch.buffers.add(self, "_tokens", "_features", "_counts", "_cached")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         rows = stream_rows(indices, self._streams, len(self._cached))
         x, valid = self.prompt_inputs(prompt, captions, features)
         if self.base:
             positions = self.prompt_positions(torch.arange(self.base, device=x.device))
-            self.decoder(x, positions, mask=causal_padding_mask(valid), cache=self.cache.prompts(rows, self.base))
+            self.decoder(
+                x,
+                positions,
+                mask=causal_padding_mask(valid),
+                cache=self.cache.prompts(rows, self.base),
+            )
         self.attention_mask.admit(rows, valid)
         # these tensors may be shared with the engine, so change copies
         self._cached = self._cached.index_fill(0, indices, 0)
@@ -180,7 +211,10 @@ class CachedDrafter(Drafter):
 
     def root_logits(self, batch: Batch) -> Tensor:
         width = self._tokens.shape[1]
-        columns, span = self._per_row(self._cached)[:, None] + self._token_columns[:width], self._span(batch, width)
+        columns, span = (
+            self._per_row(self._cached)[:, None] + self._token_columns[:width],
+            self._span(batch, width),
+        )
         outputs = self.decoder(
             self.inputs(self._per_row(self._tokens), self._features),
             columns + (self.target.prompt_len - self.base),
@@ -202,7 +236,9 @@ class CachedDrafter(Drafter):
         features = self._of_parents(self._outputs, parents, nodes)
         columns = self._columns[:, self._drafted : self._drafted + nodes]
         # a node attends to what its parent attends to, and to itself
-        self._mask = self._of_parents(self._mask, parents, nodes).scatter(2, columns[..., None], 0.0)
+        self._mask = self._of_parents(self._mask, parents, nodes).scatter(
+            2, columns[..., None], 0.0
+        )
         self._drafted += nodes
         self._level += 1
         span = self._span(batch, self._drafted)
@@ -215,23 +251,32 @@ class CachedDrafter(Drafter):
         return self.logits(batch, self._outputs)
 
     def look_ahead(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """Draft next behind tokens that no pass has verified: the first counts[b] of tokens [B, W], with features
-        [R, W, D] in place of the target's. Where the count is 0, the tokens of this pass are fed again. `commit`
-        replaces all of it.
+        """Draft next behind tokens that no pass has verified: the first counts[b] of tokens [B, W],
+        with features [R, W, D] in place of the target's. Where the count is 0, the tokens of this
+        pass are fed again. `commit` replaces all of it.
         """
         is_fed, width = counts > 0, max(tokens.shape[1], self._tokens.shape[1])
         tokens, own_tokens = (pad(x, (0, width - x.shape[1])) for x in (tokens, self._tokens))
-        features, own_features = (pad(x, (0, 0, 0, width - x.shape[1])) for x in (features, self._features))
+        features, own_features = (
+            pad(x, (0, 0, 0, width - x.shape[1])) for x in (features, self._features)
+        )
         self._tokens = torch.where(is_fed[:, None], tokens, own_tokens)
         self._features = torch.where(self._per_row(is_fed)[:, None, None], features, own_features)
         self._counts = torch.where(is_fed, counts, self._counts)
         self._cached = torch.where(is_fed, batch.emitted, self._cached)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        self._tokens, self._features, self._counts, self._cached = tokens, features, counts, batch.emitted
+        self._tokens, self._features, self._counts, self._cached = (
+            tokens,
+            features,
+            counts,
+            batch.emitted,
+        )
 
     def _of_parents(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
-        """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has one entry)."""
+        """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has
+        one entry).
+        """
         if parents is None:
             return x.expand(-1, nodes, -1)
         if parents.shape[0] == 1:
@@ -243,5 +288,7 @@ class CachedDrafter(Drafter):
         return repeat_streams(x, self._streams)
 
     def _span(self, batch: Batch, width: int) -> int:
-        """Number of columns that any row may use: the longest row's tokens (known on the host) and `width` more."""
+        """Number of columns that any row may use: the longest row's tokens (known on the host) and
+        `width` more.
+        """
         return min(self.cache.columns, self.base + batch.max_emitted + width)

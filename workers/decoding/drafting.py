@@ -1,4 +1,6 @@
-"""Drafting: what makes the draft tree of a pass. Each tree policy, and each drafter without weights, implements it."""
+"""Drafting: what makes the draft tree of a pass. Each tree policy, and each drafter without
+weights, implements it.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from workers.models.target import Prompt, Target
 
 
 class Drafting(ABC):
-    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it, `verified_levels` what of it is verified.
+    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it, `verified_levels` what of
+    it is verified.
 
-    A tree policy names its subclass by the attribute `implementation`; the engine makes it with the config (its
-    sampling resolved), the target and the loaded drafter (None for methods without weights).
+    A tree policy names its subclass by the attribute `implementation`; the engine makes it with the
+    config (its sampling resolved), the target and the loaded drafter (None for methods without
+    weights).
     """
 
     max_levels: int
@@ -43,8 +47,8 @@ class Drafting(ABC):
         return self.max_levels
 
     def plan(self, batch: Batch) -> tuple[int, ...]:
-        """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that may change its
-        shapes from pass to pass.
+        """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that
+        may change its shapes from pass to pass.
         """
         return ()
 
@@ -52,28 +56,37 @@ class Drafting(ABC):
     def draft(self, batch: Batch) -> DraftTree:
         """The tree below each row's root."""
 
-    def accept(self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
+    def accept(
+        self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch
+    ) -> AcceptResult:
         """Decide a pass; logits [B, N+1, V] are the target's. All drafts are verified here."""
         return acceptor(tree, logits, batch)
 
     def prepare(self, batch: Batch) -> None:
-        """Allocate what `batch` needs, and add the tensors that passes replace to `batch.buffers`, which removes the
-        rows of finished captions. Called before the first caption is admitted.
+        """Allocate what `batch` needs, and add the tensors that passes replace to `batch.buffers`,
+        which removes the rows of finished captions. Called before the first caption is admitted.
         """
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         """New captions at batch indices [n] (see `Drafter.admit`)."""
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """The outcome of the pass, with the target's guided logits [B, N+1, V] and its features [R, W, D] along the
-        accepted path.
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
+        """The outcome of the pass, with the target's guided logits [B, N+1, V] and its features [R,
+        W, D] along the accepted path.
         """
 
     def next_bounds(self, batch: Batch) -> Tensor | None:
-        """Integers [n] that the host must know before the next `plan`; None: nothing. The engine reads them after a
-        pass, with the counts, and gives them to `set_bounds`.
+        """Integers [n] that the host must know before the next `plan`; None: nothing. The engine
+        reads them after a pass, with the counts, and gives them to `set_bounds`.
         """
         return None
 
@@ -81,8 +94,8 @@ class Drafting(ABC):
         """The values of `next_bounds`."""
 
     def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
-        """For plans: the values of `next_bounds` that change what a pass of so many images costs, with the share of
-        passes that have them.
+        """For plans: the values of `next_bounds` that change what a pass of so many images costs,
+        with the share of passes that have them.
         """
         return {(): 1.0}
 
@@ -119,15 +132,24 @@ class TreeDrafting(Drafting):
         self.drafter.prepare(batch, self.max_levels, self.expanded)
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.drafter.admit(indices, prompt, captions, features, first_tokens)
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
         self.drafter.commit(batch, result.tokens, features, result.num_emitted)
 
     def top_children(self, logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits [B, F, V]."""
+        """Log probabilities and tokens [B, F, width] of the most likely tokens, from drafter logits
+        [B, F, V].
+        """
         nodes = logits.shape[1]
         if nodes > 1 and logits.stride(1) == 0:
             log_probs, tokens = self.top_children(logits[:, :1], width)
@@ -137,6 +159,7 @@ class TreeDrafting(Drafting):
     def probs(self, logits: Tensor) -> Tensor:
         """Probs [B, F, V] of drafter logits [B, F, V], processed as the target's are."""
         nodes = logits.shape[1]
-        if nodes > 1 and logits.stride(1) == 0:  # one distribution repeated (Medusa): processed once
+        # one distribution repeated (Medusa): processed once
+        if nodes > 1 and logits.stride(1) == 0:
             return self.probs(logits[:, :1]).expand(-1, nodes, -1)
         return to_probs(logits.float(), self.sampling)

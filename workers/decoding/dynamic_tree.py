@@ -20,10 +20,11 @@ from workers.models.target import Target
 class _Layout(NamedTuple):
     """What all trees of one depth and width share.
 
-    first_ids [1 + (depth-1) * width]: the root's id, the ids of the first level's candidates, and for each further
-    level that is expanded the first candidate's id, `width` times. Ids count the candidates level by level; the root's
-    follows them. zeros [1, 1 + width]. level [depth, 1, 1]. rank [width, width]: the larger of a parent's rank in its
-    level and a child's among its siblings. levels [1]: the depth.
+    first_ids [1 + (depth-1) * width]: the root's id, the ids of the first level's candidates, and
+    for each further level that is expanded the first candidate's id, `width` times. Ids count the
+    candidates level by level; the root's follows them. zeros [1, 1 + width]. level [depth, 1, 1].
+    rank [width, width]: the larger of a parent's rank in its level and a child's among its
+    siblings. levels [1]: the depth.
     """
 
     first_ids: Tensor
@@ -38,37 +39,50 @@ def _layout(depth: int, width: int, device: torch.device) -> _Layout:
     order = torch.arange((depth - 1) * width + 1, device=device) - 1
     first_ids = torch.where(order < width, order, width + (order // width - 1) * width**2)
     first_ids[0] = width + (depth - 1) * width**2
-    rank, level = torch.arange(width, device=device), torch.arange(depth, device=device)[:, None, None]
+    rank, level = (
+        torch.arange(width, device=device),
+        torch.arange(depth, device=device)[:, None, None],
+    )
     zeros, levels = first_ids.new_zeros(1, 1 + width), first_ids.new_full((1,), depth)
     return _Layout(first_ids, zeros, level, rank.maximum(rank[:, None]), levels)
 
 
 class DynamicTree(TreeDrafting):
-    """A node's confidence is the product of the drafter's probabilities along its path. Children are top tokens and not
-    sampled, so p counts as 1. Ties are broken towards shallower, earlier nodes, so that no node loses its parent; which
-    of several equal tokens are a node's children is up to `top_log_probs`.
+    """A node's confidence is the product of the drafter's probabilities along its path. Children
+    are top tokens and not sampled, so p counts as 1. Ties are broken towards shallower, earlier
+    nodes, so that no node loses its parent; which of several equal tokens are a node's children is
+    up to `top_log_probs`.
     """
 
     capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
-        self._set_size(config.policy.bounds.depth, config.policy.bounds.width, config.policy.bounds.nodes)
+        self._set_size(
+            config.policy.bounds.depth, config.policy.bounds.width, config.policy.bounds.nodes
+        )
 
     def _set_size(self, levels: int, width: int, max_nodes: int) -> None:
         self.max_levels, self.max_nodes, self.width = levels, max_nodes, width
         self.expanded = (levels - 1) * width
 
     def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
-        """Each row's depth and width limits [B] (None: the policy's), and the largest of each over the rows."""
+        """Each row's depth and width limits [B] (None: the policy's), and the largest of each over
+        the rows.
+        """
         return None, None, self.max_levels, self.width
 
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits()
         layout = _layout(depth, width, batch.emitted.device)
-        limits = None if row_depth is None or row_width is None else _limits(row_depth, row_width, layout)
+        limits = (
+            None
+            if row_depth is None or row_width is None
+            else _limits(row_depth, row_width, layout)
+        )
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
-        scores, tokens = scores[:, 0], tokens[:, 0]  # log confidence and token of the nodes to expand
+        # log confidence and token of the nodes to expand
+        scores, tokens = scores[:, 0], tokens[:, 0]
         if limits is not None:
             scores = scores + limits[:, 0, 0]
         all_tokens, all_scores = [tokens], [scores]
@@ -91,16 +105,26 @@ class DynamicTree(TreeDrafting):
                 expanded.append(best)
         expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids
         levels = layout.levels.expand(batch.size) if row_depth is None else row_depth
-        return self._prune(torch.cat(all_tokens, 1), torch.cat(all_scores, 1), expanded_ids, levels, depth, width)
+        return self._prune(
+            torch.cat(all_tokens, 1), torch.cat(all_scores, 1), expanded_ids, levels, depth, width
+        )
 
     def _prune(
-        self, tokens: Tensor, scores: Tensor, expanded_ids: Tensor, levels: Tensor, depth: int, width: int
+        self,
+        tokens: Tensor,
+        scores: Tensor,
+        expanded_ids: Tensor,
+        levels: Tensor,
+        depth: int,
+        width: int,
     ) -> DraftTree:
-        """Keep the best of the candidates [B, C], in creation order. Candidates come in families of `width` siblings,
-        family f below the candidate expanded_ids[:, f].
+        """Keep the best of the candidates [B, C], in creation order. Candidates come in families of
+        `width` siblings, family f below the candidate expanded_ids[:, f].
         """
         nodes = min(self.max_nodes, scores.shape[1])
-        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        order = (
+            scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
+        )
         family = order // width
         parents, depth_of_node = expanded_ids.gather(1, family), (family + (2 * width - 1)) // width
         return self._assemble((tokens, scores), order, parents, depth_of_node, levels, depth, width)
@@ -115,8 +139,9 @@ class DynamicTree(TreeDrafting):
         depth: int,
         width: int,
     ) -> DraftTree:
-        """The tree of the candidates (tokens and scores [B, C]) at indices `order` [B, N], with their parents [B, N] (C
-        is the root) and depths [B, N]. levels [B]: drafted for each row, at most `depth`.
+        """The tree of the candidates (tokens and scores [B, C]) at indices `order` [B, N], with
+        their parents [B, N] (C is the root) and depths [B, N]. levels [B]: drafted for each row, at
+        most `depth`.
         """
         (tokens, scores), (batch, nodes) = candidates, order.shape
         slots = arange(1, nodes + 1, 1, order.device).expand(batch, nodes)
@@ -124,14 +149,18 @@ class DynamicTree(TreeDrafting):
         kept_scores = scores.gather(1, order)
         exists = kept_scores > -torch.inf
         parents = slot_of_candidate.gather(1, parents) - 1
-        shape = shape_from_parents(parents, depth_of_node, exists, max_depth=depth, width=min(width, nodes))
+        shape = shape_from_parents(
+            parents, depth_of_node, exists, max_depth=depth, width=min(width, nodes)
+        )
         nonfinite = scores.isnan().any(1)
-        return DraftTree(tokens.gather(1, order), exists, shape, levels, nonfinite=nonfinite, scores=kept_scores)
+        return DraftTree(
+            tokens.gather(1, order), exists, shape, levels, nonfinite=nonfinite, scores=kept_scores
+        )
 
 
 def _limits(row_depth: Tensor, row_width: Tensor, layout: _Layout) -> Tensor:
-    """[B, depth, width, width] by level, parent's rank and child's rank: -inf beyond each row's own depth [B] and width
-    [B], elsewhere 0.
+    """[B, depth, width, width] by level, parent's rank and child's rank: -inf beyond each row's own
+    depth [B] and width [B], elsewhere 0.
     """
     depth, width = row_depth[:, None, None, None], row_width[:, None, None, None]
     return additive_mask((layout.level < depth) & (layout.rank < width))

@@ -1,4 +1,5 @@
-"""The engine: turns captions into image tokens. Every method, vanilla decoding included, is the same loop:
+"""The engine: turns captions into image tokens. Every method, vanilla decoding included, is the
+same loop:
 
 draft -> verify (one pass of the target) -> accept -> commit
 """
@@ -48,18 +49,20 @@ class DecodingError(RuntimeError):
 class Engine:
     """Decodes captions with one config.
 
-    A config without sampling parameters uses the target's own. drafter: the loaded drafter that the config names (None
-    for vanilla decoding and Jacobi windows). tables: the lookup tables of the acceptance rule (None: computed here). At
-    most `batch_size` captions are decoded together (continuous batching): a waiting caption takes the row of a finished
-    one, and when none is waiting the batch shrinks. observer: called in every pass before acceptance, with the batch,
-    the draft tree and the target's guided logits [B, N+1, V]; it must not change them.
+    A config without sampling parameters uses the target's own. drafter: the loaded drafter that the
+    config names (None for vanilla decoding and Jacobi windows). tables: the lookup tables of the
+    acceptance rule (None: computed here). At most `batch_size` captions are decoded together
+    (continuous batching): a waiting caption takes the row of a finished one, and when none is
+    waiting the batch shrinks. observer: called in every pass before acceptance, with the batch, the
+    draft tree and the target's guided logits [B, N+1, V]; it must not change them.
 
-    On a CUDA device passes are CUDA graphs if target, drafter and tree policy are `capturable` and there is no
-    observer. Then the batch, its caches included, is kept from run to run; `release` frees it.
+    On a CUDA device passes are CUDA graphs if target, drafter and tree policy are `capturable` and
+    there is no observer. Then the batch, its caches included, is kept from run to run; `release`
+    frees it.
 
     Raises:
-        ValueError: the target or the drafter does not support the config (k larger than the codebook, more levels than
-            Medusa heads, ...).
+        ValueError: the target or the drafter does not support the config (k larger than the
+            codebook, more levels than Medusa heads, ...).
     """
 
     def __init__(
@@ -75,8 +78,14 @@ class Engine:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
-        self.target, self.seed, self.batch_size, self.device = target, seed, batch_size, target.device
-        self._loaded_drafter, drafter = drafter, copy(drafter)  # engines that take turns keep what their batches need
+        self.target, self.seed, self.batch_size, self.device = (
+            target,
+            seed,
+            batch_size,
+            target.device,
+        )
+        # engines that take turns keep what their batches need
+        self._loaded_drafter, drafter = drafter, copy(drafter)
         self._drafter = drafter
         self.observer = observer
         self.config = resolve_for_target(config, target, drafter)
@@ -90,12 +99,16 @@ class Engine:
         self.timer = PhaseTimer(self.device)
         self.constants = Constants()
         parts = [target.transformer, *self.drafting.parts, *([] if drafter is None else [drafter])]
-        capturable = observer is None and all(vars(type(part)).get("capturable", False) for part in parts)
-        self.new_capture: Callable[[], graphs.Capture] | None = None  # makes what captures a batch's passes
+        capturable = observer is None and all(
+            vars(type(part)).get("capturable", False) for part in parts
+        )
+        # makes what captures a batch's passes
+        self.new_capture: Callable[[], graphs.Capture] | None = None
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
         self._batch: Batch | None = None  # of the run before, with its graphs
-        self.groups_prompts = self.device.type != "cpu"  # there each caption takes as long in a group as alone
+        # there each caption takes as long in a group as alone
+        self.groups_prompts = self.device.type != "cpu"
         self._ahead: Prefill | None = None  # of the queue's first captions, which wait for rows
 
     @torch.inference_mode()
@@ -103,8 +116,8 @@ class Engine:
         """Yield every request's result as it finishes.
 
         Raises:
-            ValueError: the target cannot read a caption; raised when its prompt is read. Results yielded before
-                remain valid.
+            ValueError: the target cannot read a caption; raised when its prompt is read. Results
+                yielded before remain valid.
             DecodingError: the target's or the drafter's logits are not finite.
         """
         queue = deque(requests)
@@ -134,7 +147,9 @@ class Engine:
         return batch, recorder
 
     def _static_batch(self, captions: int) -> Batch:
-        """The batch of the run before, in the least size that has a row for each of so many captions."""
+        """The batch of the run before, in the least size that has a row for each of so many
+        captions.
+        """
         batch, self._batch = self._batch, None  # a run that fails does not give it back
         if batch is None or batch.buffers.capacity != self.batch_size:
             del batch  # its memory is free for the new one
@@ -150,15 +165,17 @@ class Engine:
         return self.new_capture is not None and graphs.RoundGraphs.failure is None
 
     def keep(self, batch: Batch) -> None:
-        """Keep a batch whose run has ended, with its graphs, for the next run; only if it is static."""
+        """Keep a batch whose run has ended, with its graphs, for the next run; only if it is
+        static.
+        """
         if batch.static:
             self._batch = batch
         else:
             self._free()
 
     def release(self) -> None:
-        """Free the batch and the graphs of the run before. The memory of graphs is no other tensor's before the
-        allocator's cache is emptied.
+        """Free the batch and the graphs of the run before. The memory of graphs is no other
+        tensor's before the allocator's cache is emptied.
         """
         if self._batch is not None:
             self._free()
@@ -179,25 +196,33 @@ class Engine:
         """
         numbers: list[int] = report.tolist()
         size = batch.images
-        so_far, emitted, depth, nodes, failed = (numbers[part * size : (part + 1) * size] for part in range(5))
+        so_far, emitted, depth, nodes, failed = (
+            numbers[part * size : (part + 1) * size] for part in range(5)
+        )
         self.drafting.set_bounds(numbers[5 * size :])
         if any(failed):
             is_drafters = all(bits in (0, _DRAFTER_NONFINITE) for bits in failed)
             model = f"{self.config.drafter.kind} drafter of target" if is_drafters else "target"
-            raise DecodingError(f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)")
+            raise DecodingError(
+                f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)"
+            )
         return PassCounts(so_far, emitted, depth, nodes)
 
     def step(self, batch: Batch) -> Tensor:
-        """One pass for every row; the host reads nothing from the device. Only after rows have changed, an adjacency
-        tree reads its size.
+        """One pass for every row; the host reads nothing from the device. Only after rows have
+        changed, an adjacency tree reads its size.
 
-        Returns the pass's report for `read`: [5 * B + n], four counts of every row, what failed in it, and n bounds of
-        the next draft.
+        Returns the pass's report for `read`: [5 * B + n], four counts of every row, what failed in
+        it, and n bounds of the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer, phases = self.timer.start(), partial(self._phases, batch)
         with kept_in(self.constants):
-            return phases(graphs.eager_runner(timer)) if batch.graphs is None else batch.graphs.run(key, timer, phases)
+            return (
+                phases(graphs.eager_runner(timer))
+                if batch.graphs is None
+                else batch.graphs.run(key, timer, phases)
+            )
 
     def _phases(self, batch: Batch, run: graphs.RunPhase) -> Tensor:
         """The phases of a pass, each carried out by `run`."""
@@ -205,13 +230,15 @@ class Engine:
         features, logits = run("target", lambda: self._verify(batch, tree))
         if self.observer is not None:
             self.observer(batch, tree, logits)
-        result: AcceptResult = run("acceptance", lambda: self.drafting.accept(self.acceptor, tree, logits, batch))
+        result: AcceptResult = run(
+            "acceptance", lambda: self.drafting.accept(self.acceptor, tree, logits, batch)
+        )
         report: Tensor = run("commit", lambda: self.commit(batch, tree, result, logits, features))
         return report
 
     def _verify(self, batch: Batch, tree: DraftTree) -> tuple[Tensor, Tensor]:
-        """What the drafter reads of the target [R, N+1, D or taps * D], and the target's guided logits [B, N+1, V], at
-        the root and every drafted node, in one pass.
+        """What the drafter reads of the target [R, N+1, D or taps * D], and the target's guided
+        logits [B, N+1, V], at the root and every drafted node, in one pass.
         """
         shape, slots = tree.shape, tree.shape.nodes + 1
         x = self.target.embed(batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1)))
@@ -225,27 +252,35 @@ class Engine:
         if shape.is_chain:
             mask = batch.chain_mask(columns)
         else:
-            tree_mask = row_ends.tree_mask() if row_ends else batch.per_row_unless_shared(shape.additive_mask)
+            tree_mask = (
+                row_ends.tree_mask()
+                if row_ends
+                else batch.per_row_unless_shared(shape.additive_mask)
+            )
             mask = batch.attention_mask.tree(columns, tree_mask)
             slots = columns.shape[1]
         span = batch.image_column + batch.max_emitted + slots - 1
         cache = batch.cache.at(columns, span)
-        features = self.target.transformer(x, positions, mask=mask[..., :span], cache=cache, taps=self.taps)
+        features = self.target.transformer(
+            x, positions, mask=mask[..., :span], cache=cache, taps=self.taps
+        )
         if row_ends:
             features = row_ends.next_token_features(features)
         features, read = self._split(batch.split_wavefronts(features))
         return read, batch.guided_logits(self.target.head, features)
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's features, and what the drafter reads: the inputs of the layers that it taps, else the
-        features.
+        """The target's features, and what the drafter reads: the inputs of the layers that it taps,
+        else the features.
         """
         width = self.target.transformer.config.dim
         return (outputs[..., :width], outputs[..., width:]) if self.taps else (outputs, outputs)
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> Tensor:
-        """Move the accepted path's keys and values to their final columns, update the drafting, append the tokens.
-        Returns the pass's report (see `step`).
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> Tensor:
+        """Move the accepted path's keys and values to their final columns, update the drafting,
+        append the tokens. Returns the pass's report (see `step`).
         """
         width = result.tokens.shape[1]
         if result.path is None:
@@ -263,7 +298,10 @@ class Engine:
         failed = torch.add(batch.failed_prefills, nonfinite, alpha=_TARGET_NONFINITE)
         if tree.nonfinite is not None:
             failed = torch.add(failed, tree.nonfinite, alpha=_DRAFTER_NONFINITE)
-        levels, nodes = batch.by_image(tree.levels, torch.amax), batch.by_image(tree.num_nodes, torch.sum)
+        levels, nodes = (
+            batch.by_image(tree.levels, torch.amax),
+            batch.by_image(tree.num_nodes, torch.sum),
+        )
         counts = [batch.so_far, emitted, levels, nodes, failed]
         bounds = self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
@@ -273,12 +311,17 @@ class Engine:
     def allocate(self, size: int) -> Batch:
         """An empty batch whose cache has every column that decoding can use."""
         target = self.target
-        row_ends = None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
-        # a pass uses one column per tree slot, or per level of the path if the host does not know the path's length
+        row_ends = (
+            None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
+        )
+        # a pass uses one column per tree slot, or per level of the path if the host does not know
+        # the path's length
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
         if row_ends:
             reach *= 2  # in a tree, any slot may be followed by the end of its row
-        columns = aligned(target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach)
+        columns = aligned(
+            target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach
+        )
         lag = self.config.drafter.row_lag
         new_batch = Batch if lag is None else partial(RowsBatch, grid=target.grid, lag=lag)
         batch = new_batch(
@@ -294,12 +337,15 @@ class Engine:
         self.drafting.prepare(batch)
         return batch
 
-    def admit(self, batch: Batch, recorder: StatisticsRecorder, rows: list[int], queue: deque[Request]) -> None:
-        """Start the images of the queue's next captions at `rows`; their first tokens come from the prefill.
+    def admit(
+        self, batch: Batch, recorder: StatisticsRecorder, rows: list[int], queue: deque[Request]
+    ) -> None:
+        """Start the images of the queue's next captions at `rows`; their first tokens come from the
+        prefill.
 
-        The passes of all rows wait for a prefill. On an accelerator it takes about as long for a few captions as for
-        one, so if few rows are free there, the prompts of more captions are read, which get the rows that are free
-        next.
+        The passes of all rows wait for a prefill. On an accelerator it takes about as long for a
+        few captions as for one, so if few rows are free there, the prompts of more captions are
+        read, which get the rows that are free next.
         """
         while rows:
             if self._ahead is None:
@@ -310,18 +356,29 @@ class Engine:
             self.timer.start()
             indices = torch.tensor(admitted, device=self.device)
             if prefill.cached.cache is not batch.cache:
-                batch.cache.prompts(batch.rows(indices), self.target.prompt_len).fill(prefill.cached)
+                batch.cache.prompts(batch.rows(indices), self.target.prompt_len).fill(
+                    prefill.cached
+                )
             with kept_in(self.constants):
-                batch.admit(indices, prefill.keys, prefill.first_tokens, prefill.prompt.valid, prefill.nonfinite)
+                batch.admit(
+                    indices,
+                    prefill.keys,
+                    prefill.first_tokens,
+                    prefill.prompt.valid,
+                    prefill.nonfinite,
+                )
             captions = [request.caption for request in requests]
-            self.drafting.admit(indices, prefill.prompt, captions, prefill.features, prefill.first_tokens)
+            self.drafting.admit(
+                indices, prefill.prompt, captions, prefill.features, prefill.first_tokens
+            )
             batch.buffers.copy_back()
             self.timer.lap("prefill")
             recorder.open(admitted, requests, prefill.seconds)
 
     def _prefill(self, batch: Batch, rows: list[int], queue: deque[Request]) -> Prefill:
-        """Read the prompts of the queue's first captions: as many as there are rows, into these rows of the batch's
-        cache, or on an accelerator a part of a batch, into a cache of their own.
+        """Read the prompts of the queue's first captions: as many as there are rows, into these
+        rows of the batch's cache, or on an accelerator a part of a batch, into a cache of their
+        own.
         """
         least = self.batch_size // PREFILLS if self.groups_prompts else 1
         count = min(len(queue), max(len(rows), least))
@@ -330,22 +387,30 @@ class Engine:
         if count > len(rows):
             cache = self.target.transformer.new_cache(batch.streams * count, self.target.prompt_len)
             cache_rows = torch.arange(cache.rows, device=self.device)
-        prompt = self.target.encode([request.caption for request in requests], guided=batch.streams == 2)
+        prompt = self.target.encode(
+            [request.caption for request in requests], guided=batch.streams == 2
+        )
         timer = self.timer.start()  # latency excludes the encoding of captions, as in the papers
         order = torch.arange(self.target.prompt_len, device=self.device)
         cached, mask = cache.prompts(cache_rows, len(order)), causal_padding_mask(prompt.valid)
-        outputs = self.target.transformer(prompt.embeds, order, mask=mask, cache=cached, taps=self.taps)
+        outputs = self.target.transformer(
+            prompt.embeds, order, mask=mask, cache=cached, taps=self.taps
+        )
         features, read = self._split(outputs)
         probs = to_probs(batch.guided_logits(self.target.head, features[:, -1]), self.sampling)
-        keys = image_keys(self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device)
+        keys = image_keys(
+            self.seed, [r.caption_id for r in requests], [r.sample for r in requests], self.device
+        )
         first_tokens = self.acceptor.sample(probs, CounterRNG(keys, 1), torch.zeros_like(keys))
         timer.lap("prefill")
         seconds = timer.take()["prefill"] / count
         return Prefill(prompt, cached, read, keys, first_tokens, probs.isnan().any(1), seconds)
 
-    def _refill(self, batch: Batch, recorder: StatisticsRecorder, so_far: list[int], queue: deque[Request]) -> None:
-        """Give finished rows to waiting captions. Rows for which no caption is waiting are removed; those of a static
-        batch are idle until half of its rows can be removed.
+    def _refill(
+        self, batch: Batch, recorder: StatisticsRecorder, so_far: list[int], queue: deque[Request]
+    ) -> None:
+        """Give finished rows to waiting captions. Rows for which no caption is waiting are removed;
+        those of a static batch are idle until half of its rows can be removed.
         """
         finished = [row for row, count in enumerate(so_far) if count >= self.image_len]
         reused, unused = finished[: len(queue)], finished[len(queue) :]

@@ -20,8 +20,8 @@ from workers.models.target import Target
 
 
 class FixedTree(TreeDrafting):
-    """The shape is data. The children of a node are sampled without replacement, or are the drafter's top tokens (at
-    temperature 0, and where the policy says so).
+    """The shape is data. The children of a node are sampled without replacement, or are the
+    drafter's top tokens (at temperature 0, and where the policy says so).
     """
 
     capturable = True
@@ -38,11 +38,15 @@ class FixedTree(TreeDrafting):
         self._probs_index = torch.zeros(1, self._shape.nodes + 1, dtype=torch.int64, device=device)
         row = 0
         for level in self._plan:
-            self._probs_index[0, level.parent_slots] = torch.arange(row, row + level.parents, device=device)
+            self._probs_index[0, level.parent_slots] = torch.arange(
+                row, row + level.parents, device=device
+            )
             row += level.parents
-        # [1, N] where each node's siblings and it have their probs, when the rows of probs are flattened
+        # [1, N] where each node's siblings and it have their probs, when the rows of probs are
+        # flattened
         self._node_probs = self._probs_index.gather(1, self._shape.parents + 1) * self._codes
-        # a chain that is verified together draws every pass's drafts afresh: a position is nearer to the root each time
+        # a chain that is verified together draws every pass's drafts afresh: a position is nearer
+        # to the root each time
         self._fresh_slots: Tensor | None = None
         if config.acceptance.verification.reads_later_drafts:
             codes = torch.arange(self._codes, device=device)
@@ -58,10 +62,14 @@ class FixedTree(TreeDrafting):
             if index == 0:
                 logits = self.drafter.root_logits(batch)[:, None]
             else:
-                logits = self.drafter.expand(batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank)
+                logits = self.drafter.expand(
+                    batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank
+                )
             level_probs = self.probs(logits)
             level_noise = None if noise is None else noise[:, index : index + 1]
-            order = self._children(level.width, level_probs, level_noise).expand(-1, level.parents, -1)
+            order = self._children(level.width, level_probs, level_noise).expand(
+                -1, level.parents, -1
+            )
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
         tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
@@ -82,19 +90,24 @@ class FixedTree(TreeDrafting):
         )
 
     def _noise(self, batch: Batch) -> Tensor:
-        """Exponential numbers [B, levels, V]: of the position, or of the position and its distance to the root."""
+        """Exponential numbers [B, levels, V]: of the position, or of the position and its distance
+        to the root.
+        """
         positions = batch.token_positions[:, : self.max_levels]
         if self._fresh_slots is None:
             return batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
-        return rng.exponential(batch.keys[:, None, None], positions[..., None], Purpose.DRAFT, self._fresh_slots)
+        return rng.exponential(
+            batch.keys[:, None, None], positions[..., None], Purpose.DRAFT, self._fresh_slots
+        )
 
     @staticmethod
     def _children(width: int, probs: Tensor, noise: Tensor | None) -> Tensor:
-        """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B, F, V]; F = 1 if all
-        probs are the same (Medusa). noise [B, 1, V]: exponential; None: the top tokens.
+        """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B,
+        F, V]; F = 1 if all probs are the same (Medusa). noise [B, 1, V]: exponential; None: the top
+        tokens.
 
-        All parents of a level share its noise: verification reaches only one of them, and which one depends only on the
-        random numbers of earlier positions.
+        All parents of a level share its noise: verification reaches only one of them, and which one
+        depends only on the random numbers of earlier positions.
         """
         if probs.stride(1) == 0:
             probs = probs[:, :1]
@@ -114,14 +127,19 @@ class _Level:
     parents: int  # nodes of the level above that are expanded
     width: int  # children sampled for each of them
     parent_slots: Tensor  # [parents]
-    parent_rank: Tensor | None  # [1, parents] each one's parent among the nodes expanded one level above (None: one)
+    # [1, parents] each one's parent among the nodes expanded one level above (None: one)
+    parent_rank: Tensor | None
     expanded: Tensor | None  # which nodes of the level above are expanded
     kept: Tensor | None  # which of the parents * width children are nodes of the tree
 
 
 def _indices(indices: list[int], total: int, device: torch.device) -> Tensor | None:
     """`indices` as a tensor; None if they are range(total)."""
-    return None if indices == list(range(total)) else torch.tensor(indices, dtype=torch.int64, device=device)
+    return (
+        None
+        if indices == list(range(total))
+        else torch.tensor(indices, dtype=torch.int64, device=device)
+    )
 
 
 def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
@@ -129,18 +147,25 @@ def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
     plan: list[_Level] = []
     expanded_before: list[int] = []
     for index, nodes in enumerate(tree.levels):
-        parents = list(dict.fromkeys(tree.parents[n] for n in nodes))  # node ids, in order; -1 is the root
+        # node ids, in order; -1 is the root
+        parents = list(dict.fromkeys(tree.parents[n] for n in nodes))
         width = max(tree.rank[n] for n in nodes) + 1
         kept = [parents.index(tree.parents[n]) * width + tree.rank[n] for n in nodes]
         above = list(tree.levels[index - 1]) if index else []
         expanded = [above.index(p) for p in parents] if index else []
-        ranks = [expanded_before.index(tree.parents[p]) for p in parents] if len(expanded_before) > 1 else []
+        ranks = (
+            [expanded_before.index(tree.parents[p]) for p in parents]
+            if len(expanded_before) > 1
+            else []
+        )
         plan.append(
             _Level(
                 parents=len(parents),
                 width=width,
                 parent_slots=torch.tensor([p + 1 for p in parents], device=device),
-                parent_rank=torch.tensor([ranks], dtype=torch.int64, device=device) if ranks else None,
+                parent_rank=torch.tensor([ranks], dtype=torch.int64, device=device)
+                if ranks
+                else None,
                 expanded=_indices(expanded, len(above), device),
                 kept=_indices(kept, len(parents) * width, device),
             )

@@ -1,4 +1,6 @@
-"""Passes as CUDA graphs: all kernels of a phase are launched at once, without Python between them."""
+"""Passes as CUDA graphs: all kernels of a phase are launched at once, without Python between
+them.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-# Captures a function without carrying it out; returns the graph and the function's result, which a replay overwrites.
+# Captures a function without carrying it out; returns the graph and the function's result, which a
+# replay overwrites.
 Capture = Callable[[Callable[[], Any]], tuple[Graph, Any]]
 RunPhase = Callable[[str, Callable[[], Any]], Any]  # carries out the phase of this name
-GraphKey = tuple[int, ...]  # a batch's rows, its largest count of tokens, and what the drafting planned
+# a batch's rows, its largest count of tokens, and what the drafting planned
+GraphKey = tuple[int, ...]
 
 
 def are_supported(device: torch.device) -> bool:
@@ -59,7 +63,9 @@ class CudaCapture:
         return graph, result
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Leave capture mode. The end of a failed capture raises before the allocator has left it."""
+        """Leave capture mode. The end of a failed capture raises before the allocator has left
+        it.
+        """
         with contextlib.suppress(RuntimeError):
             graph.capture_end()
         with contextlib.suppress(RuntimeError):
@@ -67,7 +73,9 @@ class CudaCapture:
 
 
 def padded_batch_size(capacity: int, captions: int) -> int:
-    """The rows of a static batch for so many captions: its capacity, halved as often as they still fit."""
+    """The rows of a static batch for so many captions: its capacity, halved as often as they still
+    fit.
+    """
     rows = capacity
     while rows // 2 >= max(1, captions):
         rows //= 2
@@ -88,9 +96,11 @@ def eager_runner(timer: PhaseTimer) -> RunPhase:
 def run_until_replayed(run: Callable[[], _Output]) -> _Output:
     """The output of the first run in which all passes of batches with graphs are replays.
 
-    A key's first two passes take longer, and a setting whose images end at different times has more keys than vanilla.
+    A key's first two passes take longer, and a setting whose images end at different times has more
+    keys than vanilla.
 
-    run: called again as long as keys are new. It computes the same each time, on engines that keep their graphs.
+    run: called again as long as keys are new. It computes the same each time, on engines that keep
+    their graphs.
 
     Raises:
         RuntimeError: the keys are still new after many runs, because graphs are not kept.
@@ -100,18 +110,20 @@ def run_until_replayed(run: Callable[[], _Output]) -> _Output:
         output = run()
         if RoundGraphs.first_passes == before:
             return output
-    raise RuntimeError(f"after {_MAX_RUNS} runs of the same captions, passes are still captured as CUDA graphs")
+    raise RuntimeError(
+        f"after {_MAX_RUNS} runs of the same captions, passes are still captured as CUDA graphs"
+    )
 
 
 class RoundGraphs:
     """The graphs of a batch's passes by key, one graph for each phase, so that phases can be timed.
 
-    A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured, and from then on its
-    graphs are replayed. After a phase that cannot be captured, all passes of this process run eagerly, also those that
-    have graphs: settings are compared in one mode.
+    A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured,
+    and from then on its graphs are replayed. After a phase that cannot be captured, all passes of
+    this process run eagerly, also those that have graphs: settings are compared in one mode.
 
-    failure: why they do. first_passes: how many passes of this process ran eagerly or were captured because their key
-    was new.
+    failure: why they do. first_passes: how many passes of this process ran eagerly or were captured
+    because their key was new.
     """
 
     failure: ClassVar[str | None] = None
@@ -128,8 +140,8 @@ class RoundGraphs:
         return list(self._captured)
 
     def run(self, key: GraphKey, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
-        """The result of `phases`, which gives each phase of a pass to its argument. The next pass of this key
-        overwrites it.
+        """The result of `phases`, which gives each phase of a pass to its argument. The next pass
+        of this key overwrites it.
 
         Raises:
             torch.OutOfMemoryError: during capture, as in any pass.
@@ -165,8 +177,11 @@ class RoundGraphs:
                 raise
             except RuntimeError as error:
                 RoundGraphs.failure = str(error)
-                self._buffers.reset(self._buffers.size)  # the phase has assigned tensors that were never computed
-                _logger.warning("a pass cannot be captured as a CUDA graph, so passes take longer: %s", error)
+                # the phase has assigned tensors that were never computed
+                self._buffers.reset(self._buffers.size)
+                _logger.warning(
+                    "a pass cannot be captured as a CUDA graph, so passes take longer: %s", error
+                )
                 return eagerly(name, function)
             graphs.append((name, graph))
             graph.replay()

@@ -1,9 +1,10 @@
 """Speculative Jacobi decoding (Teng et al. 2024): the target is its own drafter.
 
-A window of tokens follows the root. One pass verifies it and, at no extra cost, gives new probs at every position:
-rejected tokens are resampled from those, under a context that is partly wrong, and verified in the next pass under a
-better one. Each token keeps the probs that it was really sampled from, which makes the rule lossless. GSD (So et al.
-2025) is the same window under the grouped neighbourhood.
+A window of tokens follows the root. One pass verifies it and, at no extra cost, gives new probs at
+every position: rejected tokens are resampled from those, under a context that is partly wrong, and
+verified in the next pass under a better one. Each token keeps the probs that it was really sampled
+from, which makes the rule lossless. GSD (So et al. 2025) is the same window under the grouped
+neighbourhood.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from workers.models.target import Prompt, Target
 
 
 class JacobiWindow(Drafting):
-    """N drafts, one for each level; the published window size counts the root too, so N is one less. They are the first
-    path of the tree, which is all of it in a chain.
+    """N drafts, one for each level; the published window size counts the root too, so N is one
+    less. They are the first path of the tree, which is all of it in a chain.
 
-    The window's last positions may be new: no pass has given probs there. They are filled at random, with the token to
-    their left, or with that position's most likely token. The probs of such a token are a point mass, which is correct
-    for any choice that does not depend on the target's next probs; for random tokens the uniform probs are correct too,
-    and accepted more often. `redraws` has the ways in which drafts behind a rejection are replaced.
+    The window's last positions may be new: no pass has given probs there. They are filled at
+    random, with the token to their left, or with that position's most likely token. The probs of
+    such a token are a point mass, which is correct for any choice that does not depend on the
+    target's next probs; for random tokens the uniform probs are correct too, and accepted more
+    often. `redraws` has the ways in which drafts behind a rejection are replaced.
 
-    Where the tree branches (SJD-PAC), a level's further drafts are sampled anew in every pass from the probs of its
-    first one, without replacement; all siblings of a level share them. Each is tested in order, after those before it
-    (see `accept`), and the window follows the path that was accepted. SJD-PAC's code takes the longest path of
-    independent tests and samples further drafts from another residual, which is not lossless.
+    Where the tree branches (SJD-PAC), a level's further drafts are sampled anew in every pass from
+    the probs of its first one, without replacement; all siblings of a level share them. Each is
+    tested in order, after those before it (see `accept`), and the window follows the path that was
+    accepted. SJD-PAC's code takes the longest path of independent tests and samples further drafts
+    from another residual, which is not lossless.
     """
 
     tokens: Tensor  # [B, N]
@@ -60,20 +63,30 @@ class JacobiWindow(Drafting):
         length = self.max_levels = len(tree.levels)
         self.max_nodes = len(tree.parents)
         self._nodes = torch.arange(length, device=device)  # of the first path
-        self._probs_index = self._shape.offsets.clamp(max=length - 1)  # row i of the probs belongs to level i
+        # row i of the probs belongs to level i
+        self._probs_index = self._shape.offsets.clamp(max=length - 1)
         self._levels = torch.full((1,), length, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, length, dtype=torch.bool, device=device)
-        self._branches = None if self._shape.is_chain else _Branches.of(tree, self._vocab_size, device)
+        self._branches = (
+            None if self._shape.is_chain else _Branches.of(tree, self._vocab_size, device)
+        )
 
     def prepare(self, batch: Batch) -> None:
         size, codes = batch.size, self._vocab_size if self._sampled else 0
-        self.tokens = torch.zeros(size, self.max_levels, dtype=torch.int64, device=batch.keys.device)
+        self.tokens = torch.zeros(
+            size, self.max_levels, dtype=torch.int64, device=batch.keys.device
+        )
         self.probs = torch.zeros(size, self.max_levels, codes, device=batch.keys.device)
         self.known = torch.zeros_like(batch.emitted)
         batch.buffers.add(self, "tokens", "probs", "known")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.known = self.known.index_fill(0, indices, 0)
 
@@ -85,7 +98,9 @@ class JacobiWindow(Drafting):
         elif self._sampled:
             index = tokens[..., None]
             self.probs.masked_fill_(new[..., None], 0)
-            self.probs.scatter_(2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1))
+            self.probs.scatter_(
+                2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1)
+            )
         exists = self._all_exist.expand(batch.size, -1)
         if self._branches is not None:
             tokens, exists = self._branch(self._branches, batch, tokens, exists)
@@ -99,13 +114,17 @@ class JacobiWindow(Drafting):
             counts=self._levels.expand(batch.size) if self._branches is None else None,
         )
 
-    def _branch(self, branches: _Branches, batch: Batch, tokens: Tensor, exists: Tensor) -> tuple[Tensor, Tensor]:
+    def _branch(
+        self, branches: _Branches, batch: Batch, tokens: Tensor, exists: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Tokens and existence [B, nodes] of all nodes, from those [B, N] of the first path."""
         levels, width = branches.levels, branches.width
         if self._sampled:  # a level is nearer to the root in every pass: new numbers
             first, probs = tokens[:, :levels, None], self.probs[:, :levels]
             positions = batch.token_positions[:, :levels, None]
-            noise = rng.exponential(batch.keys[:, None, None], positions, Purpose.WINDOW, branches.slots)
+            noise = rng.exponential(
+                batch.keys[:, None, None], positions, Purpose.WINDOW, branches.slots
+            )
             others = (probs.scatter(2, first, 0) / noise).topk(width - 1, dim=-1).indices
             possible = probs.gather(2, others) > 0  # sampled codes may be fewer than siblings
             possible &= others != first
@@ -120,28 +139,37 @@ class JacobiWindow(Drafting):
         """Tokens [B, N|1] for new positions."""
         if self._params.initialisation in ("uniform", "random"):
             positions = batch.token_positions[:, : self.max_levels]
-            return batch.rng.by_slot(self._random_codes, Purpose.WINDOW, positions, self._vocab_size)
+            return batch.rng.by_slot(
+                self._random_codes, Purpose.WINDOW, positions, self._vocab_size
+            )
         last = (self.known - 1).clamp(min=0)  # position that is not new
         token = gather_rows(self.tokens[..., None], last)[:, 0]
         if self._params.initialisation == "sample_left" and self._sampled:
             token = largest_index(gather_rows(self.probs, last))
         return torch.where(self.known > 0, token, batch.root)[:, None]
 
-    def _random_codes(self, keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
+    def _random_codes(
+        self, keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
+    ) -> Tensor:
         """Uniform codes, as the numbers of `rng.uniform`."""
         return (rng.bits(keys, positions, purpose, slots) >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
-        """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs of the token after
-        it.
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
+        """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs
+        of the token after it.
         """
         length, branches = self.max_levels, self._branches
-        depths = (result.num_emitted[:, None] + self._nodes).clamp(max=length)  # old slots before the new levels
+        # old slots before the new levels
+        depths = (result.num_emitted[:, None] + self._nodes).clamp(max=length)
         self.known = length - result.num_accepted
         slots = depths
         if branches is not None:
             assert result.path is not None
-            slots = branches.contexts[gather_rows(result.path, result.num_accepted)].gather(1, depths)
+            slots = branches.contexts[gather_rows(result.path, result.num_accepted)].gather(
+                1, depths
+            )
         if not self._sampled:
             self.tokens = largest_index(logits).gather(1, slots)
             return
@@ -151,7 +179,9 @@ class JacobiWindow(Drafting):
             target = self._rows(result.probs, slots, out=None if keeps else self.probs)
         else:
             target = to_probs(self._rows(logits, slots), self.sampling)
-        tokens = tree.tokens if branches is None else tree.tokens.index_select(1, branches.first_path)
+        tokens = (
+            tree.tokens if branches is None else tree.tokens.index_select(1, branches.first_path)
+        )
         draft = Redraw(
             self._params,
             batch.rng,
@@ -164,8 +194,12 @@ class JacobiWindow(Drafting):
         )
         self.tokens, self.probs = self._redraw(draft)
 
-    def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
-        """[B, N] whether a new level has an old draft, below the old slots `depths` [B, N], that a redraw may keep."""
+    def _may_stay(
+        self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult
+    ) -> Tensor:
+        """[B, N] whether a new level has an old draft, below the old slots `depths` [B, N], that a
+        redraw may keep.
+        """
         return depths < self.max_levels
 
     @staticmethod
@@ -174,16 +208,20 @@ class JacobiWindow(Drafting):
         size, count, codes = values.shape
         rows = index + row_starts(size, count, index.device)[:, None]
         flat = None if out is None else out.flatten(0, 1)
-        return torch.index_select(values.flatten(0, 1), 0, rows.flatten(), out=flat).view(size, -1, codes)
+        return torch.index_select(values.flatten(0, 1), 0, rows.flatten(), out=flat).view(
+            size, -1, codes
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Branches:
-    """Where the nodes of a window that branches come from. Its first `levels` levels have siblings, `width` at most.
+    """Where the nodes of a window that branches come from. Its first `levels` levels have siblings,
+    `width` at most.
 
-    columns [nodes]: each node's column in the first path's drafts [N] and then the further ones [levels * (width - 1)].
-    first_path [N]: its nodes. contexts [slots, N + 1]: below each slot, the slot of each level whose probs serve that
-    path: its first descendants, and the first path's where it has none. slots [levels, V]: of random numbers.
+    columns [nodes]: each node's column in the first path's drafts [N] and then the further ones
+    [levels * (width - 1)]. first_path [N]: its nodes. contexts [slots, N + 1]: below each slot, the
+    slot of each level whose probs serve that path: its first descendants, and the first path's
+    where it has none. slots [levels, V]: of random numbers.
     """
 
     levels: int
@@ -211,4 +249,6 @@ class _Branches:
         first = codes + 3 * length  # behind the slots of new tokens and of two streams of redraws
         slots = torch.arange(first, first + levels * codes, device=device).view(levels, codes)
         as_tensor = partial(torch.tensor, device=device)
-        return cls(levels, width, as_tensor(columns), as_tensor(first_path), as_tensor(contexts), slots)
+        return cls(
+            levels, width, as_tensor(columns), as_tensor(first_path), as_tensor(contexts), slots
+        )

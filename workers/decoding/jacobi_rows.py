@@ -1,9 +1,10 @@
 """A Jacobi window in each of several rows of an image (PJD, arXiv 2606.05703).
 
-A row's window ends with the row, and before the token that has no upper neighbour yet. Each row is verified by itself:
-accepted drafts, then the residual's token. So a row follows the target's probs in the context that its pass saw.
-PJD's code corrects only the uppermost incomplete row. In the rows below it, a rejected draft is drawn anew and tested
-again in the next pass, and no token follows accepted drafts (`lower: redrawn`).
+A row's window ends with the row, and before the token that has no upper neighbour yet. Each row is
+verified by itself: accepted drafts, then the residual's token. So a row follows the target's probs
+in the context that its pass saw. PJD's code corrects only the uppermost incomplete row. In the rows
+below it, a rejected draft is drawn anew and tested again in the next pass, and no token follows
+accepted drafts (`lower: redrawn`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from workers.models.target import Prompt, Target
 
 
 def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
-    """`redraws.reuse` with the probs of PJD's code: the old ones where a draft stays, else the target's."""
+    """`redraws.reuse` with the probs of PJD's code: the old ones where a draft stays, else the
+    target's.
+    """
     q, p, threshold = draft.target, draft.probs, draft.params.threshold
     assert threshold is not None
     stays = draft.drafted & (draft.of_drafts(q) > draft.of_drafts(p) * threshold)
@@ -33,8 +36,9 @@ def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
 
 
 class RowWindows(JacobiWindow):
-    """The windows of a batch's wavefronts. A wavefront's window is emptied in every pass in which the wavefront is not
-    open, so that it is new when a row begins; `admit` empties all of a new image.
+    """The windows of a batch's wavefronts. A wavefront's window is emptied in every pass in which
+    the wavefront is not open, so that it is new when a row begins; `admit` empties all of a new
+    image.
     """
 
     capturable = True
@@ -52,7 +56,12 @@ class RowWindows(JacobiWindow):
         self._wavefronts = batch.wavefronts
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.known = self.known.view(self._wavefronts, -1).index_fill(1, indices, 0).flatten()
 
@@ -70,17 +79,22 @@ class RowWindows(JacobiWindow):
         tree.counts = drafts.clamp(0, self.max_levels)
         return tree
 
-    def _may_stay(self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult) -> Tensor:
+    def _may_stay(
+        self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult
+    ) -> Tensor:
         may_stay = super()._may_stay(depths, batch, tree, result)
         if not self._redraws_lower:
             return may_stay
         assert isinstance(batch, RowsBatch)
-        # where no token follows the accepted drafts, the window begins with the one that was rejected
+        # where no token follows the accepted drafts, the window begins with the one that was
+        # rejected
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
         is_rejected = is_lower & (result.num_emitted < tree.num_nodes)
         return may_stay & (depths >= (result.num_emitted + is_rejected)[:, None])
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
         assert isinstance(batch, RowsBatch)
         withheld = self._emits_no_token(batch)
         result.num_accepted = result.num_accepted - withheld  # the window slides by what is emitted

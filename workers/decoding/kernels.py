@@ -1,7 +1,7 @@
 """What one Triton kernel does on an accelerator: random bits, and acceptance along a draft tree.
 
-On a CPU NumPy makes the bits. Elsewhere, and for rules that the kernel does not know, the plain code runs: `rng.bits`
-and `Acceptor._accept`.
+On a CPU NumPy makes the bits. Elsewhere, and for rules that the kernel does not know, the plain
+code runs: `rng.bits` and `Acceptor._accept`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from search_spaces.acceptance import AcceptanceRule
 from workers.decoding.operators import cpu_operator
 
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
-_GOLDEN, _MIX_1, _MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN, _MIX_1, _MIX_2 = (
+    np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 _Unsigned = np.ndarray[Any, np.dtype[np.uint64]]
 _MAX_ROW = (1 << 31) - (1 << 16)  # numbers; the last block reaches beyond
 _CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core's cache
@@ -29,10 +31,11 @@ _CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core
 
 @dataclass(frozen=True, slots=True)
 class FusedRule:
-    """An acceptance rule as the kernel takes it. kind: of neighbourhood. bound: of the neighbours' mass.
+    """An acceptance rule as the kernel takes it. kind: of neighbourhood. bound: of the neighbours'
+    mass.
 
-    has_paper_residual: a rejection takes the neighbours' mass away. has_exact_residual: it leaves what the exact rule
-    leaves.
+    has_paper_residual: a rejection takes the neighbours' mass away. has_exact_residual: it leaves
+    what the exact rule leaves.
     """
 
     kind: int
@@ -48,7 +51,9 @@ class FusedRule:
         exact_residual = rule.schedule.at_least_one
         if neighbourhood.exact:
             none = _KINDS.index("none")
-            return cls(none, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
+            return (
+                cls(none, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
+            )
         if sampled and not (paper or exact_residual):
             return None  # the residual would need the mass of every token
         fused = neighbourhood.fused if "fused" in vars(type(neighbourhood)) else None
@@ -57,8 +62,8 @@ class FusedRule:
 
 @cache
 def is_available(device_type: str) -> bool:
-    """Whether the kernels run there; the first call tries one. The meta device stands for an accelerator that has
-    Triton.
+    """Whether the kernels run there; the first call tries one. The meta device stands for an
+    accelerator that has Triton.
     """
     if device_type != "cuda" or find_spec("triton") is None:
         return device_type == "meta"
@@ -66,7 +71,9 @@ def is_available(device_type: str) -> bool:
         zero = torch.zeros(1, dtype=torch.int64, device=device_type)
         random_bits(zero, zero, 1, zero)
     except Exception as error:  # no compiler, no driver, an old GPU: Triton raises many types
-        logging.getLogger(__name__).warning("Triton's kernels do not run here, so trees take longer: %s", error)
+        logging.getLogger(__name__).warning(
+            "Triton's kernels do not run here, so trees take longer: %s", error
+        )
         return False
     return True
 
@@ -78,7 +85,9 @@ def implementation(device_type: str) -> str:
 
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
-    """See `rng.bits`. The arguments broadcast to at most three dimensions, the last two of fewer than 2^31 numbers."""
+    """See `rng.bits`. The arguments broadcast to at most three dimensions, the last two of fewer
+    than 2^31 numbers.
+    """
     import triton  # type: ignore[import-untyped]
 
     from workers.decoding import rng_kernel
@@ -100,7 +109,9 @@ def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) ->
 
 @cpu_operator("bits_by_numpy(Tensor keys, Tensor positions, int purpose, Tensor slots) -> Tensor")
 def bits_by_numpy(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
-    """`rng.bits` in half the time of torch, whose shifts are signed and whose copies leave the cache."""
+    """`rng.bits` in half the time of torch, whose shifts are signed and whose copies leave the
+    cache.
+    """
     key, place, slot = (part.numpy().view(np.uint64) for part in (keys, positions, slots))
     mixed = np.asarray(_mix(np.asarray(key + place * _GOLDEN + np.uint64(purpose))) + slot * _MIX_1)
     return torch.from_numpy(_mix(mixed).view(np.int64))
@@ -144,13 +155,18 @@ def accept_tree(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, L + 1], its length [B] and the residual [B, V], which is not normalised.
 
-    probs [B, S, V]: the target's after every slot. tree: children [B|1, S, C], tokens [B, S], eligible [B, S]. tests:
-    uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row of each slot's children [B|1, S]; empty for
-    chosen children. neighbours [V, >= k] int32 or int64. The rest: see `FusedRule`.
+    probs [B, S, V]: the target's after every slot. tree: children [B|1, S, C], tokens [B, S],
+    eligible [B, S]. tests: uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row
+    of each slot's children [B|1, S]; empty for chosen children. neighbours [V, >= k] int32 or
+    int64. The rest: see `FusedRule`.
     """
     from workers.decoding import accept_kernel
 
-    (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = probs.shape, tree, tests
+    (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = (
+        probs.shape,
+        tree,
+        tests,
+    )
     path, num_accepted, residual = _outputs(probs, uniforms)
     residuals = probs.new_empty(batch, 2, vocabulary)
     inputs = [probs, *proposals, tokens, eligible, omegas]
@@ -159,19 +175,47 @@ def accept_tree(
     remaining = probs.new_empty(batch, vocabulary) if proposals else probs
     with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
         accept_kernel.accept_path[(batch,)](
-            probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
-            children if neighbours is None else neighbours, residuals, remaining, residual, path, num_accepted,
-            k, bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
-            0 if neighbours is None else neighbours.stride(0), source.shape[1],
-            children.stride(0) if children.shape[0] > 1 else 0, children.stride(1), slots if rows.shape[0] > 1 else 0,
-            KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact_residual, SAMPLED=bool(proposals), BLOCK=accept_kernel.BLOCK,
-            CHUNK=accept_kernel.CHUNK, num_warps=accept_kernel.NUM_WARPS,
-        )  # fmt: skip
+            probs,
+            source,
+            rows,
+            children,
+            tokens,
+            eligible.view(torch.uint8),
+            uniforms,
+            omegas,
+            children if neighbours is None else neighbours,
+            residuals,
+            remaining,
+            residual,
+            path,
+            num_accepted,
+            k,
+            bound,
+            slots,
+            children.shape[2],
+            uniforms.stride(1),
+            uniforms.shape[1],
+            vocabulary,
+            0 if neighbours is None else neighbours.stride(0),
+            source.shape[1],
+            children.stride(0) if children.shape[0] > 1 else 0,
+            children.stride(1),
+            slots if rows.shape[0] > 1 else 0,
+            KIND=kind,
+            PAPER=paper,
+            EXACT_RESIDUAL=exact_residual,
+            SAMPLED=bool(proposals),
+            BLOCK=accept_kernel.BLOCK,
+            CHUNK=accept_kernel.CHUNK,
+            num_warps=accept_kernel.NUM_WARPS,
+        )
     return path, num_accepted, residual
 
 
 @accept_tree.register_fake
-def _(probs: Tensor, tree: Sequence[Tensor], tests: Sequence[Tensor], *_: object) -> tuple[Tensor, Tensor, Tensor]:
+def _(
+    probs: Tensor, tree: Sequence[Tensor], tests: Sequence[Tensor], *_: object
+) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(probs, tests[0])
 
 

@@ -1,7 +1,7 @@
 """The neighbour table: for every code, the codes nearest to it.
 
-It depends only on the codebook, so a process computes it once per codebook and proximity, in chunks and wide enough for
-most k: seconds for the published codebooks (`benchmarks.neighbours`).
+It depends only on the codebook, so a process computes it once per codebook and proximity, in chunks
+and wide enough for most k: seconds for the published codebooks (`benchmarks.neighbours`).
 """
 
 from __future__ import annotations
@@ -14,28 +14,34 @@ from torch import Tensor
 from workers.decoding import rng
 
 _CHUNK_ENTRIES = 1 << 20  # distances held at once: some 30 MB with all temporaries
-_MIN_COLUMNS = 1024  # columns computed at least: they cost little, and the tables of all smaller k are slices
+# columns computed at least: they cost little, and the tables of all smaller k are slices
+_MIN_COLUMNS = 1024
 _MAX_TABLES = 4
 
 _tables: dict[tuple[str, str, torch.device], Tensor] = {}  # this process's tables, the newest last
 
 
 def neighbour_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
-    """Neighbours [V, k] (int32, a view) of codebook rows [V, d], each row starting with the code itself, then by
-    increasing distance.
+    """Neighbours [V, k] (int32, a view) of codebook rows [V, d], each row starting with the code
+    itself, then by increasing distance.
 
-    Distances are l2 or cosine in fp32, ties broken by index; "random" gives every code a fixed random order (LANTERN's
-    control).
+    Distances are l2 or cosine in fp32, ties broken by index; "random" gives every code a fixed
+    random order (LANTERN's control).
 
     Raises:
         ValueError: k exceeds the codebook, or the proximity is unknown.
     """
     size = codebook.shape[0]
     if not 1 <= k <= size:
-        raise ValueError(f"neighbourhood size k={k} does not fit a codebook of {size} codes; choose 1 <= k <= {size}")
+        raise ValueError(
+            f"neighbourhood size k={k} does not fit a codebook of {size} codes; choose 1 <= k <= "
+            f"{size}"
+        )
     if proximity not in ("l2", "cosine", "random"):
         raise ValueError(f"unknown proximity {proximity!r}; use l2, cosine or random")
-    digest = hashlib.sha256(codebook.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256(
+        codebook.detach().float().cpu().contiguous().numpy().tobytes()
+    ).hexdigest()[:16]
     key = (digest, proximity, codebook.device)
     if key not in _tables or _tables[key].shape[1] < k:
         _tables[key] = compute_table(codebook, proximity, min(size, max(k, _MIN_COLUMNS)))
@@ -53,7 +59,9 @@ def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     codes = torch.arange(size, device=device)
     table = torch.empty(size, k, dtype=torch.int32, device=device)
     for chunk in torch.split(codes, max(1, _CHUNK_ENTRIES // size)):
-        order = _random_order(chunk, codes) if proximity == "random" else _order(vectors, chunk, codes)
+        order = (
+            _random_order(chunk, codes) if proximity == "random" else _order(vectors, chunk, codes)
+        )
         # the code itself comes first, even if another code is identical
         order[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
         table[chunk] = order.topk(k, dim=1, largest=False).indices.int()
@@ -61,10 +69,11 @@ def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
 
 
 def _order(vectors: Tensor, chunk: Tensor, codes: Tensor) -> Tensor:
-    """Integers [n, V] that sort the codes by their distance to the chunk's codes [n], then by index.
+    """Integers [n, V] that sort the codes by their distance to the chunk's codes [n], then by
+    index.
 
-    The bits of a float that is not negative, read as an integer, increase with it; the index fills the lower half, so
-    that no two integers of a row are equal and `topk` needs no stable sort.
+    The bits of a float that is not negative, read as an integer, increase with it; the index fills
+    the lower half, so that no two integers of a row are equal and `topk` needs no stable sort.
     """
     distance = torch.cdist(vectors[chunk], vectors, compute_mode="donot_use_mm_for_euclid_dist")
     return torch.add(codes, distance.view(torch.int32).long(), alpha=1 << 32)

@@ -16,9 +16,9 @@ from workers.models.target import Prompt
 class Prefill:
     """One pass of the target over the prompts of n captions (R = streams x n transformer rows).
 
-    cached: where the keys and values are. features [R, P, D or taps * D]: what the drafter reads of the target.
-    keys [n]: keys of the images' random numbers. first_tokens [n]. nonfinite [n]: where the probs that they were
-    sampled from were not finite. seconds: one caption's share of the pass.
+    cached: where the keys and values are. features [R, P, D or taps * D]: what the drafter reads of
+    the target. keys [n]: keys of the images' random numbers. first_tokens [n]. nonfinite [n]: where
+    the probs that they were sampled from were not finite. seconds: one caption's share of the pass.
     """
 
     prompt: Prompt
@@ -37,11 +37,15 @@ class Prefill:
 
     def _part(self, start: int, stop: int) -> Prefill:
         size, features = len(self.keys), self.features
-        rows = stream_rows(torch.arange(start, stop, device=features.device), len(features) // size, size)
+        rows = stream_rows(
+            torch.arange(start, stop, device=features.device), len(features) // size, size
+        )
         return replace(
             self,
             prompt=Prompt(self.prompt.embeds[rows], self.prompt.valid[rows]),
-            cached=replace(self.cached, flat=self.cached.flat.view(len(features), -1)[rows].flatten()),
+            cached=replace(
+                self.cached, flat=self.cached.flat.view(len(features), -1)[rows].flatten()
+            ),
             features=features[rows],
             keys=self.keys[start:stop],
             first_tokens=self.first_tokens[start:stop],

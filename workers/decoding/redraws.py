@@ -1,9 +1,10 @@
 """How a Jacobi window replaces the drafts behind a rejection, whose contexts have changed.
 
-A redraw maps a position's old draft t ~ p and the target's new probs q to a new draft. A window is lossless under every
-redraw if the probs that it keeps are the distribution of the new draft with t ~ p and fresh numbers, p and q held fixed
-(`probs: marginal`), as everything that decides p and q comes from earlier positions. The published code of some redraws
-keeps other probs (`probs: published`), and their images then have another distribution.
+A redraw maps a position's old draft t ~ p and the target's new probs q to a new draft. A window is
+lossless under every redraw if the probs that it keeps are the distribution of the new draft with t
+~ p and fresh numbers, p and q held fixed (`probs: marginal`), as everything that decides p and q
+comes from earlier positions. The published code of some redraws keeps other probs (`probs:
+published`), and their images then have another distribution.
 
 Sources: SJD (Teng et al. 2024), SCD (arXiv 2510.24211), SJD++ (arXiv 2512.07503).
 """
@@ -23,13 +24,13 @@ from workers.decoding.sampling import sample_by_inversion
 
 @dataclass(frozen=True, slots=True)
 class Redraw:
-    """N positions of B images. In every pass a position is nearer to the root, so numbers that are keyed by position
-    and distance are new ones.
+    """N positions of B images. In every pass a position is nearer to the root, so numbers that are
+    keyed by position and distance are new ones.
 
-    target [B, N, V]: the target's new probs, q. positions [B, N], and slots from `first_slot` on: key the
-    numbers; those slots begin behind the slots of other numbers of `Purpose.WINDOW`. tokens [B, N], probs [B, N, V]:
-    old drafts and the probs p that they were sampled from, where `drafted` [B, N]; only for redraws that keep drafts
-    (`Jacobi.keeps_drafts`).
+    target [B, N, V]: the target's new probs, q. positions [B, N], and slots from `first_slot` on:
+    key the numbers; those slots begin behind the slots of other numbers of `Purpose.WINDOW`. tokens
+    [B, N], probs [B, N, V]: old drafts and the probs p that they were sampled from, where `drafted`
+    [B, N]; only for redraws that keep drafts (`Jacobi.keeps_drafts`).
     """
 
     params: Jacobi
@@ -61,15 +62,17 @@ def fresh(draft: Redraw) -> tuple[Tensor, Tensor]:
 
 
 def coupled(draft: Redraw) -> tuple[Tensor, Tensor]:
-    """A token from q by the position's own exponential noise, which is the same in every pass: the Gumbel coupling of
-    SCD. With d the total variation of p and q, the token stays the same with probability (1 - d) / (1 + d) or more.
+    """A token from q by the position's own exponential noise, which is the same in every pass: the
+    Gumbel coupling of SCD. With d the total variation of p and q, the token stays the same with
+    probability (1 - d) / (1 + d) or more.
     """
     return draft.rng.sample(Purpose.WINDOW, draft.target, draft.positions), draft.target
 
 
 def maximal(draft: Redraw) -> tuple[Tensor, Tensor]:
-    """The old token with probability min(1, q / p), else one from [q - p]_+: the maximal coupling of SCD. The token
-    stays the same with probability 1 - d, the largest possible. SCD's code for Lumina and Janus keeps p where it does.
+    """The old token with probability min(1, q / p), else one from [q - p]_+: the maximal coupling
+    of SCD. The token stays the same with probability 1 - d, the largest possible. SCD's code for
+    Lumina and Janus keeps p where it does.
     """
     q, p, drafted = draft.target, draft.probs, draft.drafted
     stays = drafted & (draft.uniforms(1) * draft.of_drafts(p) < draft.of_drafts(q))
@@ -79,10 +82,16 @@ def maximal(draft: Redraw) -> tuple[Tensor, Tensor]:
 
 
 def reuse(draft: Redraw) -> tuple[Tensor, Tensor]:
-    """The old token if q / p exceeds the threshold there, else a new one from q (SJD++). The probs of that are
-    p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other authors keeps q.
+    """The old token if q / p exceeds the threshold there, else a new one from q (SJD++). The probs
+    of that are p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other authors
+    keeps q.
     """
-    q, p, drafted, threshold = draft.target, draft.probs, draft.drafted[..., None], draft.params.threshold
+    q, p, drafted, threshold = (
+        draft.target,
+        draft.probs,
+        draft.drafted[..., None],
+        draft.params.threshold,
+    )
     assert threshold is not None
     stays = drafted & (q > p * threshold)
     tokens = torch.where(draft.of_drafts(stays), draft.tokens, draft.sample(q))

@@ -1,13 +1,14 @@
 """Counter-based random numbers: each number is a pure function of its key.
 
-A number is keyed by (sweep seed, caption id, sample index, token position, purpose, slot) through SplitMix64's
-finaliser (Steele, Lea & Flood 2014), computed in wrapping int64 on the tensors' own device. There is no generator
-state, so an image does not depend on its batch, on the worker or on a restart, and all configs share a caption's
-numbers (common random numbers).
+A number is keyed by (sweep seed, caption id, sample index, token position, purpose, slot) through
+SplitMix64's finaliser (Steele, Lea & Flood 2014), computed in wrapping int64 on the tensors' own
+device. There is no generator state, so an image does not depend on its batch, on the worker or on a
+restart, and all configs share a caption's numbers (common random numbers).
 
-One number per position is enough for any number of passes: a position is decided in exactly one pass, and all earlier
-decisions used only the numbers of earlier positions. Where the drafts of a chain are verified together, decisions use
-the drafts of later positions too; the numbers of those are then keyed by the distance to the root as well.
+One number per position is enough for any number of passes: a position is decided in exactly one
+pass, and all earlier decisions used only the numbers of earlier positions. Where the drafts of a
+chain are verified together, decisions use the drafts of later positions too; the numbers of those
+are then keyed by the distance to the root as well.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Purpose(IntEnum):
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser. torch's int64 shift is arithmetic; the masks remove the copied sign bits."""
+    """SplitMix64's finaliser. torch's int64 shift is arithmetic; the masks remove the copied sign
+    bits.
+    """
     z = (z >> 30).bitwise_and_(0x3FFFFFFFF).bitwise_xor_(z).mul_(_MIX_1)
     z ^= (z >> 27).bitwise_and_(0x1FFFFFFFFF)
     z *= _MIX_2
@@ -55,7 +58,9 @@ def _mix(z: Tensor) -> Tensor:
 
 def _signed(values: Sequence[int]) -> Tensor:
     """The lowest 64 bits of each value, as int64."""
-    return torch.from_numpy(np.array([value & _MASK for value in values], dtype=np.uint64).view(np.int64))
+    return torch.from_numpy(
+        np.array([value & _MASK for value in values], dtype=np.uint64).view(np.int64)
+    )
 
 
 def image_keys(
@@ -68,7 +73,9 @@ def image_keys(
 
 
 def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
-    """64 random bits (int64) for each image key, token position and slot. The arguments broadcast."""
+    """64 random bits (int64) for each image key, token position and slot. The arguments
+    broadcast.
+    """
     if keys.is_cpu:
         if max(positions.numel(), slots.numel()) >= _NUMPY_NUMBERS:
             return bits_by_numpy(keys, positions, int(purpose), slots)
@@ -80,28 +87,42 @@ def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Te
 
 
 def uniform(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
-    """Uniform fp32 numbers in [0, 1), multiples of 2^-24. Never 1, so that an acceptance probability of 1 always
-    accepts.
+    """Uniform fp32 numbers in [0, 1), multiples of 2^-24. Never 1, so that an acceptance
+    probability of 1 always accepts.
     """
-    return (bits(keys, positions, purpose, slots) >> 40).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
+    return (
+        (bits(keys, positions, purpose, slots) >> 40).bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
+    )
 
 
 def uniform_double(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
     """Uniform fp64 numbers in [0, 1), multiples of 2^-53."""
-    return (bits(keys, positions, purpose, slots) >> 11).bitwise_and_((1 << 53) - 1).double().mul_(2.0**-53)
+    return (
+        (bits(keys, positions, purpose, slots) >> 11)
+        .bitwise_and_((1 << 53) - 1)
+        .double()
+        .mul_(2.0**-53)
+    )
 
 
 def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Tensor:
-    """Standard exponential fp32 numbers, finite and positive. They are finest near 0, where the argmax is decided."""
-    fraction = (bits(keys, positions, purpose, slots) >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
+    """Standard exponential fp32 numbers, finite and positive. They are finest near 0, where the
+    argmax is decided.
+    """
+    fraction = (
+        (bits(keys, positions, purpose, slots) >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
+    )
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
 
 
 Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or numbers made of them
-_TableKey = tuple[Generate, Purpose, int, int]  # the function, the purpose, the number of slots, and the first one
+# the function, the purpose, the number of slots, and the first one
+_TableKey = tuple[Generate, Purpose, int, int]
 
-_MAX_TABLE_ENTRIES = 1 << 25  # of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
-_MAX_GATHERED = 1 << 13  # numbers of a table; more of them take longer than those that are needed, made anew
+# of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
+_MAX_TABLE_ENTRIES = 1 << 25
+# numbers of a table; more of them take longer than those that are needed, made anew
+_MAX_GATHERED = 1 << 13
 _CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
 _GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
 
@@ -113,35 +134,46 @@ def _chunk_entries(device: torch.device) -> int:
 class CounterRNG:
     """The random numbers of B images, by token position.
 
-    The numbers of a drafted position are needed in several passes. So tables of moderate size are computed at their
-    first use and then looked up; a table does not change the numbers.
-    Positions past the end of the image, whose tokens are never kept, share the numbers of the last position.
+    The numbers of a drafted position are needed in several passes. So tables of moderate size are
+    computed at their first use and then looked up; a table does not change the numbers. Positions
+    past the end of the image, whose tokens are never kept, share the numbers of the last position.
     """
 
     def __init__(self, keys: Tensor, positions: int) -> None:
         self.keys, self.positions = keys, positions
         self._tables: dict[_TableKey, Tensor] = {}
-        self._first_rows = torch.arange(0, keys.shape[0] * positions, positions, device=keys.device)[:, None]
+        self._first_rows = torch.arange(
+            0, keys.shape[0] * positions, positions, device=keys.device
+        )[:, None]
 
     def exponential_noise(self, purpose: Purpose, positions: Tensor, vocab_size: int) -> Tensor:
         """Standard exponential numbers [B, n, vocab_size] for positions [B, n]."""
         return self._numbers(exponential, purpose, positions, vocab_size)
 
     def sample(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [B, n] for positions [B, n], each from its probs [B, n, V], by `sample_with_exponentials`."""
+        """Tokens [B, n] for positions [B, n], each from its probs [B, n, V], by
+        `sample_with_exponentials`.
+        """
         size, count, vocab_size = probs.shape
         at_once = max(1, _GPU_CHUNK_ENTRIES // (size * vocab_size))  # positions
         if count <= at_once:
-            return sample_with_exponentials(probs, self.exponential_noise(purpose, positions, vocab_size))
+            return sample_with_exponentials(
+                probs, self.exponential_noise(purpose, positions, vocab_size)
+            )
         parts = zip(torch.split(probs, at_once, 1), torch.split(positions, at_once, 1), strict=True)
         return torch.cat([self.sample(purpose, *part) for part in parts], dim=1)
 
     def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] for the acceptance tests at positions [B, n]."""
-        # adjacency trees have varying widths: table widths are powers of two, so that a few tables suffice
-        return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[..., :ranks]
+        # adjacency trees have varying widths: table widths are powers of two, so that a few tables
+        # suffice
+        return self._numbers(uniform, Purpose.ACCEPT, positions, 1 << (ranks - 1).bit_length())[
+            ..., :ranks
+        ]
 
-    def by_slot(self, generate: Generate, purpose: Purpose, positions: Tensor, first: int) -> Tensor:
+    def by_slot(
+        self, generate: Generate, purpose: Purpose, positions: Tensor, first: int
+    ) -> Tensor:
         """Numbers [B, n] for positions [B, n], of slots from `first` on, a slot for each column."""
         slots = positions.shape[1]
         if self.keys.is_cpu and positions.numel() * slots <= _MAX_GATHERED:
@@ -154,15 +186,21 @@ class CounterRNG:
         self.keys = self.keys.index_copy(0, indices, keys)
         for (generate, purpose, slots, first), table in self._tables.items():
             new = self._table(generate, purpose, keys, slots, first)
-            table.view(-1, self.positions, slots).index_copy_(0, indices, new.view(-1, self.positions, slots))
+            table.view(-1, self.positions, slots).index_copy_(
+                0, indices, new.view(-1, self.positions, slots)
+            )
 
     def keep(self, indices: Tensor) -> None:
-        """Move the tables' entries of the images at batch indices [n] to the front, as `keys` are moved."""
+        """Move the tables' entries of the images at batch indices [n] to the front, as `keys` are
+        moved.
+        """
         for table in self._tables.values():
             by_image = table.view(-1, self.positions, table.shape[1])
             by_image[: len(indices)] = by_image[indices]
 
-    def _numbers(self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0) -> Tensor:
+    def _numbers(
+        self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0
+    ) -> Tensor:
         """Numbers [B, n, slots] for positions [B, n], of slots from `first` on."""
         clamped, name = positions.clamp(max=self.positions - 1), (generate, purpose, slots, first)
         if len(self._first_rows) * self.positions * slots > _MAX_TABLE_ENTRIES:
@@ -170,19 +208,25 @@ class CounterRNG:
             return generate(self.keys[:, None, None], clamped[..., None], purpose, order)
         if name not in self._tables:
             table = self._table(generate, purpose, self.keys, slots, first)
-            missing = (len(self._first_rows) - len(self.keys)) * self.positions  # rows that are not in use now
+            # rows that are not in use now
+            missing = (len(self._first_rows) - len(self.keys)) * self.positions
             self._tables[name] = pad(table, (0, 0, 0, missing))
         rows = clamped.add_(self._first_rows[: len(clamped)])
         return embedding(rows, self._tables[name])
 
-    def _table(self, generate: Generate, purpose: Purpose, keys: Tensor, slots: int, first: int = 0) -> Tensor:
+    def _table(
+        self, generate: Generate, purpose: Purpose, keys: Tensor, slots: int, first: int = 0
+    ) -> Tensor:
         """All numbers [n * positions, slots] of images with keys [n], of slots from `first` on.
 
-        Computed in chunks: on a CPU they fit its cache; on an accelerator, where every chunk is a kernel launch, they
-        only bound the memory.
+        Computed in chunks: on a CPU they fit its cache; on an accelerator, where every chunk is a
+        kernel launch, they only bound the memory.
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
-        slot_range, chunk = arange(first, first + slots, 1, keys.device), max(1, _chunk_entries(keys.device) // slots)
+        slot_range, chunk = (
+            arange(first, first + slots, 1, keys.device),
+            max(1, _chunk_entries(keys.device) // slots),
+        )
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

@@ -11,11 +11,13 @@ from workers.models.cache import KVCache
 
 
 class RowBuffers:
-    """Tensors that change from pass to pass, each an attribute of its owner, and the KV caches of a batch.
+    """Tensors that change from pass to pass, each an attribute of its owner, and the KV caches of a
+    batch.
 
-    The first dimension counts captions, or rows of a transformer: every caption's conditional row, then every
-    unconditional one. Owners assign new tensors to their attributes. With `fixed`, `copy_back` copies them into the
-    memory that the attribute had at first, so that a CUDA graph finds them; a batch that shrinks uses the front of it.
+    The first dimension counts captions, or rows of a transformer: every caption's conditional row,
+    then every unconditional one. Owners assign new tensors to their attributes. With `fixed`,
+    `copy_back` copies them into the memory that the attribute had at first, so that a CUDA graph
+    finds them; a batch that shrinks uses the front of it.
     """
 
     def __init__(self, size: int, *, fixed: bool) -> None:
@@ -52,7 +54,8 @@ class RowBuffers:
             self.copy_back()
 
     def copy_back(self) -> None:
-        """If the tensors are `fixed`, copy what has been assigned since the last call into the fixed memory.
+        """If the tensors are `fixed`, copy what has been assigned since the last call into the
+        fixed memory.
 
         Raises:
             ValueError: a tensor has another shape or dtype than at first.
@@ -68,7 +71,8 @@ class RowBuffers:
             if (x.shape, x.dtype) != (view.shape, view.dtype):
                 was, now = (f"{part.dtype} {tuple(part.shape)}" for part in (view, x))
                 raise ValueError(
-                    f"{type(owner()).__name__}.{name} was {was} and became {now}: a CUDA graph cannot hold it"
+                    f"{type(owner()).__name__}.{name} was {was} and became {now}: a CUDA graph "
+                    "cannot hold it"
                 )
             # one attribute's old value may be another's new one, so copy it first
             copies.append((view, x.clone() if x.untyped_storage().data_ptr() in own else x))
@@ -77,7 +81,9 @@ class RowBuffers:
             view.copy_(x)
 
     def reset(self, size: int) -> None:
-        """Use the first `size` captions' memory again, whatever has been kept or assigned. Only with `fixed`."""
+        """Use the first `size` captions' memory again, whatever has been kept or assigned. Only
+        with `fixed`.
+        """
         for cache in self._caches:
             cache.resize(cache.capacity // self.capacity * size)
         self.size = size
@@ -86,4 +92,6 @@ class RowBuffers:
             setattr(owner(), name, view)
 
     def _set_views(self) -> None:
-        self._views = [memory[: len(memory) // self.capacity * self.size] for memory in self._memory]
+        self._views = [
+            memory[: len(memory) // self.capacity * self.size] for memory in self._memory
+        ]

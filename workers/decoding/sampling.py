@@ -1,8 +1,10 @@
-"""From logits to probabilities, and from probabilities to tokens; the two rows that guidance needs for each caption.
+"""From logits to probabilities, and from probabilities to tokens; the two rows that guidance needs
+for each caption.
 
-Target, drafter and vanilla decoding share one order of processing: guidance, temperature, top-k, top-p, softmax, all
-in fp32; a dynamic temperature comes after the filters. (The published code filters in one order in vanilla decoding and
-in another in speculative decoding, so that its "lossless" compares two different distributions.)
+Target, drafter and vanilla decoding share one order of processing: guidance, temperature, top-k,
+top-p, softmax, all in fp32; a dynamic temperature comes after the filters. (The published code
+filters in one order in vanilla decoding and in another in speculative decoding, so that its
+"lossless" compares two different distributions.)
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ _NUMPY_ENTRIES = 1 << 16  # from so many on, NumPy finds the largest sooner than
 
 
 def apply_cfg(x: Tensor, cfg: float) -> Tensor:
-    """Classifier-free guidance: u + cfg (c - u) in fp32, [B, ...], of logits or features [R, ...], conditional rows
-    first.
+    """Classifier-free guidance: u + cfg (c - u) in fp32, [B, ...], of logits or features [R, ...],
+    conditional rows first.
     """
     if cfg == 1.0:
         return x.float()
@@ -33,51 +35,70 @@ def apply_cfg(x: Tensor, cfg: float) -> Tensor:
 def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
     """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head.
 
-    A linear head, or the last layer of a sequential one, is applied to guided features: equal up to rounding, for half
-    of the work. Its products are accumulated and kept in fp32: logits of 16 bits would often be equal, which widens
-    top-k and decides an argmax.
+    A linear head, or the last layer of a sequential one, is applied to guided features: equal up to
+    rounding, for half of the work. Its products are accumulated and kept in fp32: logits of 16 bits
+    would often be equal, which widens top-k and decides an argmax.
     """
     if type(head) is nn.Sequential:
         features, head = head[:-1](features), head[-1]
-    if not (type(head) is nn.Linear or type(head) is PackedLinear):  # another subclass may compute anything
+    # another subclass may compute anything
+    if not (type(head) is nn.Linear or type(head) is PackedLinear):
         return apply_cfg(head(features), cfg)
     guided = features if cfg == 1.0 else apply_cfg(features, cfg).to(features.dtype)
-    return head(guided) if guided.dtype == torch.float32 else _linear_in_fp32(guided, head.weight, head.bias)
+    return (
+        head(guided)
+        if guided.dtype == torch.float32
+        else _linear_in_fp32(guided, head.weight, head.bias)
+    )
 
 
 def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`nn.functional.linear` in fp32, of x [..., D] and parameters of 16 bits."""
-    if x.device.type == "cpu":  # has no such product: a copy of the weight, 4 bytes an entry, for each call
-        return nn.functional.linear(x.float(), weight.float(), None if bias is None else bias.float())
-    out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(*x.shape[:-1], len(weight))
+    # has no such product: a copy of the weight, 4 bytes an entry, for each call
+    if x.device.type == "cpu":
+        return nn.functional.linear(
+            x.float(), weight.float(), None if bias is None else bias.float()
+        )
+    out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(
+        *x.shape[:-1], len(weight)
+    )
     return out if bias is None else out + bias
 
 
 def stream_count(cfg: float) -> int:
-    """Rows of the transformer per caption: the conditional one and, under guidance, the unconditional one."""
+    """Rows of the transformer per caption: the conditional one and, under guidance, the
+    unconditional one.
+    """
     return 1 if cfg == 1.0 else 2
 
 
 def repeat_streams(x: Tensor, streams: int) -> Tensor:
-    """Repeat a tensor [B, ...] for every stream, [R, ...]: the conditional rows, then the unconditional ones."""
+    """Repeat a tensor [B, ...] for every stream, [R, ...]: the conditional rows, then the
+    unconditional ones.
+    """
     return torch.cat([x] * streams) if streams > 1 else x
 
 
 def repeat_streams_unless_shared(x: Tensor, streams: int) -> Tensor:
-    """`repeat_streams` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it is."""
+    """`repeat_streams` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it
+    is.
+    """
     return x if x.shape[0] == 1 else repeat_streams(x, streams)
 
 
 def stream_rows(indices: Tensor, streams: int, batch_size: int) -> Tensor:
-    """Transformer rows of the captions at `indices` [n]: the conditional rows, then the unconditional ones."""
+    """Transformer rows of the captions at `indices` [n]: the conditional rows, then the
+    unconditional ones.
+    """
     return torch.cat([indices + stream * batch_size for stream in range(streams)])
 
 
 def to_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """Probabilities [..., V] of guided logits [..., V].
 
-    At temperature 0 no filter applies: nothing is sampled, and the relaxed greedy rules read the plain softmax. All
-    tokens tied with the k-th largest are kept. Top-p keeps the smallest set whose mass reaches p (at least one token).
+    At temperature 0 no filter applies: nothing is sampled, and the relaxed greedy rules read the
+    plain softmax. All tokens tied with the k-th largest are kept. Top-p keeps the smallest set
+    whose mass reaches p (at least one token).
     """
     if sampling.temperature == 0:
         return logits.softmax(-1)
@@ -100,11 +121,16 @@ def _filtered_probs(logits: Tensor, sampling: Sampling, temperature: float) -> T
 
 
 def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tensor, Tensor]:
-    """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [..., count].
+    """The logs of the `count` largest of `to_probs`, in falling order, and their tokens, both [...,
+    count].
 
     Which of several equal ones are taken, and in which order, depends on the device.
     """
-    if sampling.temperature == 0 or sampling.top_p < 1 or not sampling.dynamic_temperature.is_constant:
+    if (
+        sampling.temperature == 0
+        or sampling.top_p < 1
+        or not sampling.dynamic_temperature.is_constant
+    ):
         probs, tokens = to_probs(logits, sampling).topk(count, dim=-1)
         return probs.log(), tokens
     filtered, largest = _filtered(logits, sampling, sampling.temperature, count)
@@ -115,42 +141,55 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
     return log_probs.gather(-1, largest), largest
 
 
-def _filtered(logits: Tensor, sampling: Sampling, temperature: float, count: int) -> tuple[Tensor, Tensor | None]:
-    """Logits [..., V] after temperature and top-k, and their `count` largest tokens; None: nothing is filtered."""
+def _filtered(
+    logits: Tensor, sampling: Sampling, temperature: float, count: int
+) -> tuple[Tensor, Tensor | None]:
+    """Logits [..., V] after temperature and top-k, and their `count` largest tokens; None: nothing
+    is filtered.
+    """
     if temperature != 1:
         logits = logits / temperature
     if not 0 < sampling.top_k < logits.shape[-1]:
         return logits, None
     if logits.device.type == "cpu":
-        kth, tokens = kth_largest(logits, sampling.top_k), logits.topk(count, dim=-1).indices if count else None
+        kth, tokens = (
+            kth_largest(logits, sampling.top_k),
+            logits.topk(count, dim=-1).indices if count else None,
+        )
     elif count:  # one sort for both
         largest, order = logits.topk(max(count, sampling.top_k), dim=-1)
         kth, tokens = largest[..., sampling.top_k - 1, None], order[..., :count]
     else:
-        kth, tokens = logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True), None
+        kth, tokens = (
+            logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True),
+            None,
+        )
     return logits.masked_fill(logits < kth, -torch.inf), tokens
 
 
 @cpu_operator("kth_largest(Tensor x, int k) -> Tensor")
 def kth_largest(x: Tensor, k: int) -> Tensor:
-    """The k-th largest entry [..., 1] of every row of x [..., n] on a CPU. NumPy's selection uses vector instructions;
-    `torch.topk` takes four times as long for k = 1000 of n = 16384.
+    """The k-th largest entry [..., 1] of every row of x [..., n] on a CPU. NumPy's selection uses
+    vector instructions; `torch.topk` takes four times as long for k = 1000 of n = 16384.
     """
-    return torch.from_numpy(np.ascontiguousarray(np.partition(x.numpy(), -k, axis=-1)[..., -k, None]))
+    return torch.from_numpy(
+        np.ascontiguousarray(np.partition(x.numpy(), -k, axis=-1)[..., -k, None])
+    )
 
 
 def sample_with_exponentials(probs: Tensor, noise: Tensor) -> Tensor:
-    """Sample a token [...] from each of probs [..., V], which need not be normalised: argmax probs / noise.
+    """Sample a token [...] from each of probs [..., V], which need not be normalised: argmax probs
+    / noise.
 
-    noise [..., V]: standard exponential numbers (the Gumbel-max trick in another form). The noise of a token position
-    is the same under every config, so similar probs mostly give the same token.
+    noise [..., V]: standard exponential numbers (the Gumbel-max trick in another form). The noise
+    of a token position is the same under every config, so similar probs mostly give the same token.
     """
     return largest_index(probs / noise)
 
 
 def largest_index(x: Tensor) -> Tensor:
-    """The index [...] of the first largest entry of x [..., V]. On a CPU, NumPy's takes an eighth of the time of
-    `torch.argmax`, and the call 30 us more.
+    """The index [...] of the first largest entry of x [..., V]. On a CPU, NumPy's takes an eighth
+    of the time of `torch.argmax`, and the call 30 us more.
     """
     if not x.is_cpu or x.numel() < _NUMPY_ENTRIES:
         return x.argmax(-1)
@@ -164,8 +203,9 @@ def _largest_index_by_numpy(x: Tensor) -> Tensor:
 
 
 def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample a token [...] from each of probs [..., V], which need not be normalised, with one fp64 number [...] in
-    [0, 1): the first token at which the sum of the probs exceeds that share of their total.
+    """Sample a token [...] from each of probs [..., V], which need not be normalised, with one fp64
+    number [...] in [0, 1): the first token at which the sum of the probs exceeds that share of
+    their total.
 
     Only the sums of blocks of tokens are summed up, and then the probs of one block.
     """
@@ -175,14 +215,19 @@ def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
     ends = masses.cumsum(-1, dtype=torch.float64)
     place = uniforms[..., None] * ends[..., -1:]
     block = _first_above(ends, place)
-    left = (ends.gather(-1, block) - place) / masses.gather(-1, block)  # of the block, behind the place
-    ends = blocks.gather(-2, block[..., None].expand(*block.shape, size)).squeeze(-2).cumsum(-1, dtype=torch.float64)
+    # of the block, behind the place
+    left = (ends.gather(-1, block) - place) / masses.gather(-1, block)
+    ends = (
+        blocks.gather(-2, block[..., None].expand(*block.shape, size))
+        .squeeze(-2)
+        .cumsum(-1, dtype=torch.float64)
+    )
     token = _first_above(ends, (1 - left).clamp(0, 1 - 2.0**-53) * ends[..., -1:])
     return torch.add(token, block, alpha=size).squeeze(-1)
 
 
 def _first_above(ends: Tensor, place: Tensor) -> Tensor:
-    """The first entry [..., 1] of rising ends [..., n] above place [..., 1], so one that has mass; the last if none is,
-    as where all are 0.
+    """The first entry [..., 1] of rising ends [..., n] above place [..., 1], so one that has mass;
+    the last if none is, as where all are 0.
     """
     return torch.searchsorted(ends, place, right=True).clamp_(max=ends.shape[-1] - 1)

@@ -1,15 +1,17 @@
 """Rounds without verification (VVS, arXiv 2511.13587).
 
-VVS leaves the target's pass out of some rounds: the tokens of a random path of the draft tree are emitted as they are,
-and the next round drafts below its end. That round's pass feeds the unverified tokens too, whose keys and values are
-not cached yet, and discards their logits. So here both rounds are one pass: the path is a chain in front of the tree
-that is verified, and every pass is one of the target.
+VVS leaves the target's pass out of some rounds: the tokens of a random path of the draft tree are
+emitted as they are, and the next round drafts below its end. That round's pass feeds the unverified
+tokens too, whose keys and values are not cached yet, and discards their logits. So here both rounds
+are one pass: the path is a chain in front of the tree that is verified, and every pass is one of
+the target.
 
-The drafter needs the target's features of the tokens before those that it is fed. Behind unverified tokens there are
-none: it gets the last features that a pass has computed, as many as there are tokens (stale ones).
+The drafter needs the target's features of the tokens before those that it is fed. Behind unverified
+tokens there are none: it gets the last features that a pass has computed, as many as there are
+tokens (stale ones).
 
-The first `MIN_EMITTED` tokens of an image are verified, and so is its last one. Two rounds in a row are never skipped.
-Lossy: unverified tokens are what the drafter proposed.
+The first `MIN_EMITTED` tokens of an image are verified, and so is its last one. Two rounds in a row
+are never skipped. Lossy: unverified tokens are what the drafter proposed.
 """
 
 from __future__ import annotations
@@ -43,9 +45,10 @@ _DECAY = 0.9  # weight of a level's similarity over that of the level above
 class SkippedTree(DraftTree):
     """A path in front of a tree. Slots: the root, `depth` of the path, the tree's nodes.
 
-    path [B, depth]: tokens. skipped [B]: how many of them are emitted unverified; 0 in rows whose whole tree is
-    verified, whose path does not exist. below: the tree that is verified. ahead: the batch as it is behind the path.
-    levels: drafted in this pass, by both trees; the first one's may be more than the path's.
+    path [B, depth]: tokens. skipped [B]: how many of them are emitted unverified; 0 in rows whose
+    whole tree is verified, whose path does not exist. below: the tree that is verified. ahead: the
+    batch as it is behind the path. levels: drafted in this pass, by both trees; the first one's may
+    be more than the path's.
     """
 
     path: Tensor
@@ -55,7 +58,9 @@ class SkippedTree(DraftTree):
 
 
 class SkippingDrafting(Drafting):
-    """Drafts with `inner`, and a second tree below tokens that are not verified, in the rounds that the rule skips."""
+    """Drafts with `inner`, and a second tree below tokens that are not verified, in the rounds that
+    the rule skips.
+    """
 
     capturable = True
 
@@ -93,7 +98,12 @@ class SkippingDrafting(Drafting):
         batch.buffers.add(self, "_rounds", "_recent")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.inner.admit(indices, prompt, captions, features, first_tokens)
         last = (self._order[: self.depth] + (features.shape[1] - self.depth)).clamp_min(0)
@@ -106,34 +116,54 @@ class SkippingDrafting(Drafting):
         if not self._may_skip:
             return first
         path, length = self._random_path(first, batch)
-        skipped = torch.where(self._skips(first, batch), length, 0).minimum(batch.remaining - 1).clamp_min(0)
+        skipped = (
+            torch.where(self._skips(first, batch), length, 0)
+            .minimum(batch.remaining - 1)
+            .clamp_min(0)
+        )
         if all_done(skipped > 0):
             return first
         ahead = self._ahead(batch, path, skipped)
         # right-aligned: the last `skipped` features
-        stale = (self._order[: self.depth] + (self.depth - skipped)[:, None]).clamp_max(self.depth - 1)
-        features = self._recent.gather(1, batch.per_row(stale)[..., None].expand(-1, -1, self._recent.shape[2]))
+        stale = (self._order[: self.depth] + (self.depth - skipped)[:, None]).clamp_max(
+            self.depth - 1
+        )
+        features = self._recent.gather(
+            1, batch.per_row(stale)[..., None].expand(-1, -1, self._recent.shape[2])
+        )
         self.drafter.look_ahead(batch, path, features, skipped)
         return self._join(first, path, skipped, self.inner.draft(ahead), ahead)
 
     def _is_due(self, batch: Batch) -> Tensor:
         """[B] whether a round of the image may be skipped now."""
         may = batch.so_far > MIN_EMITTED
-        return may & (self._rounds % self.rule.interval == 1) if isinstance(self.rule, UniformSkipping) else may
+        return (
+            may & (self._rounds % self.rule.interval == 1)
+            if isinstance(self.rule, UniformSkipping)
+            else may
+        )
 
     def _skips(self, tree: DraftTree, batch: Batch) -> Tensor:
         """[B] whether the round that has drafted this tree is not verified."""
         due = self._is_due(batch)
-        return due & (self.similarity(tree) >= self.rule.threshold) if isinstance(self.rule, DynamicSkipping) else due
+        return (
+            due & (self.similarity(tree) >= self.rule.threshold)
+            if isinstance(self.rule, DynamicSkipping)
+            else due
+        )
 
     def similarity(self, tree: DraftTree) -> Tensor:
-        """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is one path."""
+        """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is
+        one path.
+        """
         leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
         chosen = leaf & (_paths_before(tree, leaf) % 2 == 0)
-        # how many chosen paths each node is on; the sum of vectors gives the sum of the cosines of all pairs
+        # how many chosen paths each node is on; the sum of vectors gives the sum of the cosines of
+        # all pairs
         below = tree.shape.mask[:, 1:, 1:].expand(len(chosen), -1, -1)
         paths = (below & chosen[..., None]).sum(1).float()
-        at_level = (depth[:, None] == self._order[1 : self.depth + 1, None]) * paths[:, None]  # [B, depth, N]
+        # [B, depth, N]
+        at_level = (depth[:, None] == self._order[1 : self.depth + 1, None]) * paths[:, None]
         count, total = at_level.sum(2), at_level @ self._codes[tree.tokens]
         number = chosen.sum(1)
         weights = (count > 0) * _DECAY ** self._order[: self.depth]
@@ -141,17 +171,23 @@ class SkippingDrafting(Drafting):
         return cosines / (weights.sum(1) * number * (number - 1)).clamp_min(1)
 
     def _random_path(self, tree: DraftTree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The tokens [B, depth] of a path from below the root to a leaf, chosen uniformly, and how many of them are
-        emitted: no more than the mean length of all paths, rounded down.
+        """The tokens [B, depth] of a path from below the root to a leaf, chosen uniformly, and how
+        many of them are emitted: no more than the mean length of all paths, rounded down.
         """
         leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
         count = leaf.sum(1)
-        uniforms = rng.uniform(batch.keys[:, None], batch.token_positions[:, :1], Purpose.PATH, self._order[:1])
+        uniforms = rng.uniform(
+            batch.keys[:, None], batch.token_positions[:, :1], Purpose.PATH, self._order[:1]
+        )
         rank = (uniforms[:, 0] * count).long().minimum(count - 1)
         end = ((leaf.cumsum(1) - 1 == rank[:, None]) & leaf).long().argmax(1)
         on_path = gather_rows(tree.shape.mask, end + 1)[:, 1:]
         place = torch.where(on_path, depth - 1, self.depth)
-        tokens = torch.zeros_like(tree.tokens[:, :1]).repeat(1, self.depth + 1).scatter(1, place, tree.tokens)
+        tokens = (
+            torch.zeros_like(tree.tokens[:, :1])
+            .repeat(1, self.depth + 1)
+            .scatter(1, place, tree.tokens)
+        )
         mean = (depth * leaf).sum(1) // count.clamp_min(1)
         length = torch.where(count > 0, depth.gather(1, end[:, None])[:, 0], 0)
         return tokens[:, : self.depth], length.minimum(mean)
@@ -166,14 +202,19 @@ class SkippingDrafting(Drafting):
         ahead._update_positions()
         return ahead
 
-    def _join(self, first: DraftTree, path: Tensor, skipped: Tensor, below: DraftTree, ahead: Batch) -> SkippedTree:
+    def _join(
+        self, first: DraftTree, path: Tensor, skipped: Tensor, below: DraftTree, ahead: Batch
+    ) -> SkippedTree:
         size, order = len(path), self._order[: self.depth].expand(len(path), -1)
         count, above = skipped[:, None], below.shape.parents.expand(size, -1)
         exists = torch.cat([order < count, below.exists], 1)
-        # the tree's first level is below the path's last token, which is the root where nothing is skipped
+        # the tree's first level is below the path's last token, which is the root where nothing is
+        # skipped
         parents = torch.cat([order - 1, torch.where(above < 0, count - 1, above + self.depth)], 1)
         depth = torch.cat([order + 1, below.shape.depth + count], 1)
-        shape = shape_from_parents(parents, depth, exists, max_depth=self.max_levels, width=max(1, below.shape.width))
+        shape = shape_from_parents(
+            parents, depth, exists, max_depth=self.max_levels, width=max(1, below.shape.width)
+        )
         failed = [tree.nonfinite for tree in (first, below) if tree.nonfinite is not None]
         return SkippedTree(
             tokens=torch.cat([path, below.tokens], 1),
@@ -187,26 +228,40 @@ class SkippingDrafting(Drafting):
             ahead=ahead,
         )
 
-    def accept(self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
+    def accept(
+        self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch
+    ) -> AcceptResult:
         if not isinstance(tree, SkippedTree):
             return acceptor(tree, logits, batch)
-        nodes = torch.arange(self.depth + 1, logits.shape[1], device=logits.device).expand(len(logits), -1)
+        nodes = torch.arange(self.depth + 1, logits.shape[1], device=logits.device).expand(
+            len(logits), -1
+        )
         slots = torch.cat([tree.skipped[:, None], nodes], 1)[..., None]
-        below = acceptor(tree.below, logits.gather(1, slots.expand(-1, -1, logits.shape[2])), tree.ahead)
+        below = acceptor(
+            tree.below, logits.gather(1, slots.expand(-1, -1, logits.shape[2])), tree.ahead
+        )
         width, skipped = below.tokens.shape[1], tree.skipped[:, None]
         order = torch.arange(self.depth + width, device=logits.device).expand(len(logits), -1)
         behind = (order - skipped).clamp(0, width - 1)  # place in what was verified
-        tokens = torch.where(order < skipped, pad(tree.path, (0, width)), below.tokens.gather(1, behind))
+        tokens = torch.where(
+            order < skipped, pad(tree.path, (0, width)), below.tokens.gather(1, behind)
+        )
         slot = behind if below.path is None else below.path.gather(1, behind)
         path = torch.where(order <= skipped, order, slot + self.depth)
-        return AcceptResult(path, tokens, below.num_accepted + tree.skipped, below.next_root, below.nonfinite)
+        return AcceptResult(
+            path, tokens, below.num_accepted + tree.skipped, below.next_root, below.nonfinite
+        )
 
-    def commit(self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def commit(
+        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
         counts = result.num_emitted
         last = batch.per_row(counts)[:, None] + self._order[: self.depth]
         known = torch.cat([self._recent, features], 1)
         self._recent = known.gather(1, last[..., None].expand(-1, -1, known.shape[2]))
-        self._rounds = self._rounds + (1 + (tree.skipped > 0).long() if isinstance(tree, SkippedTree) else 1)
+        self._rounds = self._rounds + (
+            1 + (tree.skipped > 0).long() if isinstance(tree, SkippedTree) else 1
+        )
         tokens = result.tokens
         if batch.static:  # the drafter's memory has the size of the longest pass
             missing = self.max_levels + 1 - tokens.shape[1]
@@ -214,32 +269,48 @@ class SkippingDrafting(Drafting):
         self.drafter.commit(batch, tokens, features, counts)
 
     def next_bounds(self, batch: Batch) -> Tensor | None:
-        return self._is_due(batch).any()[None].long() if isinstance(self.rule, UniformSkipping) else None
+        return (
+            self._is_due(batch).any()[None].long()
+            if isinstance(self.rule, UniformSkipping)
+            else None
+        )
 
     def set_bounds(self, bounds: Sequence[int]) -> None:
         if bounds:
             self._may_skip = bool(bounds[0])
 
     def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
-        # of an image's passes; images do not skip in step. How often trees are similar is not known before
+        # of an image's passes; images do not skip in step. How often trees are similar is not known
+        # before
         share = 1 / (self.rule.interval - 1) if isinstance(self.rule, UniformSkipping) else 1.0
         shortest = (1 - share) ** images
         return {(1,): 1 - shortest, (0,): shortest}
 
 
 def _able(config: DecodingConfig, inner: Drafting) -> tuple[TreeDrafting, CachedDrafter]:
-    """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config says."""
+    """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config
+    says.
+    """
     rule, drafter, tree = config.acceptance.verification, config.drafter, config.policy
     if not isinstance(rule, UniformSkipping | DynamicSkipping):
-        problem = f"{rule.kind!r} does not say which rounds are skipped; give it a drafting of its own"
+        problem = (
+            f"{rule.kind!r} does not say which rounds are skipped; give it a drafting of its own"
+        )
         raise ConfigError(("acceptance", "verification"), problem)
     if not isinstance(inner, TreeDrafting):
-        key, kind = (("tree", "policy"), tree.kind) if drafter.has_weights else (("drafter",), drafter.kind)
-        problem = f"{rule.kind!r} drafts two trees in a pass; {type(inner).__name__} of {kind!r} is no TreeDrafting"
+        key, kind = (
+            (("tree", "policy"), tree.kind) if drafter.has_weights else (("drafter",), drafter.kind)
+        )
+        problem = (
+            f"{rule.kind!r} drafts two trees in a pass; {type(inner).__name__} of {kind!r} is no "
+            "TreeDrafting"
+        )
         raise ConfigError(key, f"{problem}, which could")
     if not isinstance(inner.drafter, CachedDrafter):
         problem = f"{rule.kind!r} drafts behind unverified tokens, which needs a CachedDrafter"
-        raise ConfigError(("drafter",), f"{problem}; {type(inner.drafter).__name__} of {drafter.kind!r} is none")
+        raise ConfigError(
+            ("drafter",), f"{problem}; {type(inner.drafter).__name__} of {drafter.kind!r} is none"
+        )
     return inner, inner.drafter
 
 
@@ -247,13 +318,15 @@ def _leaves(tree: DraftTree) -> Tensor:
     """[B, N] nodes that exist with all of their ancestors, and have no such children."""
     parents = tree.shape.parents.expand_as(tree.tokens) + 1
     exists = ~(tree.shape.mask[:, 1:, 1:] & ~tree.exists[:, None]).any(2)
-    children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(1, parents, exists.long())
+    children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(
+        1, parents, exists.long()
+    )
     return exists & (children[:, 1:] == 0)
 
 
 def _paths_before(tree: DraftTree, leaf: Tensor) -> Tensor:
-    """[B, N] how many paths are in front of a leaf's, depth first: those of earlier siblings, of its own and of its
-    ancestors. leaf [B, N]: the paths' ends.
+    """[B, N] how many paths are in front of a leaf's, depth first: those of earlier siblings, of
+    its own and of its ancestors. leaf [B, N]: the paths' ends.
     """
     is_on, parents = tree.shape.mask[:, 1:, 1:], tree.shape.parents
     paths = (is_on & leaf[..., None]).sum(1)  # that a node is on

@@ -26,7 +26,9 @@ from workers.models.masks import AttentionMask
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to draw: a caption, its id and a sample index. The id and the sample index seed its random numbers."""
+    """One image to draw: a caption, its id and a sample index. The id and the sample index seed its
+    random numbers.
+    """
 
     caption_id: int
     caption: str
@@ -37,28 +39,31 @@ _MIN_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
 
 
 class Batch:
-    """B captions in flight. Rows of the transformer are the B conditional streams, then, under classifier-free
-    guidance of scale `cfg`, the B unconditional ones.
+    """B captions in flight. Rows of the transformer are the B conditional streams, then, under
+    classifier-free guidance of scale `cfg`, the B unconditional ones.
 
-    rng: the images' random numbers. emitted [B]: image tokens emitted so far. root [B]: the last of them, whose keys
-    and values are not cached yet. Row b of the cache holds prompt_len + emitted[b] - 1 positions. failed_prefills [B]:
-    1 where the probs of the first token were not finite, else 0.
+    rng: the images' random numbers. emitted [B]: image tokens emitted so far. root [B]: the last of
+    them, whose keys and values are not cached yet. Row b of the cache holds prompt_len + emitted[b]
+    - 1 positions. failed_prefills [B]: 1 where the probs of the first token were not finite, else
+    0.
 
-    Images are decoded in raster order here. A subclass may decode an image at F `wavefronts` at once. What drafters and
-    the acceptor read then has an entry for every wavefront, as if each were a caption, [F * B]: all captions' first
-    wavefronts come first. Only what is said to be of images has B entries.
+    Images are decoded in raster order here. A subclass may decode an image at F `wavefronts` at
+    once. What drafters and the acceptor read then has an entry for every wavefront, as if each were
+    a caption, [F * B]: all captions' first wavefronts come first. Only what is said to be of images
+    has B entries.
 
     row_ends: the end-of-row tokens, for targets that have them.
 
     buffers: the tensors that passes replace; a drafter or drafting adds its own.
 
-    graphs: the CUDA graphs of passes, made by `capture`; None: passes run eagerly. A batch with graphs is `static`: its
-    addresses do not change, and its shapes only with the number of rows and in steps of many tokens. A row without an
-    image is idle then: it is computed and emits nothing.
+    graphs: the CUDA graphs of passes, made by `capture`; None: passes run eagerly. A batch with
+    graphs is `static`: its addresses do not change, and its shapes only with the number of rows and
+    in steps of many tokens. A row without an image is idle then: it is computed and emits nothing.
 
-    The next `reach` positions of every row (R = streams x B): token_positions [B, reach], from the next image token on;
-    columns [R, reach], from the root's cache column on; rope_positions [R, reach], the entries of those columns in the
-    rotation table (the same numbers, unless `row_ends` have columns between prompt and image).
+    The next `reach` positions of every row (R = streams x B): token_positions [B, reach], from the
+    next image token on; columns [R, reach], from the root's cache column on; rope_positions [R,
+    reach], the entries of those columns in the rotation table (the same numbers, unless `row_ends`
+    have columns between prompt and image).
     """
 
     token_positions: Tensor
@@ -80,22 +85,32 @@ class Batch:
     ) -> None:
         device = cache.storage.device
         self.cfg, self.prompt_len, self.image_len, self.cache = cfg, prompt_len, image_len, cache
-        self.streams, self.static, self.wavefronts = stream_count(cfg), capture is not None, wavefronts
+        self.streams, self.static, self.wavefronts = (
+            stream_count(cfg),
+            capture is not None,
+            wavefronts,
+        )
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(wavefronts * size, dtype=torch.int64, device=device)
         self.root = torch.zeros_like(self.emitted)
         self._advances = torch.ones_like(self.emitted)  # 0 in idle rows
         self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
-        self.image_column = prompt_len + (row_ends.rows if row_ends else 0)  # of the image's first token
+        # of the image's first token
+        self.image_column = prompt_len + (row_ends.rows if row_ends else 0)
         self.sync_host_counts([1])
         order = row_ends.sequence_order(cache.columns, device) if row_ends else None
         self.attention_mask = AttentionMask(
-            self.streams * size, cache.columns, dtype=cache.storage.dtype, device=device, order=order
+            self.streams * size,
+            cache.columns,
+            dtype=cache.storage.dtype,
+            device=device,
+            order=order,
         )
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
-        self._columns = (self._offsets + (self.image_column - 1)).expand(self.streams, 1, -1)  # but for `emitted`
+        # but for `emitted`
+        self._columns = (self._offsets + (self.image_column - 1)).expand(self.streams, 1, -1)
         self._update_positions()
         self.buffers = RowBuffers(size, fixed=self.static)
         self.graphs = RoundGraphs(capture, self.buffers) if capture else None
@@ -134,7 +149,9 @@ class Batch:
         return x if self.wavefronts == 1 else reduce(x.view(self.wavefronts, -1), 0)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Transformer rows of the captions at indices [n]: the conditional rows, then the unconditional ones."""
+        """Transformer rows of the captions at indices [n]: the conditional rows, then the
+        unconditional ones.
+        """
         return stream_rows(indices, self.streams, self.images)
 
     def per_row(self, x: Tensor) -> Tensor:
@@ -142,16 +159,20 @@ class Batch:
         return repeat_streams(x, self.streams)
 
     def per_row_unless_shared(self, x: Tensor) -> Tensor:
-        """`per_row` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it is."""
+        """`per_row` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it
+        is.
+        """
         return repeat_streams_unless_shared(x, self.streams)
 
     def guided_logits(self, head: nn.Module, features: Tensor) -> Tensor:
         """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head."""
         return guided_logits(head, features, self.cfg)
 
-    def join_wavefronts(self, x: Tensor, columns: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A pass's inputs [R, S, D], columns and positions [R, S] as the transformer takes them: with the slots of an
-        image's wavefronts side by side.
+    def join_wavefronts(
+        self, x: Tensor, columns: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A pass's inputs [R, S, D], columns and positions [R, S] as the transformer takes them:
+        with the slots of an image's wavefronts side by side.
         """
         return x, columns, positions
 
@@ -164,11 +185,19 @@ class Batch:
         return self.attention_mask.chain(columns)
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
-        """The row ends that a pass over a tree of this shape needs; None if no tree node can end a row."""
+        """The row ends that a pass over a tree of this shape needs; None if no tree node can end a
+        row.
+        """
         beyond = shape.max_depth - self.cells_to_row_end
         if self.row_ends is None or beyond < 0:
             return None
-        return RowEndPass(self.row_ends, shape, self.columns, self.streams, max_ends=beyond // self.row_ends.cols + 1)
+        return RowEndPass(
+            self.row_ends,
+            shape,
+            self.columns,
+            self.streams,
+            max_ends=beyond // self.row_ends.cols + 1,
+        )
 
     @property
     def keys(self) -> Tensor:
@@ -186,9 +215,10 @@ class Batch:
         return self.image_len - self.emitted
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
-        """Update the CPU copies of the token counts between passes: `max_emitted`, the largest of `emitted`, and
-        `cells_to_row_end`, the fewest cells between a root and the end of its image row. In a static batch, the first
-        is rounded up to one of few numbers, and the second is always 0.
+        """Update the CPU copies of the token counts between passes: `max_emitted`, the largest of
+        `emitted`, and `cells_to_row_end`, the fewest cells between a root and the end of its image
+        row. In a static batch, the first is rounded up to one of few numbers, and the second is
+        always 0.
         """
         self.max_emitted, self.cells_to_row_end = max(emitted, default=1), 0
         if self.static:
@@ -196,27 +226,37 @@ class Batch:
             self.max_emitted = min(self.image_len, -(-self.max_emitted // step) * step)
         elif self.row_ends:
             cols = self.row_ends.cols
-            self.cells_to_row_end = min((cols - 1 - (count - 1) % cols for count in emitted), default=0)
+            self.cells_to_row_end = min(
+                (cols - 1 - (count - 1) % cols for count in emitted), default=0
+            )
 
     def admit(
-        self, indices: Tensor, keys: Tensor, first_tokens: Tensor, valid: Tensor, nonfinite: Tensor | None = None
+        self,
+        indices: Tensor,
+        keys: Tensor,
+        first_tokens: Tensor,
+        valid: Tensor,
+        nonfinite: Tensor | None = None,
     ) -> None:
-        """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n * streams, P].
+        """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n
+        * streams, P].
 
         nonfinite [n]: where the probs of the first tokens were not finite; None: nowhere.
         """
         self.rng.admit(indices, keys)
         self.emitted[indices] = 1
         self._advances[indices] = 1
-        self.failed_prefills[indices] = torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
+        self.failed_prefills[indices] = (
+            torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
+        )
         self._tokens[indices, 0] = first_tokens
         self.root[indices] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)
         self._update_positions()
 
     def commit(self, tokens: Tensor, counts: Tensor, root: Tensor) -> Tensor:
-        """Append the first counts[b] of tokens [B, W] of each caption b: accepted drafts, then the resampled or bonus
-        token. Returns how many tokens of each image were appended.
+        """Append the first counts[b] of tokens [B, W] of each caption b: accepted drafts, then the
+        resampled or bonus token. Returns how many tokens of each image were appended.
         """
         # the next pass overwrites the surplus entries
         self._tokens.scatter_(1, self.token_positions[:, : tokens.shape[1]], tokens)

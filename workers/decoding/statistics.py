@@ -15,10 +15,10 @@ from workers.decoding.timer import PHASES, PhaseTimer
 class ImageStatistics:
     """The passes of one image.
 
-    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted token, levels drafted
-    (`depth`) and `nodes` that the target reads behind the root. A pass with an unverified path drafts the levels of two
-    trees, and emits and reads the path's tokens as well. `seconds` by phase: the image's equal share of its prefill and
-    of each of its passes.
+    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted
+    token, levels drafted (`depth`) and `nodes` that the target reads behind the root. A pass with
+    an unverified path drafts the levels of two trees, and emits and reads the path's tokens as
+    well. `seconds` by phase: the image's equal share of its prefill and of each of its passes.
     """
 
     emitted: Tensor  # [passes] int64
@@ -34,7 +34,9 @@ class ImageStatistics:
 
     @property
     def mean_accepted_length(self) -> float:
-        """Tokens emitted per target pass; 1 for vanilla decoding. The prefill's token does not count."""
+        """Tokens emitted per target pass; 1 for vanilla decoding. The prefill's token does not
+        count.
+        """
         return float(self.emitted.float().mean())
 
     @property
@@ -64,7 +66,9 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """What a pass did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth` and `nodes`."""
+    """What a pass did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth`
+    and `nodes`.
+    """
 
     so_far: list[int]
     emitted: list[int]
@@ -77,7 +81,8 @@ class StatisticsRecorder:
 
     def __init__(self, size: int, timer: PhaseTimer) -> None:
         self.requests: list[Request | None] = [None] * size  # None: no image is open at this row
-        self._passes: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]  # emitted, depth, nodes
+        # emitted, depth, nodes
+        self._passes: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
         self._timer = timer
         self._share = dict.fromkeys(PHASES, 0.0)  # seconds: one row's share of all passes so far
         self._start_share: list[dict[str, float]] = [{}] * size
@@ -88,7 +93,9 @@ class StatisticsRecorder:
         return [row for row, request in enumerate(self.requests) if request is not None]
 
     def open(self, rows: list[int], requests: list[Request], seconds: float = 0.0) -> None:
-        """Start new images at these rows, whose prefill the timer has just measured but for `seconds` of each."""
+        """Start new images at these rows, whose prefill the timer has just measured but for
+        `seconds` of each.
+        """
         prefill = seconds + self._timer.take()["prefill"] / len(rows)
         for row, request in zip(rows, requests, strict=True):
             self.requests[row], self._passes[row] = request, []
@@ -110,8 +117,12 @@ class StatisticsRecorder:
         request, self.requests[row] = self.requests[row], None
         assert request is not None, "an image is open at this row"
         emitted, depth, nodes = torch.tensor(self._passes[row]).T.contiguous()
-        seconds = {phase: total - self._start_share[row][phase] for phase, total in self._share.items()}
-        return request, ImageStatistics(emitted, emitted.cumsum(0) - emitted + 1, depth, nodes, seconds)
+        seconds = {
+            phase: total - self._start_share[row][phase] for phase, total in self._share.items()
+        }
+        return request, ImageStatistics(
+            emitted, emitted.cumsum(0) - emitted + 1, depth, nodes, seconds
+        )
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""

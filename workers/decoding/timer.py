@@ -10,8 +10,9 @@ PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 
 
 class PhaseTimer:
-    """Seconds by phase. On a CPU they are the CPU time of this thread, in which other processes have no part. On CUDA,
-    events are recorded in the stream and read later, so timing does not synchronise.
+    """Seconds by phase. On a CPU they are the CPU time of this thread, in which other processes
+    have no part. On CUDA, events are recorded in the stream and read later, so timing does not
+    synchronise.
     """
 
     def __init__(self, device: torch.device) -> None:

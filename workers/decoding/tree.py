@@ -1,8 +1,8 @@
 """Draft trees as tensors.
 
-A tree of N drafted nodes occupies N + 1 *slots*: slot 0 is the root (the last emitted token, whose keys and values the
-target's cache does not hold yet), slot i is node i - 1. Parents precede their children. Per-row fields have a leading
-dimension B, or 1 where all rows share them.
+A tree of N drafted nodes occupies N + 1 *slots*: slot 0 is the root (the last emitted token, whose
+keys and values the target's cache does not hold yet), slot i is node i - 1. Parents precede their
+children. Per-row fields have a leading dimension B, or 1 where all rows share them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from workers.models.masks import additive_mask
 class TreeShape:
     """The parent-child relations of a tree, derived once from the parents.
 
-    parents [B|1, N]: node index, -1 = root. depth [B|1, N]: 1-based. mask [B|1, N+1, N+1]: True where slot s attends to
-    slot t (itself, an ancestor, or the root). children [B|1, N+1, C]: the slot of a slot's child of rank c, 0 = none.
+    parents [B|1, N]: node index, -1 = root. depth [B|1, N]: 1-based. mask [B|1, N+1, N+1]: True
+    where slot s attends to slot t (itself, an ancestor, or the root). children [B|1, N+1, C]: the
+    slot of a slot's child of rank c, 0 = none.
     """
 
     parents: Tensor
@@ -54,8 +55,8 @@ def with_root(x: Tensor) -> Tensor:
 
 
 def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
-    """The ancestor-or-self matrix [B, N+1, N+1] of the nodes' parent slots [B, N]. Each pass doubles the distance to
-    the ancestors that it has found.
+    """The ancestor-or-self matrix [B, N+1, N+1] of the nodes' parent slots [B, N]. Each pass
+    doubles the distance to the ancestors that it has found.
     """
     batch, slots = parent_slots.shape[0], parent_slots.shape[1] + 1
     ancestors = with_root(parent_slots)  # each slot's ancestor at the next distance
@@ -67,7 +68,9 @@ def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
 
 
 def _child_table(parent_slots: Tensor, exists: Tensor, width: int) -> Tensor:
-    """Child slots [B, N+1, width] by rank. A node's rank is the number of its existing siblings before it."""
+    """Child slots [B, N+1, width] by rank. A node's rank is the number of its existing siblings
+    before it.
+    """
     batch, nodes = parent_slots.shape
     siblings = (parent_slots[:, :, None] == parent_slots[:, None, :]) & exists[:, None, :]
     rank = siblings.tril(-1).sum(-1)
@@ -79,10 +82,15 @@ def _child_table(parent_slots: Tensor, exists: Tensor, width: int) -> Tensor:
     return table.view(batch, nodes + 1, width + 1)[..., :width]
 
 
-def shape_from_parents(parents: Tensor, depth: Tensor, exists: Tensor, *, max_depth: int, width: int) -> TreeShape:
+def shape_from_parents(
+    parents: Tensor, depth: Tensor, exists: Tensor, *, max_depth: int, width: int
+) -> TreeShape:
     """The shape of per-row trees: parents, depth and exists are [B, N]; ranks follow node order."""
     parent_slots = parents + 1
-    mask, children = _ancestor_mask(parent_slots, max_depth), _child_table(parent_slots, exists, width)
+    mask, children = (
+        _ancestor_mask(parent_slots, max_depth),
+        _child_table(parent_slots, exists, width),
+    )
     return TreeShape(parents, depth, mask, children, max_depth)
 
 
@@ -92,7 +100,9 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     depth_row = torch.tensor([list(depth)], dtype=torch.int64, device=device)
     exists = torch.ones_like(parent_row, dtype=torch.bool)
     width = max((list(parents).count(p) for p in set(parents)), default=1)
-    shape = shape_from_parents(parent_row, depth_row, exists, max_depth=max(depth, default=0), width=width)
+    shape = shape_from_parents(
+        parent_row, depth_row, exists, max_depth=max(depth, default=0), width=width
+    )
     shape.is_chain = shape.max_depth == shape.nodes
     return shape
 
@@ -104,7 +114,11 @@ def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
-    rows = index if table.shape[0] == 1 else index + row_starts(table.shape[0], table.shape[1], index.device)
+    rows = (
+        index
+        if table.shape[0] == 1
+        else index + row_starts(table.shape[0], table.shape[1], index.device)
+    )
     return table.flatten(0, 1).index_select(0, rows)
 
 
@@ -112,12 +126,13 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 class DraftTree:
     """The drafts of one pass.
 
-    tokens [B, N]. exists [B, N]: False for a node that was not drafted (beyond the drafter's support, or beyond the
-    row's own depth or width). levels [B]: levels drafted for each row. probs [B, M, V]: the distributions that children
-    were sampled from, and probs_index [B|1, N+1]: which of them the children of a slot were sampled from; None if the
-    children were chosen and not sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a
-    distribution with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose its
-    nodes. counts [B]: nodes that exist, if the policy knows it.
+    tokens [B, N]. exists [B, N]: False for a node that was not drafted (beyond the drafter's
+    support, or beyond the row's own depth or width). levels [B]: levels drafted for each row. probs
+    [B, M, V]: the distributions that children were sampled from, and probs_index [B|1, N+1]: which
+    of them the children of a slot were sampled from; None if the children were chosen and not
+    sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a distribution
+    with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose
+    its nodes. counts [B]: nodes that exist, if the policy knows it.
     """
 
     tokens: Tensor
@@ -136,7 +151,9 @@ class DraftTree:
         return self.exists.sum(1) if self.counts is None else self.counts
 
     def proposal_probs(self, slots: Tensor) -> Tensor | None:
-        """The distributions [B, V] that the children of `slots` [B] were sampled from; None if they were chosen."""
+        """The distributions [B, V] that the children of `slots` [B] were sampled from; None if they
+        were chosen.
+        """
         if self.probs is None or self.probs_index is None:
             return None
         return gather_rows(self.probs, gather_rows(self.probs_index, slots))

@@ -1,11 +1,12 @@
-"""EAGLE: one decoder layer that extrapolates the target's features (Li et al. 2024, EAGLE-1; EAGLE-2's trees use it
-unchanged).
+"""EAGLE: one decoder layer that extrapolates the target's features (Li et al. 2024, EAGLE-1;
+EAGLE-2's trees use it unchanged).
 
-Slot t takes the embedding of token t+1 and the target's feature of token t (after the final norm) and predicts the
-feature of token t+1; the target's own head turns that into the logits of token t+2.
+Slot t takes the embedding of token t+1 and the target's feature of token t (after the final norm)
+and predicts the feature of token t+1; the target's own head turns that into the logits of token
+t+2.
 
-Weights are the project's own safetensors, or a published drafter as LANTERN distributes them: a file, or a folder with
-a `config.json` beside the weights, with these tensors:
+Weights are the project's own safetensors, or a published drafter as LANTERN distributes them: a
+file, or a folder with a `config.json` beside the weights, with these tensors:
 
     embed_tokens.weight                      its own token embedding
     fc.weight, fc.bias                       [embedding ; feature] -> D; the bias is optional
@@ -14,7 +15,8 @@ a `config.json` beside the weights, with these tensors:
     layers.0.input_layernorm.weight          Anole's and Lumina's only
     layers.0.self_attn.{q,k}_norm.{weight,bias}     likewise
 
-The file shows which optional tensors there are. Every tensor is used; an error names unknown and missing tensors.
+The file shows which optional tensors there are. Every tensor is used; an error names unknown and
+missing tensors.
 """
 
 from __future__ import annotations
@@ -43,13 +45,16 @@ from workers.models.transformer import Layer, Transformer, TransformerConfig
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _CONFIG = "config.json"
-_CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4  # targets count codes, not the whole vocabulary
+# targets count codes, not the whole vocabulary
+_CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4
 
 
 class EagleLayer(nn.Module):
-    """h = W [embedding ; feature] + b, then one transformer layer; no norm after it (features are normed already).
+    """h = W [embedding ; feature] + b, then one transformer layer; no norm after it (features are
+    normed already).
 
-    Published drafters have their own token embedding with `codes` rows; 0: the target's embedding is used.
+    Published drafters have their own token embedding with `codes` rows; 0: the target's embedding
+    is used.
     """
 
     taps: tuple[int, ...] = ()  # see `Drafter.taps`
@@ -61,7 +66,9 @@ class EagleLayer(nn.Module):
         self.embed = nn.Embedding(codes, config.dim) if codes else None
 
     def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """Layer inputs [R, S, D] of token embeddings [R, S, D] and the features [R, S, D] that precede them."""
+        """Layer inputs [R, S, D] of token embeddings [R, S, D] and the features [R, S, D] that
+        precede them.
+        """
         out: Tensor = self.fc(torch.cat([embeddings, features], dim=-1))
         return out
 
@@ -71,27 +78,32 @@ class EagleLayer(nn.Module):
         assert isinstance(block, Layer)
         return block.attention_norm(x), x
 
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Predicted features [R, S, D]; `positions` [S] or [R, S] are the tokens' positions in the target's rotation
-        table.
+    def forward(
+        self, embeddings: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Predicted features [R, S, D]; `positions` [S] or [R, S] are the tokens' positions in the
+        target's rotation table.
         """
         out: Tensor = self.decoder(self.fuse(embeddings, features), positions, mask=mask)
         return out
 
 
 class EagleDrafter(CachedDrafter):
-    """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image is in slot
-    prompt_len - 1 + n.
+    """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image is in
+    slot prompt_len - 1 + n.
 
-    filler: LlamaGen's prompts have no token ids, so this code's embedding replaces theirs; None: prompts are made of
-    tokens, and each slot takes the next position's embedding. masked: the prompt's padding is hidden, as it is from the
-    target; LANTERN's drafters for LlamaGen were trained without a mask and attend to it.
+    filler: LlamaGen's prompts have no token ids, so this code's embedding replaces theirs; None:
+    prompts are made of tokens, and each slot takes the next position's embedding. masked: the
+    prompt's padding is hidden, as it is from the target; LANTERN's drafters for LlamaGen were
+    trained without a mask and attend to it.
     """
 
     kind = "eagle"
     capturable = True
 
-    def __init__(self, target: Target, layer: EagleLayer, *, filler: int | None = 0, masked: bool = True) -> None:
+    def __init__(
+        self, target: Target, layer: EagleLayer, *, filler: int | None = 0, masked: bool = True
+    ) -> None:
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)
         self.check_size("dim", layer.decoder.config.dim, target.transformer.config.dim)
         self.layer = layer
@@ -101,14 +113,20 @@ class EagleDrafter(CachedDrafter):
     def load(cls, path: Path, target: Target) -> EagleDrafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle.safetensors" if path.is_dir() else path
-        if own.suffix.lower() == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
+        if (
+            own.suffix.lower() == ".safetensors"
+            and own.is_file()
+            and "config" in safetensors_metadata(own)
+        ):
             layer, header = read_module(own, "an EAGLE layer", build_eagle)
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[EagleDrafter, str]:
-        config = replace(target.transformer.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
+        config = replace(
+            target.transformer.config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False
+        )
         layer = skip_init(lambda: EagleLayer(config)).to("meta", target.dtype)
         drafter = cls(target, layer).eval().requires_grad_(False)
         return drafter, "the EAGLE drafter is one layer of the target's width"
@@ -125,11 +143,18 @@ class EagleDrafter(CachedDrafter):
     def head(self) -> nn.Module:
         return self.target.head
 
-    def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
+    def prompt_inputs(
+        self, prompt: Prompt, captions: list[str], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if self.filler is None:
             next_embeddings = prompt.embeds[:, 1:]
         else:
-            codes = torch.full((features.shape[0], self.base), self.filler, dtype=torch.int64, device=features.device)
+            codes = torch.full(
+                (features.shape[0], self.base),
+                self.filler,
+                dtype=torch.int64,
+                device=features.device,
+            )
             next_embeddings = self.embed(codes)
         valid = prompt.valid[:, :-1]
         attended = valid if self.masked else torch.ones_like(valid)
@@ -147,15 +172,16 @@ def build_eagle(config: Mapping[str, Any]) -> EagleLayer:
 def _load_published(path: Path, target: Target) -> EagleDrafter:
     """A drafter in the published layout.
 
-    LlamaGen's prompts (rope "grid") have no token ids and its drafters attend to their padding; Chameleon's prompts are
-    made of tokens, and the padding is hidden. Constant shifts of a stream's positions, which differ between the
-    published families, do not matter under rotations that depend on distances only.
+    LlamaGen's prompts (rope "grid") have no token ids and its drafters attend to their padding;
+    Chameleon's prompts are made of tokens, and the padding is hidden. Constant shifts of a stream's
+    positions, which differ between the published families, do not matter under rotations that
+    depend on distances only.
     """
     tensors = load_tensors(path, ["fc.weight"])
     if (fc := tensors.get("fc.weight")) is None:
         raise WeightsError(
-            f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is {next(iter(tensors), 'missing')}"
-            f"{describe_contents(tensors)}"
+            f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is "
+            f"{next(iter(tensors), 'missing')}{describe_contents(tensors)}"
         )
     if fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3:  # of three hidden states
         raise WeightsError(f"{path}: {EAGLE_3.kind}: {EAGLE_3.fix}")
@@ -164,21 +190,28 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         input_norm="layers.0.input_layernorm.weight" in tensors,
     )
-    codes = tensors["embed_tokens.weight"].shape[0] if "embed_tokens.weight" in tensors else target.vocab_size
+    codes = (
+        tensors["embed_tokens.weight"].shape[0]
+        if "embed_tokens.weight" in tensors
+        else target.vocab_size
+    )
     own_codes = image_codes(codes, target)
     if own_codes is None:
         raise ValueError(
-            f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was made for another target"
+            f"{path}: the drafter embeds {codes} tokens, the target {target.vocab_size}; it was "
+            "made for another target"
         )
     layer = skip_init(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
-    halves = config.channels if config.rope == "line" else None  # LlamaGen's converted files rotate adjacent channels
+    # LlamaGen's converted files rotate adjacent channels
+    halves = config.channels if config.rope == "line" else None
     mappings = [
         KeyMapping("embed_tokens.weight", "embed.weight"),
         KeyMapping("fc.{part}", "fc.{part}"),
         *hf_layer_mappings("layers.0", "decoder.layers.0", halves),
     ]
     load_weights(layer, tensors, mappings, where=path)
-    if layer.embed is not None and codes != target.vocab_size:  # keep the image codes of the whole vocabulary
+    # keep the image codes of the whole vocabulary
+    if layer.embed is not None and codes != target.vocab_size:
         layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[own_codes].clone())  # type: ignore[no-untyped-call]
     if layer.embed is not None and is_same_table(layer.embed.weight, target.embed.weight):
         layer.embed = None  # a frozen copy of the target's own, as training leaves it
@@ -193,7 +226,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def image_codes(tokens: int, target: Target) -> slice | None:
-    """The target's codes among as many tokens of a published drafter; None: it is of another target."""
+    """The target's codes among as many tokens of a published drafter; None: it is of another
+    target.
+    """
     is_whole = target.transformer.config.rope == "line" and tokens == _CHAMELEON_VOCAB_SIZE
     if tokens != target.vocab_size and not is_whole:
         return None
@@ -202,10 +237,14 @@ def image_codes(tokens: int, target: Target) -> slice | None:
 
 
 def layer_config(
-    path: Path, tensors: Mapping[str, Tensor], target: TransformerConfig, config: Mapping[str, Any], layer: str
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    target: TransformerConfig,
+    config: Mapping[str, Any],
+    layer: str,
 ) -> TransformerConfig:
-    """The layer's config: sizes from the tensors, the rest from `config` (of config.json) if it says so, else as the
-    target's. layer: begins the names of its tensors.
+    """The layer's config: sizes from the tensors, the rest from `config` (of config.json) if it
+    says so, else as the target's. layer: begins the names of its tensors.
 
     Raises:
         ValueError: it was made for another target.
@@ -214,16 +253,22 @@ def layer_config(
     dim = tensors["fc.weight"].shape[0]
     if dim != target.dim:
         raise ValueError(
-            f"{path}: the drafter's width is {dim}, the target's {target.dim}; it was made for another target"
+            f"{path}: the drafter's width is {dim}, the target's {target.dim}; it was made for "
+            "another target"
         )
     hidden_size = config.get("hidden_size", dim)
     if hidden_size != dim:
         raise WeightsError(
-            f"{path}: {_CONFIG} says hidden_size {hidden_size}, fc.weight has {dim} rows; use the files of one drafter"
+            f"{path}: {_CONFIG} says hidden_size {hidden_size}, fc.weight has {dim} rows; use the "
+            "files of one drafter"
         )
     heads = int(config.get("num_attention_heads", target.n_heads))
-    channels = int(config.get("head_dim") or (target.channels if heads == target.n_heads else dim // heads))
-    gate, keys = (tensors.get(f"{layer}.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k"))
+    channels = int(
+        config.get("head_dim") or (target.channels if heads == target.n_heads else dim // heads)
+    )
+    gate, keys = (
+        tensors.get(f"{layer}.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k")
+    )
     return replace(
         target,
         n_layers=1,

@@ -1,26 +1,29 @@
-"""EAGLE-3: one decoder layer over hidden states from three depths of the target, with its own head (Li et al. 2025).
+"""EAGLE-3: one decoder layer over hidden states from three depths of the target, with its own head
+(Li et al. 2025).
 
-The inputs of three layers of the target (un-normed; its *taps*) at token t are mixed to a state g_t = W_f [a_t ; b_t ;
-c_t]. Slot t takes the embedding of token t+1 and g_t:
+The inputs of three layers of the target (un-normed; its *taps*) at token t are mixed to a state g_t
+= W_f [a_t ; b_t ; c_t]. Slot t takes the embedding of token t+1 and g_t:
 
     z_t = [RMSNorm(embedding) ; RMSNorm(g_t)]      2D wide: the inputs of attention
     u_t = g_t + Attention(z_t),  o_t = u_t + MLP(RMSNorm(u_t))
     logits of token t+2 = W_head RMSNorm(o_t)      over the draft vocabulary
 
-A drafted slot takes its parent's o (un-normed) in place of g. The draft vocabulary is some of the target's codes; the
-others have no mass.
+A drafted slot takes its parent's o (un-normed) in place of g. The draft vocabulary is some of the
+target's codes; the others have no mass.
 
-Weights are the project's own safetensors, or a published drafter: a file, or a folder with a `config.json` beside the
-weights. SafeAILab's and SpecForge's tensors are
+Weights are the project's own safetensors, or a published drafter: a file, or a folder with a
+`config.json` beside the weights. SafeAILab's and SpecForge's tensors are
 
     embed_tokens.weight                      may be missing: the target's
     fc.weight                                W_f
     midlayer.{input_layernorm,hidden_norm,post_attention_layernorm}.weight
     midlayer.self_attn.{q,k,v,o}_proj.weight, midlayer.mlp.{gate,up,down}_proj.weight
     norm.weight, lm_head.weight
-    d2t, t2d                                 draft token i is token i + d2t[i]; which of the target's tokens are drafted
+    d2t, t2d                                 draft token i is token i + d2t[i]; whether one of the
+                                             target's tokens is drafted
 
-and speculators' have `layers.0` for `midlayer`. Every tensor is used; an error names unknown and missing tensors.
+and speculators' have `layers.0` for `midlayer`. Every tensor is used; an error names unknown and
+missing tensors.
 """
 
 from __future__ import annotations
@@ -34,9 +37,21 @@ import torch
 from torch import Tensor, nn
 
 from workers.decoding.state import Batch
-from workers.drafters.eagle import EagleDrafter, EagleLayer, image_codes, is_same_table, layer_config, read_config
+from workers.drafters.eagle import (
+    EagleDrafter,
+    EagleLayer,
+    image_codes,
+    is_same_table,
+    layer_config,
+    read_config,
+)
 from workers.models.cache import CacheView
-from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors, safetensors_metadata
+from workers.models.checkpoint_files import (
+    WeightsError,
+    describe_contents,
+    load_tensors,
+    safetensors_metadata,
+)
 from workers.models.layouts import EAGLE_3, find_layout
 from workers.models.linear import PackedLinear
 from workers.models.own_files import read_module
@@ -101,8 +116,8 @@ class Eagle3Decoder(Transformer):
 
 
 class Eagle3Layer(EagleLayer):
-    """taps: the layers of the target whose inputs `fc` mixes. ids [V_d]: the codes that it drafts. vocab_size: the
-    target's. codes: see `EagleLayer`.
+    """taps: the layers of the target whose inputs `fc` mixes. ids [V_d]: the codes that it drafts.
+    vocab_size: the target's. codes: see `EagleLayer`.
     """
 
     decoder: Eagle3Decoder
@@ -132,34 +147,44 @@ class Eagle3Layer(EagleLayer):
         return len(self.ids) == self.vocab_size
 
     def fuse(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """Decoder inputs [R, S, 2D] of token embeddings [R, S, D] and the states [R, S, D] that precede them."""
+        """Decoder inputs [R, S, 2D] of token embeddings [R, S, D] and the states [R, S, D] that
+        precede them.
+        """
         return torch.cat([embeddings, features], dim=-1)
 
     def attention_inputs(self, embeddings: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         return self.decoder.attention_inputs(self.fuse(embeddings, features))
 
     def spread(self, logits: Tensor, others: float = -torch.inf) -> Tensor:
-        """Logits [..., V] of logits [..., V_d] of the draft vocabulary; `others` for the codes that it lacks."""
+        """Logits [..., V] of logits [..., V_d] of the draft vocabulary; `others` for the codes that
+        it lacks.
+        """
         if self.drafts_all:
             return logits
-        return logits.new_full((*logits.shape[:-1], self.vocab_size), others).index_copy_(-1, self.ids, logits)
+        return logits.new_full((*logits.shape[:-1], self.vocab_size), others).index_copy_(
+            -1, self.ids, logits
+        )
 
 
 class Eagle3Drafter(EagleDrafter):
-    """The EAGLE-3 layer as a drafter. What `EagleDrafter` does with the target's features, it does with the states."""
+    """The EAGLE-3 layer as a drafter. What `EagleDrafter` does with the target's features, it does
+    with the states.
+    """
 
     kind = "eagle3"
     capturable = True
     layer: Eagle3Layer
 
-    def __init__(self, target: Target, layer: Eagle3Layer, *, filler: int | None = 0, masked: bool = True) -> None:
+    def __init__(
+        self, target: Target, layer: Eagle3Layer, *, filler: int | None = 0, masked: bool = True
+    ) -> None:
         super().__init__(target, layer, filler=filler, masked=masked)
         self.check_size("vocab_size", layer.vocab_size, target.vocab_size)
         layers = target.transformer.config.n_layers
         if not all(0 <= tap < layers for tap in layer.taps):
             raise ValueError(
-                f"eagle3 drafter: it reads the layers {list(layer.taps)}, the target has {layers}; it was made for "
-                "another target"
+                f"eagle3 drafter: it reads the layers {list(layer.taps)}, the target has {layers}; "
+                "it was made for another target"
             )
         self.taps = layer.taps
 
@@ -167,7 +192,11 @@ class Eagle3Drafter(EagleDrafter):
     def load(cls, path: Path, target: Target) -> Eagle3Drafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
         own = path / "eagle3.safetensors" if path.is_dir() else path
-        if own.suffix.lower() == ".safetensors" and own.is_file() and "config" in safetensors_metadata(own):
+        if (
+            own.suffix.lower() == ".safetensors"
+            and own.is_file()
+            and "config" in safetensors_metadata(own)
+        ):
             layer, header = read_module(own, "an EAGLE-3 layer", build_eagle3)
             return cls(target, layer, filler=header.get("filler", 0))
         return _load_published(path, target)
@@ -175,11 +204,18 @@ class Eagle3Drafter(EagleDrafter):
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[Eagle3Drafter, str]:
         body, codes = target.transformer.config, target.vocab_size
-        config = replace(body, n_layers=1, vocab_size=0, qk_norm=False, input_norm=True, final_norm=False)
+        config = replace(
+            body, n_layers=1, vocab_size=0, qk_norm=False, input_norm=True, final_norm=False
+        )
         taps = default_taps(body.n_layers)
-        layer = skip_init(lambda: Eagle3Layer(config, taps=taps, vocab_size=codes, draft_vocab=codes))
+        layer = skip_init(
+            lambda: Eagle3Layer(config, taps=taps, vocab_size=codes, draft_vocab=codes)
+        )
         drafter = cls(target, layer.to("meta", target.dtype)).eval().requires_grad_(False)
-        return drafter, "the EAGLE-3 drafter is one layer of the target's width with a head for all codes"
+        return (
+            drafter,
+            "the EAGLE-3 drafter is one layer of the target's width with a head for all codes",
+        )
 
     @property
     def head(self) -> nn.Module:
@@ -189,7 +225,12 @@ class Eagle3Drafter(EagleDrafter):
         return self.layer.spread(super().logits(batch, self.layer.norm(outputs)))
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         super().admit(indices, prompt, captions, self.layer.fc(features), first_tokens)
 
@@ -198,7 +239,9 @@ class Eagle3Drafter(EagleDrafter):
 
 
 def build_eagle3(config: Mapping[str, Any]) -> Eagle3Layer:
-    """An EAGLE-3 layer from {"transformer": TransformerConfig's fields, "taps", "vocab_size", "draft_vocab"}."""
+    """An EAGLE-3 layer from {"transformer": TransformerConfig's fields, "taps", "vocab_size",
+    "draft_vocab"}.
+    """
     sizes = {name: config[name] for name in ("taps", "vocab_size", "draft_vocab")}
     return Eagle3Layer(TransformerConfig(**config["transformer"]), **sizes)
 
@@ -208,8 +251,8 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
     tensors: dict[str, Tensor] = load_tensors(path, ["fc.weight"])
     if find_layout(tensors) is not EAGLE_3 or "fc.weight" not in tensors:
         raise WeightsError(
-            f"{path}: not an EAGLE-3 drafter: it needs fc.weight and the tensors of a layer with hidden_norm.weight"
-            f"{describe_contents(tensors)}"
+            f"{path}: not an EAGLE-3 drafter: it needs fc.weight and the tensors of a layer with "
+            f"hidden_norm.weight{describe_contents(tensors)}"
         )
     block = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
     keys, body = read_config(path), target.transformer.config
@@ -219,8 +262,8 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
     config = replace(config, qk_norm=False, input_norm=True)
     if tensors["fc.weight"].shape[1] != len(taps) * body.dim:
         raise WeightsError(
-            f"{path}: fc.weight has {tensors['fc.weight'].shape[1]} columns, {len(taps)} hidden states of the target "
-            f"have {len(taps) * body.dim}; it was made for another target"
+            f"{path}: fc.weight has {tensors['fc.weight'].shape[1]} columns, {len(taps)} hidden "
+            f"states of the target have {len(taps) * body.dim}; it was made for another target"
         )
     vocabulary = keys.get("transformer_layer_config", keys).get("vocab_size")
     tensors = _own_vocabulary(path, tensors, target, vocabulary)
@@ -249,16 +292,16 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
 
 
 def _read_taps(path: Path, keys: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a published drafter reads. speculators names them so; SpecForge, in `eagle_config`, by
-    the layers before them.
+    """The layers whose inputs a published drafter reads. speculators names them so; SpecForge, in
+    `eagle_config`, by the layers before them.
     """
     earlier = (keys.get("eagle_config") or {}).get(_TAPS)
     named = keys.get(_TAPS) if earlier is None else [tap + 1 for tap in earlier]
     taps = default_taps(layers) if named is None else tuple(named)
     if not taps or not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
         raise WeightsError(
-            f"{path}: {_TAPS} names the inputs of layers {list(taps)}, the target has the layers 0 to {layers - 1}; it "
-            "was made for another target"
+            f"{path}: {_TAPS} names the inputs of layers {list(taps)}, the target has the layers 0 "
+            f"to {layers - 1}; it was made for another target"
         )
     return taps
 
@@ -277,49 +320,71 @@ def _check_form(path: Path, keys: Mapping[str, Any]) -> None:
     elif form != "default":
         problem = f"rope_scaling is {form!r}"
     if problem:
-        raise WeightsError(f"{path}: {problem}, which is not supported; give an EAGLE-3 drafter without it")
+        raise WeightsError(
+            f"{path}: {problem}, which is not supported; give an EAGLE-3 drafter without it"
+        )
 
 
 def _own_vocabulary(
     path: Path, tensors: Mapping[str, Tensor], target: Target, vocabulary: int | None
 ) -> dict[str, Tensor]:
-    """The tensors with embeddings, and rows of the head, for the target's codes only, and `ids` in place of d2t and
-    t2d. vocabulary: the target's size by config.json, which is needed without t2d and embeddings.
+    """The tensors with embeddings, and rows of the head, for the target's codes only, and `ids` in
+    place of d2t and t2d. vocabulary: the target's size by config.json, which is needed without t2d
+    and embeddings.
     """
     if "lm_head.weight" not in tensors:
-        raise WeightsError(f"{path}: lm_head.weight is missing; an EAGLE-3 drafter has a head of its own")
+        raise WeightsError(
+            f"{path}: lm_head.weight is missing; an EAGLE-3 drafter has a head of its own"
+        )
     out = {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
     head, offsets, drafted = tensors["lm_head.weight"], tensors.get("d2t"), tensors.get("t2d")
-    listed = next((name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight")
+    listed = next(
+        (name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight"
+    )
     count, rows = len(tensors[listed]), len(head)
-    if listed == "lm_head.weight" and offsets is not None:  # d2t alone: it says which tokens are drafted
+    # d2t alone: it says which tokens are drafted
+    if listed == "lm_head.weight" and offsets is not None:
         if vocabulary is None and target.transformer.config.rope == "line":
             raise WeightsError(
-                f"{path}: t2d and embed_tokens.weight are missing, and config.json has no vocab_size: nothing says "
-                "how many tokens the target has; add vocab_size to config.json"
+                f"{path}: t2d and embed_tokens.weight are missing, and config.json has no "
+                "vocab_size: nothing says how many tokens the target has; add vocab_size to "
+                "config.json"
             )
         listed, count = "vocab_size", vocabulary or target.vocab_size
     codes = image_codes(count, target)
     if codes is None:
         raise WeightsError(
-            f"{path}: {listed} has {count} tokens, the target {target.vocab_size}; it was made for another target"
+            f"{path}: {listed} has {count} tokens, the target {target.vocab_size}; it was made for "
+            "another target"
         )
     if "embed_tokens.weight" in tensors:
         out["embed_tokens.weight"] = tensors["embed_tokens.weight"][codes]
     ids = torch.arange(rows)
     if rows != count:
         if offsets is None or offsets.shape != ids.shape or offsets.dtype not in _INTEGERS:
-            raise WeightsError(f"{path}: d2t must have an integer for each of the {rows} rows of lm_head.weight")
+            raise WeightsError(
+                f"{path}: d2t must have an integer for each of the {rows} rows of lm_head.weight"
+            )
         ids = ids if offsets.is_meta else ids + offsets.cpu()
         out_of_range = (ids < 0) | (ids >= count)
         if bool(out_of_range.any()) or len(set(ids.tolist())) < rows:
-            raise WeightsError(f"{path}: d2t must give every draft token another one of {count} tokens")
+            raise WeightsError(
+                f"{path}: d2t must give every draft token another one of {count} tokens"
+            )
         is_known = drafted is None or drafted.is_meta or offsets.is_meta
-        if drafted is not None and not is_known and not torch.equal(drafted.cpu().nonzero()[:, 0], ids.sort().values):
-            raise WeightsError(f"{path}: t2d and d2t name different tokens; give the files of one drafter")
+        if (
+            drafted is not None
+            and not is_known
+            and not torch.equal(drafted.cpu().nonzero()[:, 0], ids.sort().values)
+        ):
+            raise WeightsError(
+                f"{path}: t2d and d2t name different tokens; give the files of one drafter"
+            )
     ids = ids - codes.start
     kept = (ids >= 0) & (ids < target.vocab_size)
     if not bool(kept.any()):
-        raise WeightsError(f"{path}: d2t covers none of the target's image codes; it was made for another target")
+        raise WeightsError(
+            f"{path}: d2t covers none of the target's image codes; it was made for another target"
+        )
     out["lm_head.weight"], out["ids"] = (head, ids) if bool(kept.all()) else (head[kept], ids[kept])
     return out

@@ -1,4 +1,6 @@
-"""A small AR model with the target's codebook as the drafter (Leviathan et al. 2023, Chen et al. 2023)."""
+"""A small AR model with the target's codebook as the drafter (Leviathan et al. 2023, Chen et al.
+2023).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from workers.models.transformer import Body
 
 
 class IndependentDrafter(CachedDrafter):
-    """Reads captions through its own conditioner; shares only the codebook and the grid with the target."""
+    """Reads captions through its own conditioner; shares only the codebook and the grid with the
+    target.
+    """
 
     kind = "independent"
     capturable = True
@@ -40,7 +44,9 @@ class IndependentDrafter(CachedDrafter):
         assert self.decoder.head is not None
         return self.decoder.head
 
-    def prompt_inputs(self, prompt: Prompt, captions: list[str], features: Tensor) -> tuple[Tensor, Tensor]:
+    def prompt_inputs(
+        self, prompt: Prompt, captions: list[str], features: Tensor
+    ) -> tuple[Tensor, Tensor]:
         conditioner = cast("Conditioner", self.conditioner)
         own = conditioner(captions)
         if features.shape[0] > len(captions):

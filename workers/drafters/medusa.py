@@ -1,4 +1,6 @@
-"""Medusa heads (Cai et al. 2024): head m reads the target's feature of token t and predicts token t+1+m directly."""
+"""Medusa heads (Cai et al. 2024): head m reads the target's feature of token t and predicts token
+t+1+m directly.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from workers.models.target import Prompt, Target
 
 
 class MedusaHeads(nn.Module):
-    """K heads, logits_m = W_m (f + SiLU(V_m f + b_m)). With `shared_head`, every W_m is the target's own head."""
+    """K heads, logits_m = W_m (f + SiLU(V_m f + b_m)). With `shared_head`, every W_m is the
+    target's own head.
+    """
 
     taps: tuple[int, ...] = ()  # see `Drafter.taps`
 
@@ -29,11 +33,15 @@ class MedusaHeads(nn.Module):
         for parameter in self.residuals.parameters():
             nn.init.zeros_(parameter)  # starts as the target's head
         self.heads = (
-            None if shared_head else nn.ModuleList(PackedLinear(dim, vocab_size, bias=False) for _ in range(heads))
+            None
+            if shared_head
+            else nn.ModuleList(PackedLinear(dim, vocab_size, bias=False) for _ in range(heads))
         )
 
     def hidden(self, features: Tensor, head: int) -> Tensor:
-        """The inputs [..., D] of W_m, of features [..., D]. `head` is 0-based: 0 predicts the token after the root."""
+        """The inputs [..., D] of W_m, of features [..., D]. `head` is 0-based: 0 predicts the token
+        after the root.
+        """
         return features + torch.nn.functional.silu(self.residuals[head](features))
 
     def projection(self, head: int, target_head: nn.Module) -> nn.Module:
@@ -69,7 +77,9 @@ class MedusaDrafter(Drafter):
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[MedusaDrafter, str]:
         with torch.device("meta"):
-            heads = MedusaHeads(target.transformer.config.dim, target.vocab_size, levels, shared_head=True)
+            heads = MedusaHeads(
+                target.transformer.config.dim, target.vocab_size, levels, shared_head=True
+            )
         drafter = cls(target, heads.to(target.dtype)).eval().requires_grad_(False)
         return drafter, "Medusa's heads share the target's own head"
 
@@ -81,7 +91,12 @@ class MedusaDrafter(Drafter):
         batch.buffers.add(self, "feature")
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         self.feature = self.feature.clone()
         self.feature[self._rows(indices)] = features[:, -1]
@@ -108,4 +123,6 @@ class MedusaDrafter(Drafter):
 
 def build_medusa(config: Mapping[str, Any]) -> MedusaHeads:
     """Medusa heads from {"dim", "vocab_size", "heads", "shared_head"}."""
-    return MedusaHeads(config["dim"], config["vocab_size"], config["heads"], shared_head=config["shared_head"])
+    return MedusaHeads(
+        config["dim"], config["vocab_size"], config["heads"], shared_head=config["shared_head"]
+    )

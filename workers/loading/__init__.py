@@ -1,1 +1,3 @@
-"""From an entry of models.yaml to models: checkpoint headers, models on the meta device, dry runs."""
+"""From an entry of models.yaml to models: checkpoint headers, models on the meta device, dry
+runs.
+"""

@@ -1,8 +1,10 @@
-"""Memory and work of decoding, measured on the meta device: the engine's own code on tensors without values.
+"""Memory and work of decoding, measured on the meta device: the engine's own code on tensors
+without values.
 
-A pass of the real engine runs under a meter, which follows every tensor from allocation to release and counts the
-arithmetic. Parameters, caches and peaks are therefore exact for any architecture and any tree, and the measurement
-takes milliseconds and no memory. The device's own overhead (context, allocator fragmentation) is not included.
+A pass of the real engine runs under a meter, which follows every tensor from allocation to release
+and counts the arithmetic. Parameters, caches and peaks are therefore exact for any architecture and
+any tree, and the measurement takes milliseconds and no memory. The device's own overhead (context,
+allocator fragmentation) is not included.
 """
 
 from __future__ import annotations
@@ -35,17 +37,23 @@ MAX_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops: multiplications and additions of matrix products. moved: bytes read and written. kernels: their number."""
+    """flops: multiplications and additions of matrix products. moved: bytes read and written.
+    kernels: their number.
+    """
 
     flops: int = 0
     moved: int = 0
     kernels: int = 0
 
     def __add__(self, other: Work) -> Work:
-        return Work(self.flops + other.flops, self.moved + other.moved, self.kernels + other.kernels)
+        return Work(
+            self.flops + other.flops, self.moved + other.moved, self.kernels + other.kernels
+        )
 
     def __mul__(self, share: float) -> Work:
-        return Work(round(self.flops * share), round(self.moved * share), round(self.kernels * share))
+        return Work(
+            round(self.flops * share), round(self.moved * share), round(self.kernels * share)
+        )
 
 
 class FusedAttention(TorchFunctionMode):
@@ -59,7 +67,11 @@ class FusedAttention(TorchFunctionMode):
         self.work = Work()
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
         if func is not nn.functional.scaled_dot_product_attention or not args[0].is_meta:
@@ -99,12 +111,18 @@ class Meter(TorchDispatchMode):
         return work
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
         allocates, mutates = _effects(func)
         result = call_on_meta(func, args, options)
-        outputs = [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)] if allocates else []
+        outputs = (
+            [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)] if allocates else []
+        )
         fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or mutates:
             self._count(func, args, options, result, fresh)
@@ -126,7 +144,9 @@ class Meter(TorchDispatchMode):
         self._tracked.discard(key)
         self.live -= size
 
-    def _count(self, func: Any, args: Any, kwargs: Any, result: Any, fresh: Sequence[Tensor]) -> None:
+    def _count(
+        self, func: Any, args: Any, kwargs: Any, result: Any, fresh: Sequence[Tensor]
+    ) -> None:
         counted = flop_registry.get(func._overloadpacket)
         inputs = [leaf for leaf in _leaves([*args, *kwargs.values()]) if isinstance(leaf, Tensor)]
         if counted is not None:  # a matrix product reads all of its operands
@@ -143,7 +163,8 @@ _shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = 
 
 
 def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """The function's result. A call like an earlier one only allocates: most meta kernels take a millisecond.
+    """The function's result. A call like an earlier one only allocates: most meta kernels take a
+    millisecond.
 
     func: the operator that `__torch_dispatch__` gets.
     """
@@ -151,30 +172,42 @@ def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -
     key = _signature(func, args, options) if allocates or mutates else None
     if key in _shapes:
         shape = _shapes[key]
-        return args[0] if shape is None else torch.empty_strided(*shape[:2], dtype=shape[2], device="meta")
+        return (
+            args[0]
+            if shape is None
+            else torch.empty_strided(*shape[:2], dtype=shape[2], device="meta")
+        )
     result = func(*args, **options)
     if key is None or not isinstance(result, Tensor) or not result.is_meta:
         return result
     inputs = [leaf for leaf in _leaves([*args, *options.values()]) if isinstance(leaf, Tensor)]
     if mutates and result is args[0] and key == _signature(func, args, options):
         _shapes[key] = None
-    elif allocates and _address(result) not in map(_address, inputs):  # some functions may return an argument
+    elif allocates and _address(result) not in map(_address, inputs):
+        # some functions may return an argument
         _shapes[key] = (result.shape, result.stride(), result.dtype)
     return result
 
 
 @cache
 def _effects(func: Any) -> tuple[bool, bool]:
-    """Whether a function's results are no views of its arguments, and whether it writes to an argument."""
-    return all(output.alias_info is None for output in func._schema.returns), func._schema.is_mutable
+    """Whether a function's results are no views of its arguments, and whether it writes to an
+    argument.
+    """
+    return all(
+        output.alias_info is None for output in func._schema.returns
+    ), func._schema.is_mutable
 
 
 def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
-    """Everything that the shape of a function's result depends on; None where it may be more than arguments' shapes."""
+    """Everything that the shape of a function's result depends on; None where it may be more than
+    arguments' shapes.
+    """
     parts: list[object] = [func, torch.get_default_dtype(), *options]
     for leaf in _leaves([*args, *options.values()]):
         if isinstance(leaf, Tensor):
-            if not leaf.is_meta or not leaf.dim():  # a number's type counts for less than a tensor's
+            # a number's type counts for less than a tensor's
+            if not leaf.is_meta or not leaf.dim():
                 return None
             parts.append((leaf.shape, leaf.stride(), leaf.dtype))
         else:
@@ -206,9 +239,10 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 class Footprint:
     """Memory of a config at a batch size, in bytes, and the work of its steps.
 
-    parameters: those of target, codec, text encoder and drafters. cache: what persists between passes: keys and values
-    of target and drafter, masks, tables. activations: peak of prefill or a pass beyond that. pictures: peak of decoding
-    tokens to images. prefill, one_pass: work of the whole batch. picture: work of the images that are decoded together.
+    parameters: those of target, codec, text encoder and drafters. cache: what persists between
+    passes: keys and values of target and drafter, masks, tables. activations: peak of prefill or a
+    pass beyond that. pictures: peak of decoding tokens to images. prefill, one_pass: work of the
+    whole batch. picture: work of the images that are decoded together.
     """
 
     parameters: int
@@ -226,21 +260,28 @@ class Footprint:
         return self.parameters + self.cache + self.graphs + max(self.activations, self.pictures)
 
     def with_graphs(self, engines: int = 1) -> Footprint:
-        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations. engines: that take
-        turns, and keep their caches and graphs meanwhile.
+        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations.
+        engines: that take turns, and keep their caches and graphs meanwhile.
         """
         return replace(self, cache=engines * self.cache, graphs=engines * self.activations)
 
 
 def parameter_bytes(models: Models) -> int:
-    """Bytes of target, codec, text encoder and drafters, including computed tables; shared tensors count once."""
+    """Bytes of target, codec, text encoder and drafters, including computed tables; shared tensors
+    count once.
+    """
     modules: list[nn.Module] = [models.target, *models.drafters.values()]
-    unique = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    unique = {
+        id(tensor): tensor
+        for module in modules
+        for tensor in (*module.parameters(), *module.buffers())
+    }
     return size_of(unique.values()) + int(getattr(models.target.conditioner, "encoder_bytes", 0))
 
 
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
-    """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images at once.
+    """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images
+    at once.
 
     models: models on the meta device. The pass is the last one, when caches are full.
 
@@ -250,7 +291,11 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     stand_ins = config.policy.stand_ins(models.target.vocab_size)
     usual_config, largest_config = (replace(config, policy=policy) for policy in stand_ins)
     usual = _measure_batch(models, usual_config, batch)
-    largest = usual if usual_config == largest_config else _measure_batch(models, largest_config, batch, passes=1)
+    largest = (
+        usual
+        if usual_config == largest_config
+        else _measure_batch(models, largest_config, batch, passes=1)
+    )
     decoding = _measure_codec(models.target, pictures)
     return Footprint(
         parameters=parameter_bytes(models),
@@ -264,7 +309,9 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
 
 
 class _BatchCost(NamedTuple):
-    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass (the mean of usual ones)."""
+    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass (the
+    mean of usual ones).
+    """
 
     kept: int
     peak: int
@@ -272,14 +319,19 @@ class _BatchCost(NamedTuple):
     one_pass: Work
 
 
-def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: int = 2) -> _BatchCost:
-    """Prefill a batch and run a pass with existing tables; or, with `passes` 1, the pass that creates them, with their
-    bytes added to its peak: an upper bound in half the time. On an accelerator further captions wait meanwhile.
+def _measure_batch(
+    models: Models, config: DecodingConfig, batch: int, passes: int = 2
+) -> _BatchCost:
+    """Prefill a batch and run a pass with existing tables; or, with `passes` 1, the pass that
+    creates them, with their bytes added to its peak: an upper bound in half the time. On an
+    accelerator further captions wait meanwhile.
     """
     target = models.target
     drafter, text = models.drafters.get(config.drafter.kind), sample_caption(target)
     with torch.no_grad(), Meter() as meter:
-        engine = Engine(target, config, drafter, batch_size=batch, tables=blank_tables(config, target))
+        engine = Engine(
+            target, config, drafter, batch_size=batch, tables=blank_tables(config, target)
+        )
         state = engine.allocate(batch)
         kept = meter.live
         meter.take_work()
@@ -288,7 +340,8 @@ def _measure_batch(models: Models, config: DecodingConfig, batch: int, passes: i
         requests = deque([Request(number, text) for number in range(batch)])
         engine.admit(state, recorder, list(range(batch)), requests)
         prefill = meter.take_work()
-        if engine.groups_prompts and batch >= 2 * PREFILLS:  # captions that wait, with their prompts' keys and values
+        # captions that wait, with their prompts' keys and values
+        if engine.groups_prompts and batch >= 2 * PREFILLS:
             waiting = deque(Request(batch + number, text) for number in range(batch // PREFILLS))
             engine.admit(state, StatisticsRecorder(batch, engine.timer), [0], waiting)
             meter.take_work()
@@ -311,7 +364,8 @@ def _measure_codec(target: Target, count: int) -> Meter:
     with torch.no_grad(), Meter() as meter:
         if target.codec is not None:
             tokens = torch.zeros(count, target.grid.tokens, dtype=torch.int64, device=target.device)
-            inspect.unwrap(type(target).decode)(target, tokens)  # inference mode would hide the convolutions
+            # inference mode would hide the convolutions
+            inspect.unwrap(type(target).decode)(target, tokens)
     return meter
 
 
@@ -320,14 +374,17 @@ def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     key = config.acceptance.neighbourhood.table_key
     size = (target.vocab_size, key[1]) if key else (0, 0)
     table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
-    return NeighbourTables(table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None)
+    return NeighbourTables(
+        table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None
+    )
 
 
 def sample_caption(target: Target) -> str:
     """A caption that the target can read.
 
     Raises:
-        ValueError: the target reads none of the captions that are tried; the reason is the last one's.
+        ValueError: the target reads none of the captions that are tried; the reason is the last
+            one's.
     """
     words = getattr(target.conditioner, "words", None)
     known = [str(word) for word in words][:1] if isinstance(words, Mapping) else []
@@ -339,7 +396,9 @@ def sample_caption(target: Target) -> str:
             problem = error
         else:
             return text
-    raise ValueError(f"{target.name}: cannot read any of the captions that a dry run tries: {problem}") from problem
+    raise ValueError(
+        f"{target.name}: cannot read any of the captions that a dry run tries: {problem}"
+    ) from problem
 
 
 def largest_batch(one: tuple[int, int], other: tuple[int, int], memory: int) -> int:
@@ -349,4 +408,8 @@ def largest_batch(one: tuple[int, int], other: tuple[int, int], memory: int) -> 
     """
     (small, least), (large, more) = sorted((one, other))
     slope = (more - least) / (large - small)
-    return min(MAX_BATCH, max(0, int(small + (memory - least) / slope))) if slope > 0 else MAX_BATCH * (least <= memory)
+    return (
+        min(MAX_BATCH, max(0, int(small + (memory - least) / slope)))
+        if slope > 0
+        else MAX_BATCH * (least <= memory)
+    )

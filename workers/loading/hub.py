@@ -1,8 +1,9 @@
 """Files of the Hugging Face Hub in the place of paths: hf://ORG/REPO[/FILE][@REVISION].
 
-`huggingface_hub` finds and downloads them, with its cache, token, mirror and offline variables (HF_HOME, HF_TOKEN,
-HF_ENDPOINT, HF_HUB_OFFLINE). Nothing is downloaded unless `pull` is called: elsewhere, a reference stands for what the
-cache has. A path in the cache has the commit in it, so it says which reference it is of.
+`huggingface_hub` finds and downloads them, with its cache, token, mirror and offline variables
+(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Nothing is downloaded unless `pull` is called:
+elsewhere, a reference stands for what the cache has. A path in the cache has the commit in it, so
+it says which reference it is of.
 """
 
 from __future__ import annotations
@@ -21,17 +22,31 @@ _NAME = r"[A-Za-z0-9][\w.-]*"
 _REFERENCE = re.compile(
     rf"hf://(?P<repo>{_NAME}/{_NAME})(?:/(?P<file>[^@]*[^@/]))?/?(?:@(?P<revision>refs/[^\s@]+|[^\s@/]+))?"
 )
-_CACHED = re.compile(r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$")
-_UNREAD = ["*.h5", "*.msgpack", "*.onnx*", "*.ot", "*.gguf", "*.tflite", "*.mlmodel*", "onnx/*", "openvino/*", "*.md"]
+_CACHED = re.compile(
+    r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$"
+)
+_UNREAD = [
+    "*.h5",
+    "*.msgpack",
+    "*.onnx*",
+    "*.ot",
+    "*.gguf",
+    "*.tflite",
+    "*.mlmodel*",
+    "onnx/*",
+    "openvino/*",
+    "*.md",
+]
 _PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a folder: read only if it has no safetensors
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file or folder of a repository, or all of it (file: "") at a branch, tag or commit (revision: "": the default).
+    """A file or folder of a repository, or all of it (file: "") at a branch, tag or commit
+    (revision: "": the default).
 
-    Of all of a repository, or of a folder, the formats that are never read are left out, and pickles beside
-    safetensors.
+    Of all of a repository, or of a folder, the formats that are never read are left out, and
+    pickles beside safetensors.
     """
 
     repo: str
@@ -47,8 +62,15 @@ class HubFile:
         found = _REFERENCE.fullmatch(text)
         groups = ("", "", "") if found is None else found.group("repo", "file", "revision")
         steps = [step for path in groups[1:] if path for step in path.split("/")]
-        if found is None or {"", ".", ".."}.intersection(steps) or re.search(r"--|\.\.", found["repo"]):
-            raise ValueError(f"{text}: must be hf://ORG/REPO or hf://ORG/REPO/FILE; @REVISION may stand at the end")
+        if (
+            found is None
+            or {"", ".", ".."}.intersection(steps)
+            or re.search(r"--|\.\.", found["repo"])
+        ):
+            raise ValueError(
+                f"{text}: must be hf://ORG/REPO or hf://ORG/REPO/FILE; @REVISION may stand at "
+                "the end"
+            )
         return cls(found["repo"], found["file"] or "", found["revision"] or "")
 
     def __str__(self) -> str:
@@ -65,10 +87,12 @@ class HubFile:
             return None
 
     def pull(self) -> Path:
-        """Download what the cache does not have, with progress bars on standard error; returns where it is.
+        """Download what the cache does not have, with progress bars on standard error; returns
+        where it is.
 
         Raises:
-            WeightsError: no such repository, revision or file; no access; or the Hub cannot be reached.
+            WeightsError: no such repository, revision or file; no access; or the Hub cannot be
+                reached.
         """
         from httpx2 import HTTPError  # what `huggingface_hub` sends requests with
         from huggingface_hub.errors import (
@@ -81,20 +105,30 @@ class HubFile:
         try:
             path = self._fetch(local_files_only=False)
         except GatedRepoError as error:
-            raise WeightsError(f"{self}: access must be granted on its page; then set HF_TOKEN") from error
+            raise WeightsError(
+                f"{self}: access must be granted on its page; then set HF_TOKEN"
+            ) from error
         except RepositoryNotFoundError as error:
-            raise WeightsError(f"{self}: no such repository, or a private one that needs HF_TOKEN") from error
+            raise WeightsError(
+                f"{self}: no such repository, or a private one that needs HF_TOKEN"
+            ) from error
         except RevisionNotFoundError as error:
             raise WeightsError(f"{self}: the repository has no such revision") from error
         except (LocalEntryNotFoundError, HTTPError, OSError) as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__).removeprefix("Got: ")
-            raise WeightsError(f"{self}: cannot be downloaded: {reason}; check the network and HF_ENDPOINT") from error
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__).removeprefix(
+                "Got: "
+            )
+            raise WeightsError(
+                f"{self}: cannot be downloaded: {reason}; check the network and HF_ENDPOINT"
+            ) from error
         if path is None:
             raise WeightsError(f"{self}: the repository has no such file or folder")
         return path
 
     def _fetch(self, *, local_files_only: bool) -> Path | None:
-        """The path of the snapshot's file, which is downloaded if it must be and may; None: it has no such file."""
+        """The path of the snapshot's file, which is downloaded if it must be and may; None: it has
+        no such file.
+        """
         from huggingface_hub import snapshot_download
 
         below = f"{escape(self.file)}/" if self.file else ""
@@ -106,14 +140,20 @@ class HubFile:
             ))  # fmt: skip
 
         wanted = [escape(self.file), f"{below}*"] if self.file else ["*"]
-        root = snapshot(wanted, [f"{below}{pattern}" for pattern in (*_UNREAD, *_PICKLES)], self.revision or None)
+        root = snapshot(
+            wanted,
+            [f"{below}{pattern}" for pattern in (*_UNREAD, *_PICKLES)],
+            self.revision or None,
+        )
         if pickles := self._pickles(root.name):
             root = snapshot([escape(name) for name in pickles], [], root.name)
         path = root / self.file
         return path if path.exists() else None
 
     def _pickles(self, commit: str) -> list[str]:
-        """The pickles below the file or folder in folders without safetensors, by the cache's listing of a commit."""
+        """The pickles below the file or folder in folders without safetensors, by the cache's
+        listing of a commit.
+        """
         from huggingface_hub import get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -122,10 +162,20 @@ class HubFile:
             listed = [file.path for file in get_cached_repo_tree(self.repo, revision=commit)]
         except CachedRepoTreeNotFoundError:  # another program has filled the cache
             return []
-        names = [PurePosixPath(name.removeprefix(below)) for name in listed if name.startswith(below)]
+        names = [
+            PurePosixPath(name.removeprefix(below)) for name in listed if name.startswith(below)
+        ]
         safe = {name.parent for name in names if name.suffix == ".safetensors"}
-        read = [name for name in names if not any(fnmatchcase(str(name), pattern) for pattern in _UNREAD)]
-        return [f"{below}{name}" for name in read if f"*{name.suffix}" in _PICKLES and name.parent not in safe]
+        read = [
+            name
+            for name in names
+            if not any(fnmatchcase(str(name), pattern) for pattern in _UNREAD)
+        ]
+        return [
+            f"{below}{name}"
+            for name in read
+            if f"*{name.suffix}" in _PICKLES and name.parent not in safe
+        ]
 
 
 def local_path(reference: str) -> str:
@@ -147,8 +197,10 @@ def reference_of(path: str) -> str:
 
 
 def on_this_machine(path: str) -> str:
-    """A path of another machine's cache, or a reference, as the path in this one's, or as the reference if it is not
-    there; any other path as it is.
+    """A path of another machine's cache, or a reference, as the path in this one's, or as the
+    reference if it is not there; any other path as it is.
     """
     reference = reference_of(path)
-    return path if not reference.startswith(SCHEME) or Path(path).exists() else local_path(reference)
+    return (
+        path if not reference.startswith(SCHEME) or Path(path).exists() else local_path(reference)
+    )

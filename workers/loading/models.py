@@ -18,7 +18,8 @@ from workers.models.vq import VQModel
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the meta device).
+    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the
+    meta device).
 
     assumptions: sentences on what missing files did not say, for plans.
     """
@@ -46,10 +47,12 @@ class Models:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a target and its drafters support, as plain data: configs can be checked without loading weights.
+    """What a target and its drafters support, as plain data: configs can be checked without loading
+    weights.
 
-    target: its name. vocab_size: number of image codes. rows, cols: sizes of the token grid. image_size: pixels along
-    the longer side. sampling: the target's defaults. drafters: see `Models.drafter_levels`.
+    target: its name. vocab_size: number of image codes. rows, cols: sizes of the token grid.
+    image_size: pixels along the longer side. sampling: the target's defaults. drafters: see
+    `Models.drafter_levels`.
     """
 
     target: str
@@ -85,7 +88,9 @@ class Capabilities:
             ConfigError: names the key, and the limit exceeded or the missing drafter.
         """
         image_tokens = self.rows * self.cols
-        config.check_model(self.vocab_size, image_tokens=image_tokens, image_rows=self.rows, drafters=self.drafters)
+        config.check_model(
+            self.vocab_size, image_tokens=image_tokens, image_rows=self.rows, drafters=self.drafters
+        )
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data that `from_mapping` reads."""
@@ -111,7 +116,8 @@ def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int,
 
 
 def _image_size(target: Target) -> int:
-    if isinstance(target.codec, VQModel):  # decoding on the meta device would import torch's compiler, for seconds
+    # decoding on the meta device would import torch's compiler, for seconds
+    if isinstance(target.codec, VQModel):
         return target.codec.config.factor * max(target.grid.rows, target.grid.cols)
     tokens = torch.zeros(1, target.grid.tokens, dtype=torch.int64, device=target.device)
     return max(target.decode(tokens).shape[2:])

@@ -1,20 +1,17 @@
-"""models.yaml: names for checkpoints, with the paths of their files, and how the models of an entry are loaded.
+"""models.yaml: names for checkpoints, with the paths of their files, and how the models of an entry
+are loaded.
 
-A model is always an entry. The built-in model, and a folder of weights like its own, are entries of the family `scenes`
-that no file has to spell out. For plans, models are loaded on the meta device: from their files' headers if the files
-exist, else from the architecture.
+A model is always an entry. The built-in model, and a folder of weights like its own, are entries of
+the family `scenes` that no file has to spell out. For plans, models are loaded on the meta device:
+from their files' headers if the files exist, else from the architecture.
 
-mine:
-  family: llamagen
-  transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are relative to this file
-  vq: ckpt/vq_ds16_t2i.pt
-  text: ckpt/flan-t5-xl
-  image_size: 256
-  dtype: auto                                # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
-  drafters: {eagle: ckpt/eagle.safetensors}
+mine: family: llamagen transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are
+  relative to this file vq: ckpt/vq_ds16_t2i.pt text: ckpt/flan-t5-xl image_size: 256 dtype: auto
+  # float32 | bfloat16 | float16; auto: bfloat16 on a GPU drafters: {eagle: ckpt/eagle.safetensors}
   metrics: {inception: pt_inception.pth}
 
-Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION] (see `workers.loading.hub`).
+Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION] (see
+`workers.loading.hub`).
 """
 
 from __future__ import annotations
@@ -50,7 +47,8 @@ class CommonKeys(Params):
 
     family: Annotated[str, "family of the target"]
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"], "numbers of the target; auto is bfloat16 on a GPU"
+        Literal["auto", "float32", "bfloat16", "float16"],
+        "numbers of the target; auto is bfloat16 on a GPU",
     ] = "auto"
 
 
@@ -58,9 +56,10 @@ class CommonKeys(Params):
 class Entry:
     """An entry of models.yaml with absolute paths.
 
-    family: its family's own keys. drafters, metrics: paths by drafter kind and by metric key. where: "file:line"; empty
-    for the built-in model and other folders. hub: what the file says in the place of paths, for files of the Hub, by
-    key (`drafters.eagle`); such a path is the reference itself as long as the cache does not have the file.
+    family: its family's own keys. drafters, metrics: paths by drafter kind and by metric key.
+    where: "file:line"; empty for the built-in model and other folders. hub: what the file says in
+    the place of paths, for files of the Hub, by key (`drafters.eagle`); such a path is the
+    reference itself as long as the cache does not have the file.
     """
 
     name: str
@@ -74,10 +73,13 @@ class Entry:
     @property
     def files(self) -> dict[str, str]:
         """The paths that the target and its drafters are loaded from, by key."""
-        return self.family.target_files | {f"drafters.{kind}": path for kind, path in self.drafters.items()}
+        return self.family.target_files | {
+            f"drafters.{kind}": path for kind, path in self.drafters.items()
+        }
 
     def check_files(self, metric_keys: Collection[str] = (), *, on_hub: bool = True) -> None:
-        """Check that `files`, and those under `metrics` with these keys, exist; `on_hub`: those of the Hub too.
+        """Check that `files`, and those under `metrics` with these keys, exist; `on_hub`: those of
+        the Hub too.
 
         Raises:
             WeightsError: names all that are missing.
@@ -86,8 +88,14 @@ class Entry:
         place = f"{self.where}: {self.name}: " if self.where else ""
         drafters = {f"drafters.{kind}": path for kind, path in self.drafters.items()}
         own = {**self.family.paths, **drafters, **nets}
-        absent = [f"{key} ({path})" for key, path in own.items() if (path or "").startswith(hub.SCHEME)]
-        paths = {key: path for key, path in (self.files | nets).items() if not path.startswith(_UNFETCHED)}
+        absent = [
+            f"{key} ({path})" for key, path in own.items() if (path or "").startswith(hub.SCHEME)
+        ]
+        paths = {
+            key: path
+            for key, path in (self.files | nets).items()
+            if not path.startswith(_UNFETCHED)
+        }
         missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
         what = f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"
         problems = [what] if absent and on_hub else []
@@ -110,12 +118,18 @@ class Entry:
 
     @property
     def folder(self) -> Path:
-        """The folder that may hold the model's own feature network; the built-in model's for most families."""
+        """The folder that may hold the model's own feature network; the built-in model's for most
+        families.
+        """
         return Path(getattr(self.family, "folder", BUILTIN))
 
     def dtype_on(self, device: torch.device) -> torch.dtype:
         """The target's dtype on a device."""
-        name = ("bfloat16" if device.type == "cuda" else "float32") if self.dtype == "auto" else self.dtype
+        name = (
+            ("bfloat16" if device.type == "cuda" else "float32")
+            if self.dtype == "auto"
+            else self.dtype
+        )
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
         return dtype
@@ -131,12 +145,14 @@ class Entry:
         values = dict(mapping)
         settings = _on_this_machine(values.pop("settings"))
         values |= {key: _on_this_machine(values[key]) for key in ("drafters", "metrics")}
-        return cls(**values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(settings)})
+        return cls(
+            **values | {"family": FAMILIES.all().lookup(mapping["family"]).from_mapping(settings)}
+        )
 
 
 def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
-    """All entries of a models.yaml by name, in file order; of an invalid one, its mistake with line, key and fix. Does
-    not check that their files exist.
+    """All entries of a models.yaml by name, in file order; of an invalid one, its mistake with
+    line, key and fix. Does not check that their files exist.
 
     Raises:
         ConfigError: the file is not YAML, or has no entries.
@@ -145,7 +161,9 @@ def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
     path = local_path(file)
     text = path.read_bytes()
     if not text.strip():
-        raise ConfigError((), "the file is empty; give at least one entry with its family and files", f"{file}:1")
+        raise ConfigError(
+            (), "the file is empty; give at least one entry with its family and files", f"{file}:1"
+        )
     document = read_document(text, str(file))
     entries: dict[str, Entry | ConfigError] = {}
     with document.locate_errors():
@@ -157,7 +175,9 @@ def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
         except ConfigError as error:
             entries[name] = error
     if not entries:
-        raise ConfigError((), "the file has no entries; give at least one with its family and files", f"{file}:1")
+        raise ConfigError(
+            (), "the file has no entries; give at least one with its family and files", f"{file}:1"
+        )
     return entries
 
 
@@ -165,12 +185,14 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
     """An entry of a models.yaml by its name, which may be omitted if the file has only one.
 
     Raises:
-        ConfigError, OSError: see `read_models_yaml`; the entry is invalid; no such entry, or no name although there
-            are several.
+        ConfigError, OSError: see `read_models_yaml`; the entry is invalid; no such entry, or no
+            name although there are several.
     """
     entries = read_models_yaml(file)
     if name is None and len(entries) > 1:
-        raise ConfigError((), f"has several entries; name one, {file}#NAME: {', '.join(entries)}", str(file))
+        raise ConfigError(
+            (), f"has several entries; name one, {file}#NAME: {', '.join(entries)}", str(file)
+        )
     if name is not None and name not in entries:
         raise ConfigError((), f"no entry {name!r}: it {unknown_choice(name, entries)}", str(file))
     entry = entries[next(iter(entries)) if name is None else name]
@@ -180,25 +202,35 @@ def read_entry(file: str | Path, name: str | None = None) -> Entry:
 
 
 def split_entry(source: str) -> tuple[str, str | None]:
-    """File and entry name of FILE[#ENTRY]. If a file with the full text as its name exists, there is no entry name."""
+    """File and entry name of FILE[#ENTRY]. If a file with the full text as its name exists, there
+    is no entry name.
+    """
     file, _, name = source.rpartition(ENTRY_SIGN)
     is_uri = source.lower().startswith("file://")  # in which a path has no such sign
-    return (source, None) if not file or (not is_uri and local_path(source).exists()) else (file, name)
+    return (
+        (source, None) if not file or (not is_uri and local_path(source).exists()) else (file, name)
+    )
 
 
 def absolute_source(source: str) -> str:
-    """FILE[#ENTRY] with the file's or folder's absolute path if it is there; "builtin", and any other, as given."""
+    """FILE[#ENTRY] with the file's or folder's absolute path if it is there; "builtin", and any
+    other, as given.
+    """
     try:
         file, _ = split_entry(source)
         path = local_path(file)
     except ValueError:  # of a sweep from another machine
         return source
-    return f"{path.absolute()}{source[len(file) :]}" if file != BUILTIN_NAME and path.exists() else source
+    return (
+        f"{path.absolute()}{source[len(file) :]}"
+        if file != BUILTIN_NAME and path.exists()
+        else source
+    )
 
 
 def find_entry(source: str, name: str | None = None) -> Entry:
-    """The entry that `source` stands for: "builtin", a folder that `specfrontier train` made, or FILE[#ENTRY] of a
-    models.yaml. name: the entry's name, unless `source` has one.
+    """The entry that `source` stands for: "builtin", a folder that `specfrontier train` made, or
+    FILE[#ENTRY] of a models.yaml. name: the entry's name, unless `source` has one.
 
     Raises:
         ValueError: no such file or folder; an entry's name without a models.yaml; see `read_entry`.
@@ -210,7 +242,8 @@ def find_entry(source: str, name: str | None = None) -> Entry:
         return read_entry(file, name)
     if not path.is_dir():
         raise ValueError(
-            f"{path}: no such file or folder; give builtin, a folder that `specfrontier train` made, or a models.yaml"
+            f"{path}: no such file or folder; give builtin, a folder that `specfrontier train` "
+            "made, or a models.yaml"
         )
     if name is not None:
         raise ValueError(f"{file}: a folder, which has no entry {name!r}; give a models.yaml")
@@ -218,13 +251,17 @@ def find_entry(source: str, name: str | None = None) -> Entry:
 
 
 def folder_entry(folder: Path = BUILTIN) -> Entry:
-    """The entry of the built-in model, or of a folder that `specfrontier train` made. Its dtype is float32."""
+    """The entry of the built-in model, or of a folder that `specfrontier train` made. Its dtype is
+    float32.
+    """
     family = Scenes(folder=str(folder.absolute()))
     return Entry(folder.name, family, "float32", _folder_drafters(family))
 
 
 def published_entries() -> dict[str, Entry]:
-    """The published models by their usual names. Their files need not exist: this is enough to plan with."""
+    """The published models by their usual names. Their files need not exist: this is enough to plan
+    with.
+    """
     return {
         name: Entry(name, family.from_mapping(keys), where="published models")
         for family in FAMILIES.all().values()
@@ -236,22 +273,25 @@ def load_entry(entry: Entry, device: torch.device) -> Models:
     """Target and drafters of an entry on a device.
 
     Raises:
-        WeightsError: a file is missing, damaged, or of another family or size; the message names the entry.
+        WeightsError: a file is missing, damaged, or of another family or size; the message names
+            the entry.
     """
     models = _load(entry, device, entry.dtype_on(device))
     return replace(models, hashes=entry.hashes)
 
 
 def load_on_meta(entry: Entry, dtype: torch.dtype = torch.float32) -> Models:
-    """As `load_entry`, on the meta device and without hashes: checks the names and shapes in every file against the
-    architecture, in milliseconds and without memory. It does not see whether the values are finite.
+    """As `load_entry`, on the meta device and without hashes: checks the names and shapes in every
+    file against the architecture, in milliseconds and without memory. It does not see whether the
+    values are finite.
     """
     with shapes_only():
         return _load(entry, torch.device("meta"), dtype)
 
 
 def load_folder(folder: Path = BUILTIN, device: torch.device | str = "cpu") -> Models:
-    """Target and drafters of the built-in model, or of a folder that `specfrontier train` made, in float32.
+    """Target and drafters of the built-in model, or of a folder that `specfrontier train` made, in
+    float32.
 
     Raises:
         WeightsError: see `load_entry`.
@@ -265,9 +305,13 @@ def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
         add_note(f"{entry.where}: {entry.name}: {text}")
     try:
         target = entry.family.load(device, dtype)
-        drafters = {kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()}
+        drafters = {
+            kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()
+        }
     except ValueError as error:
-        raise WeightsError(f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)) from error
+        raise WeightsError(
+            f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)
+        ) from error
     return Models(target, drafters)
 
 
@@ -289,7 +333,9 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
     shared = CommonKeys.from_mapping({key: given[key] for key in common if key in given})
     family = kind.from_mapping({key: given[key] for key in own if key in given})
     targets = {key: path for key, path in family.paths.items() if path is not None}
-    family = replace(family, **{own[key].name: path for key, path in _absolute(targets, base).items()})
+    family = replace(
+        family, **{own[key].name: path for key, path in _absolute(targets, base).items()}
+    )
     with at("drafters"):
         drafters = _read_paths(given.get("drafters"), kinds_with_weights())
         found = _folder_drafters(family) | _absolute(drafters, base)
@@ -297,7 +343,9 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
         metrics = _read_paths(given.get("metrics"), weight_keys())
         nets = _absolute(metrics, base)
     sections = {"": targets, "drafters.": drafters, "metrics.": metrics}
-    paths = {f"{section}{key}": path for section, keys in sections.items() for key, path in keys.items()}
+    paths = {
+        f"{section}{key}": path for section, keys in sections.items() for key, path in keys.items()
+    }
     references = {key: path for key, path in paths.items() if path.startswith(hub.SCHEME)}
     return Entry(name, family, shared.dtype, found, nets, where, references)
 
@@ -313,7 +361,9 @@ def _read_paths(section: object, keys: PluginNames) -> dict[str, str]:
 
 
 def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Paths that are relative to the folder `base`, made absolute; of files of the Hub, those in its cache."""
+    """Paths that are relative to the folder `base`, made absolute; of files of the Hub, those in
+    its cache.
+    """
     found = {}
     for key, path in paths.items():
         if path.startswith(hub.SCHEME):
@@ -325,22 +375,27 @@ def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
         try:
             found[key] = str(local_path(path, base).absolute())
         except ValueError as error:
-            raise ConfigError((key,), f"{error}, or a file of the Hub as hf://ORG/REPO/FILE") from error
+            raise ConfigError(
+                (key,), f"{error}, or a file of the Hub as hf://ORG/REPO/FILE"
+            ) from error
     return found
 
 
 def _on_this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values with the paths of another machine's cache of the Hub replaced by this one's."""
-    return {key: hub.on_this_machine(value) if isinstance(value, str) else value for key, value in values.items()}
+    return {
+        key: hub.on_this_machine(value) if isinstance(value, str) else value
+        for key, value in values.items()
+    }
 
 
 def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:
-    """An entry's models on the meta device: checked against its files if all exist, else of the published architecture
-    that it names.
+    """An entry's models on the meta device: checked against its files if all exist, else of the
+    published architecture that it names.
 
     Raises:
-        WeightsError: a file is damaged or of another family; or files are missing and the entry does not determine the
-            architecture.
+        WeightsError: a file is damaged or of another family; or files are missing and the entry
+            does not determine the architecture.
     """
     missing = [key for key, path in entry.files.items() if not Path(path).exists()]
     if not missing:
@@ -349,7 +404,9 @@ def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:
         target = entry.family.build_on_meta(dtype)
     except ValueError as error:
         files = ", ".join(f"{key} ({entry.files[key]})" for key in missing)
-        raise WeightsError(f"{entry.where}: {entry.name}: no such file: {files}, and {error}") from error
+        raise WeightsError(
+            f"{entry.where}: {entry.name}: no such file: {files}, and {error}"
+        ) from error
     with shapes_only():
         drafters = {
             kind: load_drafter(target, kind, Path(path)).to("meta", dtype)
@@ -361,11 +418,15 @@ def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:
 
 
 def metric_bytes(entry: Entry) -> dict[str, int]:
-    """Size of the entry's metric networks by key, as stored (mostly fp32); of a folder, its weight files only."""
+    """Size of the entry's metric networks by key, as stored (mostly fp32); of a folder, its weight
+    files only.
+    """
     sizes = {}
     for key, path in ((key, Path(path)) for key, path in entry.metrics.items()):
         weights = [*path.glob("*.safetensors")] or [*path.glob("*.bin")] or [*path.glob("*.pt")]
-        sizes[key] = sum(file.stat().st_size for file in (weights if path.is_dir() else [path]) if file.is_file())
+        sizes[key] = sum(
+            file.stat().st_size for file in (weights if path.is_dir() else [path]) if file.is_file()
+        )
     return sizes
 
 
@@ -378,13 +439,15 @@ def published_entry(name: str) -> Entry:
     entries = published_entries()
     if name not in entries:
         raise ValueError(
-            f"{name} is not a published model, so give its models.yaml (--models FILE); published: {', '.join(entries)}"
+            f"{name} is not a published model, so give its models.yaml (--models FILE); published: "
+            f"{', '.join(entries)}"
         )
     return entries[name]
 
 
 def add_drafter(models: Models, config: DecodingConfig) -> Models | None:
-    """The models with the drafter that a setting needs; a missing one gets the usual size for its target.
+    """The models with the drafter that a setting needs; a missing one gets the usual size for its
+    target.
 
     None if drafters of that kind have no usual size.
     """

@@ -1,8 +1,10 @@
-"""Aesthetic score: LAION's improved predictor (sac+logos+ava1, V2), a linear head on CLIP ViT-L/14's image embedding.
+"""Aesthetic score: LAION's improved predictor (sac+logos+ava1, V2), a linear head on CLIP
+ViT-L/14's image embedding.
 
-`metrics.aesthetic` is its file (`sac+logos+ava1-l14-linearMSE.pth`), `metrics.clip_l14` the folder of OpenAI's CLIP
-ViT-L/14 in the Hugging Face layout; scores on another CLIP of the same width would be meaningless. The predictor was
-trained on ratings of pictures from 1 to 10; it does not read the caption.
+`metrics.aesthetic` is its file (`sac+logos+ava1-l14-linearMSE.pth`), `metrics.clip_l14` the folder
+of OpenAI's CLIP ViT-L/14 in the Hugging Face layout; scores on another CLIP of the same width would
+be meaningless. The predictor was trained on ratings of pictures from 1 to 10; it does not read the
+caption.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _LAYERS = ("0", "2", "4", "6", "7")  # dropout was at 1, 3 and 5 during training
 
 
 class LinearHead(nn.Module):
-    """Five linear layers without activations, as ImageReward has them too: one number from an embedding.
+    """Five linear layers without activations, as ImageReward has them too: one number from an
+    embedding.
 
     `layers.{0, 2, 4, 6, 7}` as in the published files.
     """
@@ -30,7 +33,9 @@ class LinearHead(nn.Module):
     def __init__(self, inputs: int, widths: Sequence[int] = _WIDTHS) -> None:
         super().__init__()
         sizes = zip(_LAYERS, (inputs, *widths), widths, strict=False)
-        self.layers = nn.ModuleDict({name: nn.Linear(fan_in, fan_out) for name, fan_in, fan_out in sizes})
+        self.layers = nn.ModuleDict(
+            {name: nn.Linear(fan_in, fan_out) for name, fan_in, fan_out in sizes}
+        )
 
     def forward(self, embeddings: Tensor) -> Tensor:
         """Numbers [n] of embeddings [n, inputs]."""

@@ -1,8 +1,9 @@
-"""Caption accuracy: the share of a caption's attributes that the scenes' feature extractor finds in the image.
+"""Caption accuracy: the share of a caption's attributes that the scenes' feature extractor finds in
+the image.
 
-Three of its kinds have metrics of their own, computed from stored features, as GenEval (Ghosh et al. 2023) asks a
-detector for the number of objects, their colours and where one is to another. Here captions and classifier are those of
-scenes, so no value is comparable with GenEval's.
+Three of its kinds have metrics of their own, computed from stored features, as GenEval (Ghosh et
+al. 2023) asks a detector for the number of objects, their colours and where one is to another. Here
+captions and classifier are those of scenes, so no value is comparable with GenEval's.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _SECOND = [i for i, name in enumerate(_NAMES) if name.startswith("second_")]
 
 
 def applicable(rows: Tensor) -> Tensor:
-    """Which attributes count, bool [n, slots], of the scenes in `rows` [n, slots], which hold an index into each slot's
-    values (see `SLOTS`): a single object has no second one, and a pair has no position.
+    """Which attributes count, bool [n, slots], of the scenes in `rows` [n, slots], which hold an
+    index into each slot's values (see `SLOTS`): a single object has no second one, and a pair has
+    no position.
 
-    Otherwise the four attributes of a second object would count as right in every image of one object, although
-    "relation" already says that there is none.
+    Otherwise the four attributes of a second object would count as right in every image of one
+    object, although "relation" already says that there is none.
     """
     single = rows[:, _RELATION] == 0  # the first value is "none"
     counted = torch.ones(rows.shape, dtype=torch.bool)
@@ -40,10 +42,11 @@ def applicable(rows: Tensor) -> Tensor:
 
 
 def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Sequence[str]) -> Tensor:
-    """Share [n] of each caption's attributes that the extractor reads correctly from its image's features [n, d].
+    """Share [n] of each caption's attributes that the extractor reads correctly from its image's
+    features [n, d].
 
-    An attribute that the caption does not mention counts at its default ("a red circle" is large, plain, centred, on
-    smooth grey), because the target is conditioned on exactly that.
+    An attribute that the caption does not mention counts at its default ("a red circle" is large,
+    plain, centred, on smooth grey), because the target is conditioned on exactly that.
 
     Raises:
         ValueError: a caption is not one of a scene.
@@ -53,7 +56,9 @@ def image_accuracies(extractor: SceneFeatures, features: Tensor, captions: Seque
     return ((read == rows) & counted).sum(1) / counted.sum(1)
 
 
-def _read(extractor: SceneFeatures, features: Tensor, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+def _read(
+    extractor: SceneFeatures, features: Tensor, captions: Sequence[str]
+) -> tuple[Tensor, Tensor]:
     """The attributes [n, slots] that the extractor reads, and the captions'."""
     rows = torch.tensor([parse(text) for text in captions], dtype=torch.int64).view(-1, len(SLOTS))
     with torch.no_grad():
@@ -69,7 +74,9 @@ def _load(context: ScoreContext) -> Scorer:
 register_score(
     "caption_accuracy",
     unit="share",
-    about="Share of a scene's attributes in the caption that the feature extractor finds in the image",
+    about=(
+        "Share of a scene's attributes in the caption that the feature extractor finds in the image"
+    ),
     load=_load,
 )
 
@@ -89,24 +96,34 @@ def _share(inputs: MetricInputs, counted: Tensor) -> Estimate:
     return ratio_estimate(((read == rows) & counted).sum(1), counted.sum(1), inputs.blocks)
 
 
-@register_metric("caption_accuracy_count", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+@register_metric(
+    "caption_accuracy_count", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES)
+)
 def caption_accuracy_count(inputs: MetricInputs) -> Estimate:
     """Share of images with the caption's number of objects, one or two, wherever they are."""
     read, rows = inputs.cached("attributes", _attributes)
     return block_mean(((read == 0) == (rows == 0))[:, _RELATION].double(), inputs.blocks)
 
 
-@register_metric("caption_accuracy_colour", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+@register_metric(
+    "caption_accuracy_colour", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES)
+)
 def caption_accuracy_colour(inputs: MetricInputs) -> Estimate:
     """Share of the colours of captions' objects that the feature extractor finds in the image."""
     counted = applicable(inputs.cached("attributes", _attributes)[1])
-    counted[:, [i for i, name in enumerate(_NAMES) if name not in ("first_colour", "second_colour")]] = False
+    counted[
+        :, [i for i, name in enumerate(_NAMES) if name not in ("first_colour", "second_colour")]
+    ] = False
     return _share(inputs, counted)
 
 
-@register_metric("caption_accuracy_relation", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES))
+@register_metric(
+    "caption_accuracy_relation", direction="maximize", unit="share", needs=(FEATURES, ATTRIBUTES)
+)
 def caption_accuracy_relation(inputs: MetricInputs) -> Estimate:
-    """Share of images of two objects where the first is left of the second or above it, as in the caption."""
+    """Share of images of two objects where the first is left of the second or above it, as in the
+    caption.
+    """
     rows = inputs.cached("attributes", _attributes)[1]
     counted = torch.zeros(rows.shape, dtype=torch.bool)
     counted[:, _RELATION] = rows[:, _RELATION] != 0

@@ -1,7 +1,7 @@
 """CLIP models: both towers, and folders in the Hugging Face layout that a user gives.
 
-Both towers are transformers' CLIPModel. Every weight in the file must be used and every parameter filled; tokenizers
-are read from the files next to the weights. Embeddings have length 1.
+Both towers are transformers' CLIPModel. Every weight in the file must be used and every parameter
+filled; tokenizers are read from the files next to the weights. Embeddings have length 1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from workers.metrics.pixels import CLIP_MEAN, CLIP_STD, clip_input, squares
 from workers.models.checkpoint_files import WeightsError, content_hash, read_json_object
 from workers.models.weights import KeyMapping
 
-if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
+# imported where it is used: the import takes seconds, and not every process loads a CLIP
+if TYPE_CHECKING:
     from transformers import CLIPConfig, CLIPTokenizer
 
 _WEIGHT_FILES = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin")
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 C = TypeVar("C")
-Normalization = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel, of pixels in 0..1
+# mean and standard deviation by channel, of pixels in 0..1
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 # Older files also hold the position ids 0, 1, 2, ...
 _FOLDER_TABLE = (KeyMapping("{...}.position_ids", None), KeyMapping("{...}", "{...}"))
 
@@ -43,7 +45,9 @@ class ClipTowers(nn.Module):
         self.image_size, self.width = int(vision.image_size), int(config.projection_dim or 0)
 
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor | None]:
-        """Token ids [n, length] of captions, and their mask (0 for padding) where the model needs one."""
+        """Token ids [n, length] of captions, and their mask (0 for padding) where the model needs
+        one.
+        """
         raise NotImplementedError
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -58,13 +62,17 @@ class ClipTowers(nn.Module):
         """Embeddings [n, width] of token ids and their mask, both [n, length]."""
         device = self.clip.logit_scale.device
         mask = None if mask is None else mask.to(device)
-        out = self.clip.get_text_features(input_ids=ids.to(device), attention_mask=mask).pooler_output
+        out = self.clip.get_text_features(
+            input_ids=ids.to(device), attention_mask=mask
+        ).pooler_output
         return F.normalize(out.float(), dim=1)
 
     def embed_images(self, images: Tensor) -> Tensor:
         """Embeddings [n, width] of images [n, 3, H, W] in [0, 1]."""
         pixels = self.pixels(images).to(self.clip.logit_scale.device)
-        return F.normalize(self.clip.get_image_features(pixel_values=pixels).pooler_output.float(), dim=1)
+        return F.normalize(
+            self.clip.get_image_features(pixel_values=pixels).pooler_output.float(), dim=1
+        )
 
     @torch.no_grad()
     def cosines(self, images: Tensor, captions: Sequence[str]) -> Tensor:
@@ -75,8 +83,8 @@ class ClipTowers(nn.Module):
 class Clip(ClipTowers):
     """A published CLIP with its tokenizer and normalisation of pixels.
 
-    tokenizer None: images only. normalization: mean and standard deviation of each channel, of pixels in 0..1. side:
-    images are first reduced to centre squares of this size (see `squares`).
+    tokenizer None: images only. normalization: mean and standard deviation of each channel, of
+    pixels in 0..1. side: images are first reduced to centre squares of this size (see `squares`).
     """
 
     def __init__(
@@ -94,11 +102,16 @@ class Clip(ClipTowers):
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, None]:
         """Ids of captions, truncated to the model's length with the end token kept.
 
-        No mask: the embedding is read at the end token, whose causal attention does not reach the padding.
+        No mask: the embedding is read at the end token, whose causal attention does not reach the
+        padding.
         """
         assert self.tokenizer is not None, "loaded for images only"
         tokens = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=self.text_length, return_tensors="pt"
+            list(captions),
+            padding="max_length",
+            truncation=True,
+            max_length=self.text_length,
+            return_tensors="pt",
         )
         return tokens["input_ids"], None
 
@@ -107,83 +120,117 @@ class Clip(ClipTowers):
 
 
 def open_folder(folder: Path, kind: Callable[..., C]) -> tuple[C, Path]:
-    """The config of a folder in the Hugging Face layout, and its weight file. kind: the config's class.
+    """The config of a folder in the Hugging Face layout, and its weight file. kind: the config's
+    class.
 
     Raises:
         WeightsError: no such folder; its config is of another model; it has no weights.
     """
     model = str(getattr(kind, "model_type", ""))
     if not folder.is_dir():
-        raise WeightsError(f"{folder}: no such folder; give a {model} folder with config.json and its weights")
+        raise WeightsError(
+            f"{folder}: no such folder; give a {model} folder with config.json and its weights"
+        )
     fields = read_json_object(folder / "config.json")
     if fields.get("model_type") != model:
-        raise WeightsError(f"{folder / 'config.json'}: the model type is {fields.get('model_type')!r}, not {model}")
+        raise WeightsError(
+            f"{folder / 'config.json'}: the model type is {fields.get('model_type')!r}, not {model}"
+        )
     try:
         config = kind(**fields)
     except Exception as error:  # its validation raises errors of several libraries
-        raise WeightsError(f"{folder / 'config.json'}: not the config of a {model} model: {error}") from error
+        raise WeightsError(
+            f"{folder / 'config.json'}: not the config of a {model} model: {error}"
+        ) from error
     weights = next((folder / name for name in _WEIGHT_FILES if (folder / name).is_file()), None)
     if weights is None:
-        raise WeightsError(f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}")
+        raise WeightsError(
+            f"{folder}: it has no weights; it needs one of {', '.join(_WEIGHT_FILES)}"
+        )
     return config, weights
 
 
 def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = None) -> Clip:
-    """The CLIP of a folder in the Hugging Face layout (config.json, weights and, for texts, the tokenizer's files).
+    """The CLIP of a folder in the Hugging Face layout (config.json, weights and, for texts, the
+    tokenizer's files).
 
     Frozen, in evaluation mode, fp32. texts, side: see `Clip`.
 
     Raises:
-        WeightsError: no such folder; one of its files is missing, damaged, or of another model; it is named.
+        WeightsError: no such folder; one of its files is missing, damaged, or of another model; it
+            is named.
     """
     from transformers import CLIPConfig
 
     config, weights = open_folder(folder, CLIPConfig)
     tokenizer = load_clip_tokenizer(folder, config) if texts else None
     return load_frozen(
-        lambda: Clip(config, tokenizer, _normalization(folder), side), weights, _FOLDER_TABLE, part="clip"
+        lambda: Clip(config, tokenizer, _normalization(folder), side),
+        weights,
+        _FOLDER_TABLE,
+        part="clip",
     )
 
 
 def load_tokenizer(kind: Any, folder: Path, names: Sequence[str], source: str) -> Any:
-    """A transformers tokenizer of class `kind` from a folder that has one of the files `names`; `source`: whose.
+    """A transformers tokenizer of class `kind` from a folder that has one of the files `names`;
+    `source`: whose.
 
     Raises:
         WeightsError: the folder has no such file, or the tokenizer cannot be read.
     """
     if not any((folder / name).is_file() for name in names):
-        raise WeightsError(f"{folder}: it has no tokenizer; copy {' or '.join(names)} there ({source})")
+        raise WeightsError(
+            f"{folder}: it has no tokenizer; copy {' or '.join(names)} there ({source})"
+        )
     try:
         return kind.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a damaged file can raise anything
-        raise WeightsError(f"{folder}: its tokenizer cannot be read ({error}); download it again") from error
+        raise WeightsError(
+            f"{folder}: its tokenizer cannot be read ({error}); download it again"
+        ) from error
 
 
 def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
     """CLIP's tokenizer from a folder with tokenizer.json, or with vocab.json and merges.txt.
 
     Raises:
-        WeightsError: there is none, it cannot be read, or its special tokens are not those of the model.
+        WeightsError: there is none, it cannot be read, or its special tokens are not those of the
+            model.
     """
     from transformers import CLIPTokenizer
 
-    tokenizer: CLIPTokenizer = load_tokenizer(CLIPTokenizer, folder, TOKENIZER_FILES, "CLIP's, with merges.txt")
+    tokenizer: CLIPTokenizer = load_tokenizer(
+        CLIPTokenizer, folder, TOKENIZER_FILES, "CLIP's, with merges.txt"
+    )
     text: Any = config.text_config
     end = tokenizer.eos_token_id
     # Old configs say 2, and transformers then takes the largest id for the end token.
     if len(tokenizer) > text.vocab_size or text.eos_token_id not in (2, end):
         raise WeightsError(
-            f"{folder}: its tokenizer has {len(tokenizer)} words and the end token {end}, the model {text.vocab_size} "
-            f"and {text.eos_token_id}; give the model's own tokenizer"
+            f"{folder}: its tokenizer has {len(tokenizer)} words and the end token {end}, the "
+            f"model {text.vocab_size} and {text.eos_token_id}; give the model's own tokenizer"
         )
     return tokenizer
 
 
 def folder_identity(name: str, folder: Path) -> str:
-    """The identity of scores by a CLIP folder: its name and the hash of all files that influence them."""
-    files = [*_WEIGHT_FILES, *TOKENIZER_FILES, "config.json", "merges.txt", "preprocessor_config.json"]
+    """The identity of scores by a CLIP folder: its name and the hash of all files that influence
+    them.
+    """
+    files = [
+        *_WEIGHT_FILES,
+        *TOKENIZER_FILES,
+        "config.json",
+        "merges.txt",
+        "preprocessor_config.json",
+    ]
     shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    hashes = [content_hash(folder / file) for file in sorted({*files, *shards}) if (folder / file).is_file()]
+    hashes = [
+        content_hash(folder / file)
+        for file in sorted({*files, *shards})
+        if (folder / file).is_file()
+    ]
     combined = "\n".join(hashes).encode()
     return f"{name}@{hashlib.sha256(combined).hexdigest()[:16]}"
 
@@ -196,5 +243,7 @@ def _normalization(folder: Path) -> Normalization:
     try:
         mean, std = (tuple(float(x) for x in fields[key]) for key in ("image_mean", "image_std"))
     except (KeyError, TypeError, ValueError) as error:
-        raise WeightsError(f"{path}: image_mean or image_std is missing; download it again") from error
+        raise WeightsError(
+            f"{path}: image_mean or image_std is missing; download it again"
+        ) from error
     return mean, std

@@ -1,10 +1,12 @@
-"""CLIP score: the mean cosine of images and their captions, by a CLIP that the user gives or by the built-in one.
+"""CLIP score: the mean cosine of images and their captions, by a CLIP that the user gives or by the
+built-in one.
 
-With `metrics.clip`, the folder of a CLIP (the papers use OpenAI's ViT-B/32), captions begin with "A photo depicts " and
-are truncated to 77 tokens, and images are resized to 256 pixels before CLIP's own preprocessing; the cosine is neither
-scaled nor clamped. The built-in one is transformers' CLIPModel with a small config and a word-level tokenizer for the
-captions of scenes. Their cosines are not comparable, so every number is stored with an `identity`. torchmetrics'
-CLIPScore does not work here: it expects tensors from the towers, and transformers 5 returns other objects.
+With `metrics.clip`, the folder of a CLIP (the papers use OpenAI's ViT-B/32), captions begin with "A
+photo depicts " and are truncated to 77 tokens, and images are resized to 256 pixels before CLIP's
+own preprocessing; the cosine is neither scaled nor clamped. The built-in one is transformers'
+CLIPModel with a small config and a word-level tokenizer for the captions of scenes. Their cosines
+are not comparable, so every number is stored with an `identity`. torchmetrics' CLIPScore does not
+work here: it expects tensors from the towers, and transformers 5 returns other objects.
 """
 
 from __future__ import annotations
@@ -27,15 +29,20 @@ from workers.models.own_files import read_config, read_module
 from workers.scenes.captions import SLOTS, caption, parse
 from workers.scenes.images import IMAGE_SIZE
 
-if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
+# imported where it is used: the import takes seconds, and not every process loads a CLIP
+if TYPE_CHECKING:
     from transformers import CLIPConfig
 
 KEY = "clip"
 _PREFIX = "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
-PAD, START, STOP = 0, 1, 3  # with 2 as STOP, transformers would fall back to CLIP's old, wrong pooling
+# with 2 as STOP, transformers would fall back to CLIP's old, wrong pooling
+PAD, START, STOP = 0, 1, 3
 _FUNCTION_WORDS = ("a", "at", "background", "of", "on", "the")
-_SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {"none", "alone"}
+_SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {
+    "none",
+    "alone",
+}
 WORDS = ("<pad>", "<start>", "<unused>", "<stop>", *sorted(_SLOT_WORDS.union(_FUNCTION_WORDS)))
 
 
@@ -56,7 +63,9 @@ class ClipConfig:
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> ClipConfig:
-        """Raises WeightsError when its vocabulary is not that of the scenes, TypeError for fields of another config."""
+        """Raises WeightsError when its vocabulary is not that of the scenes, TypeError for fields
+        of another config.
+        """
         config = cls(**{key: as_tuples(value) for key, value in fields.items()})
         if config.words != WORDS:
             raise WeightsError("the CLIP's vocabulary is not that of the scenes: train it again")
@@ -99,7 +108,8 @@ class SceneClip(ClipTowers):
         self._ids = {word: index for index, word in enumerate(config.words)}
 
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Token ids [n, text_len] of captions in their canonical form, and their mask (0 for padding).
+        """Token ids [n, text_len] of captions in their canonical form, and their mask (0 for
+        padding).
 
         Raises:
             ValueError: a caption is not one of a scene.
@@ -114,7 +124,8 @@ class SceneClip(ClipTowers):
         size = self.config.image_size
         if images.dim() != 4 or images.shape[1:] != (3, size, size):
             raise ValueError(
-                f"the scenes CLIP takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
+                f"the scenes CLIP takes images [n, 3, {size}, {size}] in [0, 1], got "
+                f"{tuple(images.shape)}"
             )
         return images * 4 - 2
 
@@ -125,7 +136,9 @@ def load_clip(path: Path = BUILTIN) -> SceneClip:
     Raises:
         WeightsError: the file is missing, damaged, or of another model.
     """
-    model, _ = read_module(path, "a scenes CLIP", lambda fields: SceneClip(ClipConfig.from_mapping(fields)))
+    model, _ = read_module(
+        path, "a scenes CLIP", lambda fields: SceneClip(ClipConfig.from_mapping(fields))
+    )
     model.identity = _identity(path)
     return model.requires_grad_(False)
 
@@ -144,7 +157,8 @@ def _load(context: ScoreContext) -> Scorer:
         )
     path = own_or_builtin(context.folder, BUILTIN)
     scenes = cache(lambda: load_clip(path).to(context.device))
-    if path != BUILTIN or not is_shapes_only():  # a check of the package's own file would import transformers: seconds
+    # a check of the package's own file would import transformers: seconds
+    if path != BUILTIN or not is_shapes_only():
         scenes()
     context.require_scenes("the scenes CLIP", ClipConfig.from_mapping(read_config(path)).image_size)
     return Scorer(_identity(path), lambda images, captions: scenes().cosines(images, captions))
@@ -153,7 +167,10 @@ def _load(context: ScoreContext) -> Scorer:
 register_score(
     "clip_score",
     unit="cosine",
-    about="How well images match their captions: mean cosine of the CLIP that the score's identity names",
+    about=(
+        "How well images match their captions: mean cosine of the CLIP that the score's identity "
+        "names"
+    ),
     load=_load,
     optional_weights=(KEY,),
 )

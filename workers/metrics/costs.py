@@ -1,19 +1,21 @@
-"""What decoding costs, from timing sessions: the seconds of a batch are its prefill's plus its passes times the cost of
-a pass.
+"""What decoding costs, from timing sessions: the seconds of a batch are its prefill's plus its
+passes times the cost of a pass.
 
-The counts of passes are known exactly from every image that was generated; only the costs need a clock. In a session
-vanilla and other settings are timed in turn on the same batches of captions. With the seconds at P passes of setting s
-in session j on unit u (a batch in one repetition), relative to a scale that does not matter,
+The counts of passes are known exactly from every image that was generated; only the costs need a
+clock. In a session vanilla and other settings are timed in turn on the same batches of captions.
+With the seconds at P passes of setting s in session j on unit u (a batch in one repetition),
+relative to a scale that does not matter,
 
     log seconds[s, j, u] = cost[s] + state[s, j] + moment[j, u] + noise[s, j, u]
 
-`state`, the machine's own from session to session, has the standard deviation tau, `noise` the sigma of its session. A
-cost relative to vanilla's is the mean of log seconds[s, j] - log seconds[vanilla, j] over the sessions that timed s,
-weighted by the inverse of tau^2 + 2 sigma^2 / units (a random-effects meta-analysis: DerSimonian and Laird 1986). Sigma
-is that of the residuals of units and settings, shrunk to that of all sessions (Smyth 2004, but with a fixed weight):
-from its own few readings alone, a session that seems quiet by chance would weigh too much, and the more of them there
-are, the smaller the smallest. Tau is the moment estimate over all settings that several sessions timed,
-shrunk to `ASSUMED_STATE`.
+`state`, the machine's own from session to session, has the standard deviation tau, `noise` the
+sigma of its session. A cost relative to vanilla's is the mean of log seconds[s, j] - log
+seconds[vanilla, j] over the sessions that timed s, weighted by the inverse of tau^2 + 2 sigma^2 /
+units (a random-effects meta-analysis: DerSimonian and Laird 1986). Sigma is that of the residuals
+of units and settings, shrunk to that of all sessions (Smyth 2004, but with a fixed weight): from
+its own few readings alone, a session that seems quiet by chance would weigh too much, and the more
+of them there are, the smaller the smallest. Tau is the moment estimate over all settings that
+several sessions timed, shrunk to `ASSUMED_STATE`.
 
 This module needs numpy alone: the results of a sweep are priced without torch.
 """
@@ -32,7 +34,8 @@ from numpy.typing import NDArray
 from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
-ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2  # tau before a setting was timed twice, and the degrees of freedom of that
+# tau before a setting was timed twice, and the degrees of freedom of that
+ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2
 _POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in that of each
 _TINY = 1e-18  # variance of a clock without noise
 
@@ -41,9 +44,10 @@ _TINY = 1e-18  # variance of a clock without noise
 class Session:
     """The readings of a timing session at one batch size.
 
-    shapes [S]: what the costs of each setting that was timed depend on, vanilla's first. settings [S]: digests of their
-    configs. prefill, per_pass, passes, seconds [S, U]: of each setting on each unit: seconds of the prefill, seconds of
-    a pass after it, the number of these passes, and the seconds of all.
+    shapes [S]: what the costs of each setting that was timed depend on, vanilla's first. settings
+    [S]: digests of their configs. prefill, per_pass, passes, seconds [S, U]: of each setting on
+    each unit: seconds of the prefill, seconds of a pass after it, the number of these passes, and
+    the seconds of all.
     """
 
     name: str
@@ -58,8 +62,8 @@ class Session:
         """Raises MetricUnavailable for a single unit, whose noise is not known."""
         if self.units < 2:
             raise MetricUnavailable(
-                f"{self.name}: a single batch of captions was timed once, but a standard error needs at least 2: raise "
-                "timing.images"
+                f"{self.name}: a single batch of captions was timed once, but a standard error "
+                "needs at least 2: raise timing.images"
             )
 
     @property
@@ -71,8 +75,8 @@ class Session:
         return [row for row, other in enumerate(self.shapes) if other == shape]
 
     def log_seconds(self, shape: Hashable, passes: Floats) -> Floats:
-        """[K, U] log seconds of a shape, the mean of its settings, at numbers of passes [K]; where that is infinite, of
-        one pass without the prefill.
+        """[K, U] log seconds of a shape, the mean of its settings, at numbers of passes [K]; where
+        that is infinite, of one pass without the prefill.
         """
         rows, counts = self.rows(shape), passes[:, None, None]
         prefill = np.where(np.isinf(counts), 0.0, self.prefill[rows])
@@ -90,7 +94,9 @@ class Session:
 
     @cached_property
     def noise(self) -> float:
-        """Variance of a log reading that neither its setting nor its unit explains; of a single setting, its own."""
+        """Variance of a log reading that neither its setting nor its unit explains; of a single
+        setting, its own.
+        """
         logs = np.log(self.prefill + self.passes.mean(axis=1, keepdims=True) * self.per_pass)
         rest = logs - logs.mean(axis=1, keepdims=True)
         rest = rest - rest.mean(axis=0) if len(logs) > 1 else rest
@@ -98,13 +104,17 @@ class Session:
 
 
 class Prices:
-    """The costs of settings on one device at one batch size, from all sessions there (see the module).
+    """The costs of settings on one device at one batch size, from all sessions there (see the
+    module).
 
     vanilla: its shape.
     """
 
     def __init__(self, sessions: Sequence[Session], vanilla: Hashable) -> None:
-        self.sessions, self.vanilla = tuple(sorted(sessions, key=lambda session: session.name)), vanilla
+        self.sessions, self.vanilla = (
+            tuple(sorted(sessions, key=lambda session: session.name)),
+            vanilla,
+        )
         self._of_shape: defaultdict[Hashable, list[Session]] = defaultdict(list)
         for session in self.sessions:
             for shape in dict.fromkeys(session.shapes):
@@ -124,7 +134,8 @@ class Prices:
     def speedup(self, shape: Hashable, passes: Floats, n: int) -> Estimate:
         """Vanilla's seconds over a shape's.
 
-        passes [1 + G]: of its batches: of all captions first, then without each block of them. n: number of images.
+        passes [1 + G]: of its batches: of all captions first, then without each block of them. n:
+        number of images.
 
         Raises:
             MetricUnavailable: the shape was not timed.
@@ -136,7 +147,8 @@ class Prices:
         return self._estimate(np.exp(-logs), noises, n, sign=-1.0)
 
     def latency(self, shape: Hashable, passes: Floats, n: int, batch: int) -> Estimate:
-        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as in `speedup`.
+        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as
+        in `speedup`.
 
         What vanilla's noise in a session adds to its seconds, the speed-up takes off again.
         """
@@ -148,7 +160,9 @@ class Prices:
         return self._estimate(np.exp(level + logs) / batch, noises, n, sign=1.0)
 
     def step_cost(self, shape: Hashable) -> Estimate:
-        """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n` counts timed units."""
+        """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n`
+        counts timed units.
+        """
         n = sum(session.units for session in self.sessions_of(shape))
         if shape == self.vanilla:
             return Estimate(1.0, 0.0, n)
@@ -157,18 +171,25 @@ class Prices:
 
     @staticmethod
     def _estimate(values: Floats, noises: Sequence[Noise], n: int, sign: float) -> Estimate:
-        """The estimate of a value whose logarithm has these noises; several effects of one source are added."""
+        """The estimate of a value whose logarithm has these noises; several effects of one source
+        are added.
+        """
         effects = defaultdict[tuple[Hashable, Hashable, int], float](float)
         for group, source, effect, dof in noises:
             effects[group, source, dof] += sign * values[0] * effect
-        summed = [Noise(group, source, effect, dof) for (group, source, dof), effect in effects.items()]
+        summed = [
+            Noise(group, source, effect, dof) for (group, source, dof), effect in effects.items()
+        ]
         return Estimate.from_replicates(values, n, summed)
 
     def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
         """[K] log seconds of a shape's batches minus vanilla's, and the noises of that."""
         sessions = self.sessions_of(shape)
         logs = np.stack([self._difference(session, shape, passes) for session in sessions])
-        variances = [self._noise_of_difference(session, shape, self._noise[session][0]) for session in sessions]
+        variances = [
+            self._noise_of_difference(session, shape, self._noise[session][0])
+            for session in sessions
+        ]
         weights = 1 / (self.state + np.array(variances) + _TINY)
         weights /= weights.sum()
         noises = []
@@ -177,14 +198,21 @@ class Prices:
             spread = weight * math.sqrt(variance / session.units)
             own, group = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}"
             noises += [
-                Noise(self._own("state"), (session.name, shape), weight * math.sqrt(self.state), self.state_dof),
+                Noise(
+                    self._own("state"),
+                    (session.name, shape),
+                    weight * math.sqrt(self.state),
+                    self.state_dof,
+                ),
                 Noise(group, shape, own, dof),
                 Noise(group, self.vanilla, -spread, dof),
             ]
         return weights @ logs, noises
 
     def _own(self, source: str) -> str:
-        """The name of a source of noise that prices on another device, or at another batch size, do not share."""
+        """The name of a source of noise that prices on another device, or at another batch size, do
+        not share.
+        """
         return f"{source} {self.sessions[0].name}"
 
     def _difference(self, session: Session, shape: Hashable, passes: Floats) -> Floats:
@@ -196,19 +224,28 @@ class Prices:
 
     @staticmethod
     def _noise_of_difference(session: Session, shape: Hashable, noise: float) -> float:
-        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session. noise: of a reading."""
+        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session.
+        noise: of a reading.
+        """
         return noise * (1 / len(session.rows(shape)) + 1) / session.units
 
     def _measure_state(self) -> tuple[float, int]:
-        """Variance of a log cost ratio from session to session, and its degrees of freedom: of sessions that repeated
-        settings link, one less than their number."""
-        squares, count, linked = _ASSUMED_DOF * ASSUMED_STATE**2, float(_ASSUMED_DOF), list[set[str]]()
+        """Variance of a log cost ratio from session to session, and its degrees of freedom: of
+        sessions that repeated settings link, one less than their number.
+        """
+        squares, count, linked = (
+            _ASSUMED_DOF * ASSUMED_STATE**2,
+            float(_ASSUMED_DOF),
+            list[set[str]](),
+        )
         for shape, sessions in self._of_shape.items():
             if shape == self.vanilla or len(sessions) < 2:
                 continue
             passes = np.array([np.mean([session.timed_passes(shape) for session in sessions])])
             logs = np.array([self._difference(session, shape, passes)[0] for session in sessions])
-            noise = np.mean([self._noise_of_difference(session, shape, session.noise) for session in sessions])
+            noise = np.mean(
+                [self._noise_of_difference(session, shape, session.noise) for session in sessions]
+            )
             squares += float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * float(noise)
             count += len(logs) - 1
             names = {session.name for session in sessions}
@@ -218,27 +255,34 @@ class Prices:
 
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:
-        """Vanilla's mean log seconds of a batch, and the noises of that: its own in each session, and what else makes
-        sessions differ, or the units of a single one.
+        """Vanilla's mean log seconds of a batch, and the noises of that: its own in each session,
+        and what else makes sessions differ, or the units of a single one.
         """
         sessions = self.sessions_of(self.vanilla)
         counts = [np.array([session.timed_passes(self.vanilla)]) for session in sessions]
         units = [s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)]
         logs = units[0] if len(units) == 1 else np.array([part.mean() for part in units])
         noises = [
-            Noise(f"noise {s.name}", self.vanilla, math.sqrt(variance / s.units) / len(sessions), dof)
+            Noise(
+                f"noise {s.name}", self.vanilla, math.sqrt(variance / s.units) / len(sessions), dof
+            )
             for s, (variance, dof) in ((s, self._noise[s]) for s in sessions)
         ]
-        variance = float(logs.var(ddof=1)) / len(logs) - math.fsum(noise.effect**2 for noise in noises)
+        variance = float(logs.var(ddof=1)) / len(logs) - math.fsum(
+            noise.effect**2 for noise in noises
+        )
         rest = Noise(self._own("level"), "vanilla", math.sqrt(max(0.0, variance)), len(logs) - 1)
         return float(logs.mean()), [*noises, rest]
 
 
 def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, int]]:
-    """Variance of a log reading in each session, and its degrees of freedom: its own, and up to `_POOLED_DOF` of those
-    of all sessions.
+    """Variance of a log reading in each session, and its degrees of freedom: its own, and up to
+    `_POOLED_DOF` of those of all sessions.
     """
-    total, found = sum(session.noise_dof for session in sessions), dict[Session, tuple[float, int]]()
+    total, found = (
+        sum(session.noise_dof for session in sessions),
+        dict[Session, tuple[float, int]](),
+    )
     pooled = sum(session.noise_dof * session.noise for session in sessions) / max(1, total)
     for session in sessions:
         own, added = session.noise_dof, min(_POOLED_DOF, total - session.noise_dof)
@@ -256,12 +300,13 @@ def expected_max(values: Floats, size: int) -> float:
     logs = [math.lgamma(r) - math.lgamma(r - size + 1) for r in rank]
     weights = np.exp(np.array(logs) - max(logs))
     weights /= weights.sum()
-    return float(ordered[-1] - weights @ (ordered[-1] - ordered[size - 1 :]))  # exact if all values are equal
+    # exact if all values are equal
+    return float(ordered[-1] - weights @ (ordered[-1] - ordered[size - 1 :]))
 
 
 def batch_passes(rounds: Floats, blocks: NDArray[np.int64], batch: int) -> Floats:
-    """[1 + G] mean passes of batches of images, which end with their longest one: of all images, then without each
-    block. rounds, blocks [n]: passes and block of captions of each image.
+    """[1 + G] mean passes of batches of images, which end with their longest one: of all images,
+    then without each block. rounds, blocks [n]: passes and block of captions of each image.
     """
     kept = [rounds, *(rounds[blocks != block] for block in range(int(blocks.max()) + 1))]
     return np.array([expected_max(part, batch) for part in kept])

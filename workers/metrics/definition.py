@@ -22,15 +22,22 @@ IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
 COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
-_STORED: Mapping[str, Any] = {"direction": str, "unit": str, "about": str, "needs": tuple[str, ...], "definition": str}
+_STORED: Mapping[str, Any] = {
+    "direction": str,
+    "unit": str,
+    "about": str,
+    "needs": tuple[str, ...],
+    "definition": str,
+}
 _TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER,
-    ATTRIBUTES, IMAGES. `vanilla`: vanilla's value, where it is so by definition. `definition`: of a sweep's own
-    metric, whose name another sweep may give to another one.
+    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE,
+    TIMINGS, CLASSIFIER, ATTRIBUTES, IMAGES. `vanilla`: vanilla's value, where it is so by
+    definition. `definition`: of a sweep's own metric, whose name another sweep may give to another
+    one.
     """
 
     name: str
@@ -43,38 +50,56 @@ class Metric:
 
     def __post_init__(self) -> None:
         if self.direction not in get_args(Direction):
-            raise ConfigError(("metrics", self.name, "direction"), unknown_choice(self.direction, get_args(Direction)))
+            raise ConfigError(
+                ("metrics", self.name, "direction"),
+                unknown_choice(self.direction, get_args(Direction)),
+            )
 
     def to_mapping(self) -> dict[str, Any]:
         """What the results of a sweep depend on, as plain data, without the name."""
         own = {"definition": self.definition} if self.definition else {}
-        return {"direction": self.direction, "unit": self.unit, "about": self.about, "needs": list(self.needs)} | own
+        return {
+            "direction": self.direction,
+            "unit": self.unit,
+            "about": self.about,
+            "needs": list(self.needs),
+        } | own
 
     @classmethod
     def from_mapping(cls, name: str, given: Mapping[str, Any]) -> Self:
-        """Read what `to_mapping` wrote. Raises ConfigError if a part is missing or has the wrong type."""
+        """Read what `to_mapping` wrote. Raises ConfigError if a part is missing or has the wrong
+        type.
+        """
         with at(name):
             parts = fit_entries(_STORED, expect_mapping(given))
             if missing := _STORED.keys() - parts.keys() - {"definition"}:
                 raise ConfigError((), f"lacks {', '.join(sorted(missing))}")
             for key in ("unit", "about", "definition"):
                 if not parts.get(key, "").isprintable():
-                    raise ConfigError((key,), f"must have no control characters, got {parts[key]!r}")
+                    raise ConfigError(
+                        (key,), f"must have no control characters, got {parts[key]!r}"
+                    )
             return cls(check_metric(name), **parts)
 
     @property
     def is_of_counts(self) -> bool:
-        """Whether it is computed from counts and times alone, and so says nothing about the images' quality."""
+        """Whether it is computed from counts and times alone, and so says nothing about the images'
+        quality.
+        """
         return COUNTS.issuperset(self.needs)
 
     @property
     def is_of_vanilla(self) -> bool:
-        """Whether it compares a trial's images with vanilla's, so that vanilla's own value is one by construction."""
+        """Whether it compares a trial's images with vanilla's, so that vanilla's own value is one
+        by construction.
+        """
         return BASELINE in self.needs
 
     @property
     def is_time(self) -> bool:
-        """Whether its values are times or rates, such as s/image, which hold for one machine only."""
+        """Whether its values are times or rates, such as s/image, which hold for one machine
+        only.
+        """
         return TIMINGS in self.needs and not _TIME_UNITS.isdisjoint(self.unit.split("/"))
 
     @property
@@ -99,5 +124,7 @@ class Metric:
 
     @property
     def best_lossless(self) -> str:
-        """What to call the best lossless trial: `fastest lossless`, else `lossless with the best target_passes`."""
+        """What to call the best lossless trial: `fastest lossless`, else `lossless with the best
+        target_passes`.
+        """
         return "fastest lossless" if self.is_speed else f"lossless with the {self.best}"

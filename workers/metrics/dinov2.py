@@ -1,10 +1,12 @@
-"""Distances on DINOv2's features, which agree better with people's judgement than Inception's (Stein et al. 2023).
+"""Distances on DINOv2's features, which agree better with people's judgement than Inception's
+(Stein et al. 2023).
 
-As in that paper's code (dgm-eval), features are the class token of ViT-L/14 after the last normalisation, of images
-resized to 224 x 224 in 8 bits by Pillow's bicubic filter and normalised by ImageNet's mean and standard deviation;
-here they are first cut to squares of 256 pixels, as for Inception. `metrics.dinov2` is a folder of transformers'
-Dinov2Model (facebook/dinov2-large), which interpolates the positions of 518 pixels to those of 224; another size of the
-model gives other features, under another identity.
+As in that paper's code (dgm-eval), features are the class token of ViT-L/14 after the last
+normalisation, of images resized to 224 x 224 in 8 bits by Pillow's bicubic filter and normalised by
+ImageNet's mean and standard deviation; here they are first cut to squares of 256 pixels, as for
+Inception. `metrics.dinov2` is a folder of transformers' Dinov2Model (facebook/dinov2-large), which
+interpolates the positions of 518 pixels to those of 224; another size of the model gives other
+features, under another identity.
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ if TYPE_CHECKING:
     from transformers import Dinov2Config
 
 _INPUT_SIZE = 224
-_PROJECTIONS = {"attention.query": "q_proj", "attention.key": "k_proj", "attention.value": "v_proj",
-                "output.dense": "o_proj"}  # fmt: skip  # names in the published file, and in transformers' model
+_PROJECTIONS = {
+    "attention.query": "q_proj",
+    "attention.key": "k_proj",
+    "attention.value": "v_proj",
+    "output.dense": "o_proj",
+}
 _TABLE = (
     *(KeyMapping(f"{{...}}.attention.{file}.{{kind}}", f"{{...}}.attention.{own}.{{kind}}")
       for file, own in _PROJECTIONS.items()),
@@ -59,7 +65,9 @@ class Dinov2Features(Extractor):
 
 
 def load_dinov2(folder: Path) -> Dinov2Features:
-    """The network of a folder in the Hugging Face layout. Raises WeightsError (see `open_folder`)."""
+    """The network of a folder in the Hugging Face layout. Raises WeightsError (see
+    `open_folder`).
+    """
     from transformers import Dinov2Config
 
     config, weights = open_folder(folder, Dinov2Config)
@@ -69,16 +77,22 @@ def load_dinov2(folder: Path) -> Dinov2Features:
 register_extractor("dinov2", role=DINOV2, architecture="dinov2-bicubic224", load=load_dinov2)
 
 
-@register_metric("fd_dinov2", direction="minimize", unit="features squared", needs=(DINOV2, REFERENCE))
+@register_metric(
+    "fd_dinov2", direction="minimize", unit="features squared", needs=(DINOV2, REFERENCE)
+)
 def fd_dinov2(inputs: MetricInputs) -> Estimate:
-    """Frechet distance of the images' DINOv2 features to the real images', at n images: comparable only at equal n."""
+    """Frechet distance of the images' DINOv2 features to the real images', at n images: comparable
+    only at equal n.
+    """
     reference = inputs.reference(DINOV2).cached("gaussian", Gaussian.fit)
     return distance_to_reference(inputs.column(DINOV2), reference, inputs.blocks)
 
 
 @register_metric("kd_dinov2", direction="minimize", unit="kernel", needs=(DINOV2, REFERENCE))
 def kd_dinov2(inputs: MetricInputs) -> Estimate:
-    """Kernel distance (unbiased squared MMD, cubic kernel) of the images' DINOv2 features to the real images'."""
+    """Kernel distance (unbiased squared MMD, cubic kernel) of the images' DINOv2 features to the
+    real images'.
+    """
     reference = inputs.reference(DINOV2)
     within = reference.cached("kid", mean_kernel)
     return kernel_distance(inputs.column(DINOV2), reference.features, inputs.blocks, within=within)

@@ -1,9 +1,10 @@
 """A number with its standard error, from the jackknife over blocks of captions.
 
-The captions of a sweep are divided into `BLOCKS` fixed blocks, the same for all of its trials and for any number of
-captions: a caption's block is its position in the sweep's list modulo `BLOCKS`, and all samples of a caption are in its
-block. Every jackknife leaves out one of these blocks, so the replicates of two estimates (of two trials, or of two
-metrics) move together where the estimates depend on the same captions.
+The captions of a sweep are divided into `BLOCKS` fixed blocks, the same for all of its trials and
+for any number of captions: a caption's block is its position in the sweep's list modulo `BLOCKS`,
+and all samples of a caption are in its block. Every jackknife leaves out one of these blocks, so
+the replicates of two estimates (of two trials, or of two metrics) move together where the estimates
+depend on the same captions.
 
 torch is imported where it is used: the results of a sweep are read without it.
 """
@@ -23,20 +24,24 @@ if TYPE_CHECKING:
 
 AnyFloats = TypeVar("AnyFloats", "Tensor", "NDArray[np.float64]")
 
-BLOCKS = 24  # relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem for each
+# relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem
+# for each
+BLOCKS = 24
 _ROUNDING = 1e-12  # relative to values above 1
 _MAX_NUMBER = 1e100  # in a file: sums of squares stay finite
 
 
 class MetricUnavailable(ValueError):
-    """These images do not give the metric: there are too few, or something that it needs is missing."""
+    """These images do not give the metric: there are too few, or something that it needs is
+    missing.
+    """
 
 
 class Noise(NamedTuple):
     """A source of error that is not the captions. Values with the same source share it.
 
-    effect: change of the value per standard deviation of the source. group: sources whose standard deviations were
-    estimated together, with `dof` degrees of freedom.
+    effect: change of the value per standard deviation of the source. group: sources whose standard
+    deviations were estimated together, with `dof` degrees of freedom.
     """
 
     group: Hashable
@@ -47,12 +52,14 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` is measured on `n` images; `error` is its standard error, in the same unit (infinite: unknown).
+    """`value` is measured on `n` images; `error` is its standard error, in the same unit (infinite:
+    unknown).
 
-    replicates: the values with one block of captions left out, in the order of the blocks; empty if there are none.
-    noise: standard error from what is not the captions, estimated with `noise_dof` degrees of freedom (0: there is no
-    noise). error = hypot(jackknife_error(replicates), noise). error_dof: degrees of freedom of an error that has
-    neither replicates nor noise (0: many). noises: the sources of `noise`, where they are known; files lack them.
+    replicates: the values with one block of captions left out, in the order of the blocks; empty if
+    there are none. noise: standard error from what is not the captions, estimated with `noise_dof`
+    degrees of freedom (0: there is no noise). error = hypot(jackknife_error(replicates), noise).
+    error_dof: degrees of freedom of an error that has neither replicates nor noise (0: many).
+    noises: the sources of `noise`, where they are known; files lack them.
     """
 
     value: float
@@ -66,10 +73,14 @@ class Estimate:
 
     @classmethod
     def from_replicates(cls, values: AnyFloats, n: int, noises: Sequence[Noise] = ()) -> Self:
-        """An estimate from values [1 + G]: of all blocks first, then with each block left out (G = 0: without)."""
+        """An estimate from values [1 + G]: of all blocks first, then with each block left out (G =
+        0: without).
+        """
         value, *left_out = values.tolist()
         variance, dof = _sum_of_noises(noises)
-        error = math.hypot(float(jackknife_error(values[1:])) if left_out else 0.0, math.sqrt(variance))
+        error = math.hypot(
+            float(jackknife_error(values[1:])) if left_out else 0.0, math.sqrt(variance)
+        )
         return cls(value, error, n, tuple(left_out), math.sqrt(variance), dof, noises=tuple(noises))
 
     @classmethod
@@ -87,7 +98,9 @@ class Estimate:
             _, error, noise, *_ = values
             is_sound &= not (error < 0 or noise < 0)
             # NaN and infinity are for the driver, which fails the trial
-            is_sound &= not any(math.isfinite(value) and abs(value) >= _MAX_NUMBER for value in values)
+            is_sound &= not any(
+                math.isfinite(value) and abs(value) >= _MAX_NUMBER for value in values
+            )
         except (TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not a metric's value: {problem}") from problem
         if not is_sound or len(found.replicates) > BLOCKS:
@@ -96,7 +109,10 @@ class Estimate:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON, which has no infinity: an unknown error is None."""
-        plain = asdict(replace(self, noises=())) | {"error": self.known_error, "replicates": list(self.replicates)}
+        plain = asdict(replace(self, noises=())) | {
+            "error": self.known_error,
+            "replicates": list(self.replicates),
+        }
         del plain["noises"]
         return plain
 
@@ -111,13 +127,16 @@ class Estimate:
 
     @property
     def debiased(self) -> float:
-        """The value without its bias of order 1/n: the mean of the pseudo-values G * value - (G - 1) * replicate."""
+        """The value without its bias of order 1/n: the mean of the pseudo-values G * value - (G -
+        1) * replicate.
+        """
         groups = len(self.replicates)
         return groups * self.value - (groups - 1) * math.fsum(self.replicates) / groups
 
 
 def measured(value: float | None, error: float | None = None) -> str:
-    """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits without an error.
+    """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits
+    without an error.
 
     An error at the level of rounding is left out.
     """
@@ -130,7 +149,9 @@ def measured(value: float | None, error: float | None = None) -> str:
 
 
 def _sum_of_noises(noises: Sequence[Noise]) -> tuple[float, int]:
-    """Variance of all sources together, and its degrees of freedom (Welch 1947, Satterthwaite 1946; 0: no noise)."""
+    """Variance of all sources together, and its degrees of freedom (Welch 1947, Satterthwaite 1946;
+    0: no noise).
+    """
     groups, dof = defaultdict[Hashable, float](float), {noise.group: noise.dof for noise in noises}
     for noise in noises:
         groups[noise.group] += noise.effect**2
@@ -140,9 +161,11 @@ def _sum_of_noises(noises: Sequence[Noise]) -> tuple[float, int]:
 
 
 def jackknife_error(left_out: AnyFloats) -> AnyFloats:
-    """Standard error from values [G] (or [G, ...]) that each leave one of G blocks of nearly equal size out.
+    """Standard error from values [G] (or [G, ...]) that each leave one of G blocks of nearly equal
+    size out.
 
-    The delete-a-group jackknife (Shao and Tu 1995, section 2.3): sqrt((G - 1) / G * sum_g (v_g - mean v)^2).
+    The delete-a-group jackknife (Shao and Tu 1995, section 2.3): sqrt((G - 1) / G * sum_g (v_g -
+    mean v)^2).
     """
     groups = left_out.shape[0]
     found: AnyFloats = ((groups - 1) / groups * ((left_out - left_out.mean(0)) ** 2).sum(0)) ** 0.5
@@ -158,13 +181,16 @@ def block_sizes(blocks: Tensor) -> Tensor:
     sizes = blocks.bincount()
     if sizes.numel() < 2:
         raise MetricUnavailable(
-            f"a standard error needs at least 2 independent measurements, got {sizes.numel()}: measure more captions"
+            f"a standard error needs at least 2 independent measurements, got {sizes.numel()}: "
+            "measure more captions"
         )
     return sizes
 
 
 def with_left_out(sums: Tensor) -> Tensor:
-    """Sums [1 + G, ...] over all blocks, and over all but each, from sums [G, ...] over each block."""
+    """Sums [1 + G, ...] over all blocks, and over all but each, from sums [G, ...] over each
+    block.
+    """
     import torch
 
     total = sums.sum(0, keepdim=True)
@@ -185,11 +211,17 @@ def ratio_estimate(numerator: Tensor, denominator: Tensor, blocks: Tensor) -> Es
     sizes = block_sizes(blocks)
     rows = torch.stack([numerator.double(), denominator.double()], dim=1)
     if not rows.isfinite().all():
-        raise ValueError("a measurement is not finite, so its mean is undefined: drop its row first")
-    sums = with_left_out(torch.zeros(sizes.numel(), 2, dtype=torch.float64).index_add_(0, blocks, rows))
+        raise ValueError(
+            "a measurement is not finite, so its mean is undefined: drop its row first"
+        )
+    sums = with_left_out(
+        torch.zeros(sizes.numel(), 2, dtype=torch.float64).index_add_(0, blocks, rows)
+    )
     return Estimate.from_replicates(sums[:, 0] / sums[:, 1], numerator.numel())
 
 
 def block_mean(scores: Tensor, blocks: Tensor) -> Estimate:
-    """The mean of per-image scores [n], with the jackknife over the images' blocks [n] of captions."""
+    """The mean of per-image scores [n], with the jackknife over the images' blocks [n] of
+    captions.
+    """
     return ratio_estimate(scores, scores.new_ones(scores.shape), blocks)

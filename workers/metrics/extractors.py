@@ -1,4 +1,6 @@
-"""The networks that read a trial's images: feature extractors and per-image scores, those that apply."""
+"""The networks that read a trial's images: feature extractors and per-image scores, those that
+apply.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,11 @@ class ImageScores:
 
 @dataclass(frozen=True, slots=True)
 class Extractors:
-    """The loaded networks. unavailable: networks that cannot be used with these images or captions, with the reason.
+    """The loaded networks. unavailable: networks that cannot be used with these images or captions,
+    with the reason.
 
-    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features", "manifold" if
-    precision and recall have an extractor of their own, and "dinov2".
+    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features",
+    "manifold" if precision and recall have an extractor of their own, and "dinov2".
     """
 
     by_role: Mapping[str, Extractor]
@@ -84,25 +87,33 @@ class Extractors:
         weights: Mapping[str, str] | None = None,
         metrics: Collection[str] | None = None,
     ) -> Self:
-        """The networks of a model's folder (its own, or the built-in ones) for images of a size and captions.
+        """The networks of a model's folder (its own, or the built-in ones) for images of a size and
+        captions.
 
-        weights: the user's own files by key (inception, vgg, clip, ...), which replace the built-in ones. metrics:
-        the requested ones (None: all); scores that none of them needs are not loaded.
+        weights: the user's own files by key (inception, vgg, clip, ...), which replace the built-in
+        ones. metrics: the requested ones (None: all); scores that none of them needs are not
+        loaded.
 
         Raises:
-            WeightsError: a weight file is missing, damaged or of another model, or a key is unknown.
+            WeightsError: a weight file is missing, damaged or of another model, or a key is
+                unknown.
         """
         weights, unavailable = check_keys(weights), dict[str, str]()
         by_role = load_extractors(folder, weights, device)
         only_size = by_role[FEATURES].image_size
         if only_size not in (None, image_size):
-            unavailable[FEATURES] = f"the feature extractor reads images of {only_size} pixels, not {image_size}"
+            unavailable[FEATURES] = (
+                f"the feature extractor reads images of {only_size} pixels, not {image_size}"
+            )
             del by_role[FEATURES]
             for other in by_role.values():
                 raise WeightsError(
-                    f"metrics.{other.name}: only some metrics use it; give metrics.inception for the others as well"
+                    f"metrics.{other.name}: only some metrics use it; give metrics.inception for "
+                    "the others as well"
                 )
-        context = ScoreContext(image_size=image_size, captions=captions, folder=folder, device=device, weights=weights)
+        context = ScoreContext(
+            image_size=image_size, captions=captions, folder=folder, device=device, weights=weights
+        )
         if isinstance(by_role.get(FEATURES), features.SceneFeatures):
             try:
                 context.require_scenes("the scenes' feature extractor", image_size)
@@ -140,9 +151,17 @@ class Extractors:
         return {name: network.identity for name, network in networks.items()}
 
     def available(self, *, reference: bool) -> set[str]:
-        """The inputs of metrics that a sweep provides with these networks; `reference`: it has real images."""
+        """The inputs of metrics that a sweep provides with these networks; `reference`: it has real
+        images.
+        """
         counts = ("emitted", "rounds", "depth")
-        inputs = {*counts, TIMINGS, BASELINE, IMAGES, *(SCORE_PREFIX + name for name in self.scorers)}
+        inputs = {
+            *counts,
+            TIMINGS,
+            BASELINE,
+            IMAGES,
+            *(SCORE_PREFIX + name for name in self.scorers),
+        }
         inputs |= self.by_role.keys() | ({ATTRIBUTES} - self.unavailable.keys())
         inputs |= {REFERENCE} if reference else set()
         return inputs if self.classifier is None else inputs | {CLASSIFIER}
@@ -154,13 +173,19 @@ class Extractors:
             ValueError: there is not one caption per image.
         """
         if len(images) != len(captions):
-            raise ValueError(f"{len(images)} images and {len(captions)} captions: give one caption per image")
+            raise ValueError(
+                f"{len(images)} images and {len(captions)} captions: give one caption per image"
+            )
         columns = {extractor.name: extractor.extract(images) for extractor in self.by_role.values()}
         scores = {}
         for name, scorer in self.scorers.items():
             inputs = images
             if (extractor := scorer.extractor) is not None:
-                inputs = columns[extractor.name] if extractor.name in columns else extractor.extract(images)
+                inputs = (
+                    columns[extractor.name]
+                    if extractor.name in columns
+                    else extractor.extract(images)
+                )
             scores[name] = scorer.score(inputs, captions).float().cpu()
         return ImageScores(columns, scores)
 
@@ -171,7 +196,10 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     Raises:
         WeightsError: no metric reads the key, or two keys have the same role.
     """
-    given, known = {key: str(Path(path).expanduser()) for key, path in (weights or {}).items()}, weight_keys()
+    given, known = (
+        {key: str(Path(path).expanduser()) for key, path in (weights or {}).items()},
+        weight_keys(),
+    )
     for key in given:
         if key not in known:
             raise WeightsError(f"metrics: {unknown_choice(key, known)}")
@@ -179,12 +207,17 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     for role in get_args(Role):
         keys = [key for key in given if key in extractors and extractors[key].role == role]
         if len(keys) > 1:
-            raise WeightsError(f"metrics: {' and '.join(keys)} exclude each other; give one of them")
+            raise WeightsError(
+                f"metrics: {' and '.join(keys)} exclude each other; give one of them"
+            )
     return given
 
 
-def check_weights(folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()) -> dict[str, str]:
-    """Problems of the user's files by key: each file's names and shapes are compared with its network's.
+def check_weights(
+    folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()
+) -> dict[str, str]:
+    """Problems of the user's files by key: each file's names and shapes are compared with its
+    network's.
 
     metrics: the requested ones (default: all); scores that none of them needs are not checked.
 
@@ -200,10 +233,13 @@ def check_weights(folder: Path, weights: Mapping[str, str], metrics: Collection[
     meta = torch.device("meta")
     context = ScoreContext(image_size=256, captions=(), folder=folder, device=meta, weights=weights)
     loads: dict[str, Callable[[], object]] = {
-        factory.key: partial(factory.load_from, path, meta) for factory, path in _given_extractors(weights)
+        factory.key: partial(factory.load_from, path, meta)
+        for factory, path in _given_extractors(weights)
     }
     for name, scorer in SCORERS.all().items():
-        if (not metrics or SCORE_PREFIX + name in needed) and (key := next(iter(scorer.weight_keys), None)) in weights:
+        if (not metrics or SCORE_PREFIX + name in needed) and (
+            key := next(iter(scorer.weight_keys), None)
+        ) in weights:
             loads[key] = partial(scorer.load_for, context)
     for key in loads.keys() - problems.keys():
         with shapes_only():
@@ -226,7 +262,8 @@ def unavailable_metrics(
     reference: bool,
     registered: Mapping[str, ComputedMetric] | None = None,
 ) -> dict[str, str]:
-    """For each metric that this model, its captions and its reference do not provide, the reason. No weights are read.
+    """For each metric that this model, its captions and its reference do not provide, the reason.
+    No weights are read.
 
     registered: the metrics that exist, by default all that are registered.
 
@@ -244,7 +281,9 @@ def unavailable_metrics(
         )
     reasons = dict(extractors.unavailable)
     if FEATURES in reasons:
-        reasons[FEATURES] += "; give Inception's file as metrics.inception of the entry in models.yaml"
+        reasons[FEATURES] += (
+            "; give Inception's file as metrics.inception of the entry in models.yaml"
+        )
     elif not reference:
         reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
     if DINOV2 not in extractors.by_role:
@@ -258,7 +297,9 @@ def unavailable_metrics(
     return missing
 
 
-def load_extractors(folder: Path, weights: Mapping[str, str] | None, device: torch.device) -> dict[str, Extractor]:
+def load_extractors(
+    folder: Path, weights: Mapping[str, str] | None, device: torch.device
+) -> dict[str, Extractor]:
     """The feature extractors by role: the user's, else the model's own or the built-in one.
 
     On the meta device they have no weights, only sizes and identities.
@@ -273,7 +314,13 @@ def load_extractors(folder: Path, weights: Mapping[str, str] | None, device: tor
 
 
 def _given_extractors(weights: Mapping[str, str] | None) -> list[tuple[ExtractorFactory, Path]]:
-    """The extractors that the user gives weights for, features first. Raises WeightsError (see `check_keys`)."""
+    """The extractors that the user gives weights for, features first. Raises WeightsError (see
+    `check_keys`).
+    """
     extractors = EXTRACTORS.all()
-    given = [(extractors[key], Path(path)) for key, path in check_keys(weights).items() if key in extractors]
+    given = [
+        (extractors[key], Path(path))
+        for key, path in check_keys(weights).items()
+        if key in extractors
+    ]
     return sorted(given, key=lambda entry: entry[0].role != FEATURES)

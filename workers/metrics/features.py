@@ -1,7 +1,8 @@
-"""The built-in feature extractor for scenes: 64 features for Frechet distances, and heads for a scene's attributes.
+"""The built-in feature extractor for scenes: 64 features for Frechet distances, and heads for a
+scene's attributes.
 
-Distances on these features are not comparable with those on Inception's, so every number is stored with the
-extractor's `identity` ("scenes-features@<hash of the weight file>").
+Distances on these features are not comparable with those on Inception's, so every number is stored
+with the extractor's `identity` ("scenes-features@<hash of the weight file>").
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ _CLASS_HEADS = ("first_shape", "first_colour")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureConfig:
-    """Sizes. channels: of the first convolution, and of those at half, quarter and eighth of the image's side.
+    """Sizes. channels: of the first convolution, and of those at half, quarter and eighth of the
+    image's side.
 
-    squeeze: channels of the last convolution. dim: number of features. hidden: width of the heads. slots: number of
-    values of each attribute slot.
+    squeeze: channels of the last convolution. dim: number of features. hidden: width of the heads.
+    slots: number of values of each attribute slot.
     """
 
     channels: tuple[int, int, int, int] = (32, 48, 80, 72)
@@ -45,21 +47,26 @@ class FeatureConfig:
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> FeatureConfig:
-        """Raises WeightsError when the slots are not those of the scenes, TypeError for fields of another config."""
+        """Raises WeightsError when the slots are not those of the scenes, TypeError for fields of
+        another config.
+        """
         config = cls(**{key: as_tuples(value) for key, value in fields.items()})
         if config.slots != SLOT_SIZES:
             raise WeightsError(
-                f"the extractor's attribute slots have {config.slots} values, the scenes' {SLOT_SIZES}: train it again"
+                f"the extractor's attribute slots have {config.slots} values, the scenes' "
+                f"{SLOT_SIZES}: train it again"
             )
         return config
 
 
 class SceneFeatures(Extractor):
-    """Seven convolutions, a spatial flatten (relations depend on positions), and features of variance 1 over scenes.
+    """Seven convolutions, a spatial flatten (relations depend on positions), and features of
+    variance 1 over scenes.
 
-    The heads read the features, so a Frechet distance on the features is sensitive to every attribute. `quality` is a
-    linear read-out of how much blur, noise and wobble (a random displacement of pixels) an image has: a network trained
-    on attributes alone learns to ignore exactly those faults.
+    The heads read the features, so a Frechet distance on the features is sensitive to every
+    attribute. `quality` is a linear read-out of how much blur, noise and wobble (a random
+    displacement of pixels) an image has: a network trained on attributes alone learns to ignore
+    exactly those faults.
     """
 
     name, batch = "scenes", 256
@@ -82,7 +89,9 @@ class SceneFeatures(Extractor):
         self.project = nn.Linear(config.squeeze * side * side, config.dim, bias=False)
         self.standardise = nn.BatchNorm1d(config.dim, affine=False)
         self.heads = nn.Sequential(
-            nn.Linear(config.dim, config.hidden), nn.ReLU(), nn.Linear(config.hidden, sum(config.slots))
+            nn.Linear(config.dim, config.hidden),
+            nn.ReLU(),
+            nn.Linear(config.hidden, sum(config.slots)),
         )
         self.quality = nn.Linear(config.dim, len(_CORRUPTIONS))
 
@@ -91,7 +100,8 @@ class SceneFeatures(Extractor):
         size = self.config.image_size
         if images.dim() != 4 or images.shape[1:] != (3, size, size):
             raise ValueError(
-                f"the scenes feature extractor takes images [n, 3, {size}, {size}] in [0, 1], got {tuple(images.shape)}"
+                f"the scenes feature extractor takes images [n, 3, {size}, {size}] in [0, 1], got "
+                f"{tuple(images.shape)}"
             )
         maps = self.convolutions(images * 2 - 1)
         features: Tensor = self.standardise(self.project(maps.flatten(1)))
@@ -108,19 +118,27 @@ class SceneFeatures(Extractor):
 
     @torch.no_grad()
     def class_logits(self, features: Tensor) -> Tensor:
-        """Log-probabilities [n, shapes * colours] of the first object's shape and colour, from features [n, d].
+        """Log-probabilities [n, shapes * colours] of the first object's shape and colour, from
+        features [n, d].
 
-        The product of the two heads, which are independent given the features: 48 classes; float64 on the CPU.
+        The product of the two heads, which are independent given the features: 48 classes; float64
+        on the CPU.
         """
-        logits = self.attribute_logits(features.to(self.project.weight.device, self.project.weight.dtype))
-        shape, colour = (logits[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in _CLASS_HEADS)
+        logits = self.attribute_logits(
+            features.to(self.project.weight.device, self.project.weight.dtype)
+        )
+        shape, colour = (
+            logits[SLOT_INDEX[name]].double().cpu().log_softmax(1) for name in _CLASS_HEADS
+        )
         return (shape[:, :, None] + colour[:, None, :]).flatten(1)
 
 
 def _block(inputs: int, outputs: int, *, kernel: int = 3, stride: int = 1) -> nn.Sequential:
     padding = (kernel - 1) // 2
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+        nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
     )
 
 
@@ -139,4 +157,6 @@ def load_features(path: Path = BUILTIN) -> SceneFeatures:
     return extractor.requires_grad_(False)
 
 
-SCENES = ExtractorFactory(key=SceneFeatures.name, role="features", architecture=_ARCHITECTURE, load=load_features)
+SCENES = ExtractorFactory(
+    key=SceneFeatures.name, role="features", architecture=_ARCHITECTURE, load=load_features
+)

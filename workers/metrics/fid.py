@@ -1,7 +1,8 @@
-"""Frechet distances of a trial: to the real images (fid), to the baseline's (drift), and their difference (fid_gain).
+"""Frechet distances of a trial: to the real images (fid), to the baseline's (drift), and their
+difference (fid_gain).
 
-All are computed on the features of the sweep's extractor. They are biased upwards in n: compare trials at equal n, or
-by fid_debiased, from which the jackknife has removed the bias of order 1 / n.
+All are computed on the features of the sweep's extractor. They are biased upwards in n: compare
+trials at equal n, or by fid_debiased, from which the jackknife has removed the bias of order 1 / n.
 """
 
 from __future__ import annotations
@@ -20,43 +21,68 @@ FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain", "fd_dinov2")
 
 @register_metric("fid", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
 def fid(inputs: MetricInputs) -> Estimate:
-    """Frechet distance of the images' features to the real images', at n images: comparable only at equal n."""
+    """Frechet distance of the images' features to the real images', at n images: comparable only at
+    equal n.
+    """
     features, reference = inputs.column(FEATURES), _reference(inputs)
     return inputs.cached("fid", lambda _: distance_to_reference(features, reference, inputs.blocks))
 
 
-@register_metric("fid_debiased", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
+@register_metric(
+    "fid_debiased", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE)
+)
 def fid_debiased(inputs: MetricInputs) -> Estimate:
-    """fid without its bias of order 1/n (jackknife); may be negative when the true distance is near 0.
+    """fid without its bias of order 1/n (jackknife); may be negative when the true distance is near
+    0.
 
-    Its standard error equals fid's: at the n of a sweep, removing the bias does not widen the spread (tests), and the
-    error is conservative. So its replicates are fid's, moved by the bias.
+    Its standard error equals fid's: at the n of a sweep, removing the bias does not widen the
+    spread (tests), and the error is conservative. So its replicates are fid's, moved by the bias.
 
     Raises:
-        MetricUnavailable: there are no more images than channels, where the bias is not of order 1/n.
+        MetricUnavailable: there are no more images than channels, where the bias is not of order
+            1/n.
     """
     estimate, channels = fid(inputs), inputs.column(FEATURES).shape[1]
     if estimate.n <= channels:
-        raise MetricUnavailable(f"{estimate.n} images cannot fill a covariance of {channels} channels: use more")
+        raise MetricUnavailable(
+            f"{estimate.n} images cannot fill a covariance of {channels} channels: use more"
+        )
     bias = estimate.value - estimate.debiased
-    return replace(estimate, value=estimate.debiased, replicates=tuple(v - bias for v in estimate.replicates))
+    return replace(
+        estimate, value=estimate.debiased, replicates=tuple(v - bias for v in estimate.replicates)
+    )
 
 
-@register_metric("drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE), vanilla=0.0)
+@register_metric(
+    "drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE), vanilla=0.0
+)
 def drift(inputs: MetricInputs) -> Estimate:
-    """Frechet distance of the images' features to those of the baseline's images of the same captions."""
+    """Frechet distance of the images' features to those of the baseline's images of the same
+    captions.
+    """
     features, vanilla = inputs.column(FEATURES), inputs.baseline_column(FEATURES)
-    if torch.equal(features, vanilla):  # the baseline itself: rounding would give plus or minus 1e-13
-        return Estimate.from_replicates(torch.zeros(1 + block_sizes(inputs.blocks).numel()), features.shape[0])
+    # the baseline itself: rounding would give plus or minus 1e-13
+    if torch.equal(features, vanilla):
+        return Estimate.from_replicates(
+            torch.zeros(1 + block_sizes(inputs.blocks).numel()), features.shape[0]
+        )
     return distance_between(features, vanilla, inputs.blocks)
 
 
 @register_metric(
-    "fid_gain", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE, BASELINE), vanilla=0.0
+    "fid_gain",
+    direction="minimize",
+    unit="features squared",
+    needs=(FEATURES, REFERENCE, BASELINE),
+    vanilla=0.0,
 )
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""
-    features, vanilla, reference = inputs.column(FEATURES), inputs.baseline_column(FEATURES), _reference(inputs)
+    features, vanilla, reference = (
+        inputs.column(FEATURES),
+        inputs.baseline_column(FEATURES),
+        _reference(inputs),
+    )
     return difference(features, vanilla, reference, inputs.blocks)
 
 

@@ -1,9 +1,11 @@
-"""HPSv2 (Wu et al. 2023): a CLIP ViT-H/14 trained on human preferences; the cosine of image and caption, unscaled.
+"""HPSv2 (Wu et al. 2023): a CLIP ViT-H/14 trained on human preferences; the cosine of image and
+caption, unscaled.
 
-`metrics.hpsv2` is its file in open_clip's layout (`HPS_v2.1_compressed.pt`; the hash in the identity distinguishes v2.0
-and v2.1). Captions are tokenized by CLIP's tokenizer, whose files are next to the checkpoint or in the folder
-`metrics.clip`; every CLIP has the same one. LANTERN prints this number times 100 (23.2), ADT-Tree unscaled (0.236). The
-published code uses half precision where it can; this one uses fp32.
+`metrics.hpsv2` is its file in open_clip's layout (`HPS_v2.1_compressed.pt`; the hash in the
+identity distinguishes v2.0 and v2.1). Captions are tokenized by CLIP's tokenizer, whose files are
+next to the checkpoint or in the folder `metrics.clip`; every CLIP has the same one. LANTERN prints
+this number times 100 (23.2), ADT-Tree unscaled (0.236). The published code uses half precision
+where it can; this one uses fp32.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from workers.metrics.networks import ScoreContext, Scorer, load_frozen, register
 from workers.models.checkpoint_files import WeightsError, content_hash
 from workers.models.weights import KeyMapping
 
-if TYPE_CHECKING:  # imported where it is used: the import takes seconds, and not every process loads a CLIP
+# imported where it is used: the import takes seconds, and not every process loads a CLIP
+if TYPE_CHECKING:
     from transformers import CLIPConfig
 
 KEY = "hpsv2"
@@ -57,11 +60,16 @@ def _transpose(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _open_clip_block(source: str, target: str) -> tuple[KeyMapping, ...]:
-    """One transformer layer {i} of open_clip, whose joint projection `_split_qkv` has cut into three."""
+    """One transformer layer {i} of open_clip, whose joint projection `_split_qkv` has cut into
+    three.
+    """
     names = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2"}
     names |= {f"attn.{part}_proj": f"self_attn.{part}_proj" for part in "qkv"}
     names |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
-    return tuple(KeyMapping(f"{source}.{{i}}.{a}.{{...}}", f"{target}.{{i}}.{b}.{{...}}") for a, b in names.items())
+    return tuple(
+        KeyMapping(f"{source}.{{i}}.{a}.{{...}}", f"{target}.{{i}}.{b}.{{...}}")
+        for a, b in names.items()
+    )
 
 
 _OPEN_CLIP_TABLE = (
@@ -86,17 +94,22 @@ def load_hpsv2(path: Path, tokenizer_folder: Path, config: CLIPConfig | None = N
     """The model of a checkpoint; `config`: its sizes (default ViT-H/14).
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another model or size; the folder has no tokenizer.
+        WeightsError: the file is missing, damaged, or of another model or size; the folder has no
+            tokenizer.
     """
     from transformers import CLIPConfig
 
     sizes = config or CLIPConfig(**VIT_H_14)
     tokenizer = load_clip_tokenizer(tokenizer_folder, sizes)
-    return load_frozen(lambda: Clip(sizes, tokenizer), path, _OPEN_CLIP_TABLE, part="clip", split=_split_qkv)
+    return load_frozen(
+        lambda: Clip(sizes, tokenizer), path, _OPEN_CLIP_TABLE, part="clip", split=_split_qkv
+    )
 
 
 def _split_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """open_clip keeps query, key and value in one matrix: split it into three with their own names."""
+    """open_clip keeps query, key and value in one matrix: split it into three with their own
+    names.
+    """
     result: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stem, joint, suffix = name.partition("attn.in_proj_")
@@ -114,13 +127,16 @@ def tokenizer_for(path: Path, weights: Mapping[str, str]) -> Path:
     Raises:
         WeightsError: neither has one.
     """
-    folders = [path.parent, *([Path(weights[CLIP_KEY]).expanduser()] if CLIP_KEY in weights else [])]
+    folders = [
+        path.parent,
+        *([Path(weights[CLIP_KEY]).expanduser()] if CLIP_KEY in weights else []),
+    ]
     for folder in folders:
         if any((folder / name).is_file() for name in TOKENIZER_FILES):
             return folder
     raise WeightsError(
-        f"{path.parent}: CLIP's tokenizer is needed next to {path.name}; copy tokenizer.json, or vocab.json and "
-        f"merges.txt, there, or give a CLIP's folder as metrics.{CLIP_KEY}"
+        f"{path.parent}: CLIP's tokenizer is needed next to {path.name}; copy tokenizer.json, or "
+        f"vocab.json and merges.txt, there, or give a CLIP's folder as metrics.{CLIP_KEY}"
     )
 
 
@@ -133,7 +149,10 @@ def _load(context: ScoreContext) -> Scorer:
 register_score(
     "hpsv2",
     unit="cosine",
-    about="HPSv2: predicted human preference, the unscaled cosine of its ViT-H/14 (some papers print it times 100)",
+    about=(
+        "HPSv2: predicted human preference, the unscaled cosine of its ViT-H/14 (some papers print "
+        "it times 100)"
+    ),
     load=_load,
     weights={KEY: "the file HPS_v2.1_compressed.pt"},
 )

@@ -1,10 +1,11 @@
-"""ImageReward v1 (Xu et al. 2023): predicted human rating of an image for its caption, in standard deviations.
+"""ImageReward v1 (Xu et al. 2023): predicted human rating of an image for its caption, in standard
+deviations.
 
-The key `metrics.image_reward` of models.yaml gives its weight file (`ImageReward.pt`: BLIP's ViT-L/16, BERT with
-cross-attention, and a linear head). The towers are transformers' BLIP. Captions are padded or truncated to 35 tokens by
-BERT's uncased tokenizer; its vocab.txt or tokenizer.json must be next to the checkpoint. The reward is the head's
-output on BERT's last hidden state at the first token, minus 0.16717, divided by 1.03334: the published mean and
-standard deviation.
+The key `metrics.image_reward` of models.yaml gives its weight file (`ImageReward.pt`: BLIP's
+ViT-L/16, BERT with cross-attention, and a linear head). The towers are transformers' BLIP. Captions
+are padded or truncated to 35 tokens by BERT's uncased tokenizer; its vocab.txt or tokenizer.json
+must be next to the checkpoint. The reward is the head's output on BERT's last hidden state at the
+first token, minus 0.16717, divided by 1.03334: the published mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -59,9 +60,14 @@ _BLOCK = {
 _TABLE = (
     KeyMapping("blip.visual_encoder.cls_token", "vision.embeddings.class_embedding"),
     KeyMapping("blip.visual_encoder.pos_embed", "vision.embeddings.position_embedding"),
-    KeyMapping("blip.visual_encoder.patch_embed.proj.{...}", "vision.embeddings.patch_embedding.{...}"),
+    KeyMapping(
+        "blip.visual_encoder.patch_embed.proj.{...}", "vision.embeddings.patch_embedding.{...}"
+    ),
     *(
-        KeyMapping(f"blip.visual_encoder.blocks.{{i}}.{a}.{{...}}", f"vision.encoder.layers.{{i}}.{b}.{{...}}")
+        KeyMapping(
+            f"blip.visual_encoder.blocks.{{i}}.{a}.{{...}}",
+            f"vision.encoder.layers.{{i}}.{b}.{{...}}",
+        )
         for a, b in _BLOCK.items()
     ),
     KeyMapping("blip.visual_encoder.norm.{...}", "vision.post_layernorm.{...}"),
@@ -76,7 +82,9 @@ _TABLE = (
 class ImageReward(nn.Module):
     """Both towers and the head."""
 
-    def __init__(self, vision: BlipVisionConfig, text: BlipTextConfig, tokenizer: BertTokenizer) -> None:
+    def __init__(
+        self, vision: BlipVisionConfig, text: BlipTextConfig, tokenizer: BertTokenizer
+    ) -> None:
         super().__init__()
         from transformers import BlipTextModel, BlipVisionModel
 
@@ -91,9 +99,15 @@ class ImageReward(nn.Module):
         """Reward [n] of each image [n, 3, H, W] for its own caption, float32 on the CPU."""
         device = next(self.head.parameters()).device
         tokens = self.tokenizer(
-            list(captions), padding="max_length", truncation=True, max_length=_TEXT_LENGTH, return_tensors="pt"
+            list(captions),
+            padding="max_length",
+            truncation=True,
+            max_length=_TEXT_LENGTH,
+            return_tensors="pt",
         )
-        image = self.vision(clip_input(squares(images, None), self.image_size).to(device)).last_hidden_state
+        image = self.vision(
+            clip_input(squares(images, None), self.image_size).to(device)
+        ).last_hidden_state
         states = self.text(
             input_ids=tokens["input_ids"].to(device),
             attention_mask=tokens["attention_mask"].to(device),
@@ -106,10 +120,12 @@ class ImageReward(nn.Module):
 def load_image_reward(
     path: Path, *, vision: BlipVisionConfig | None = None, text: BlipTextConfig | None = None
 ) -> ImageReward:
-    """Load the model and the tokenizer next to it. vision, text: the configs of the towers (default: those of v1).
+    """Load the model and the tokenizer next to it. vision, text: the configs of the towers
+    (default: those of v1).
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another model or size; there is no tokenizer next to it.
+        WeightsError: the file is missing, damaged, or of another model or size; there is no
+            tokenizer next to it.
     """
     from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
@@ -121,21 +137,26 @@ def load_image_reward(
     vision, text = vision or BlipVisionConfig(**VISION), text or BlipTextConfig(**TEXT)
     if len(tokenizer) > text.vocab_size:
         raise WeightsError(
-            f"{path.parent}: its tokenizer has {len(tokenizer)} entries, but the model's vocabulary only "
-            f"{text.vocab_size}; copy the files of bert-base-uncased there"
+            f"{path.parent}: its tokenizer has {len(tokenizer)} entries, but the model's "
+            f"vocabulary only {text.vocab_size}; copy the files of bert-base-uncased there"
         )
     return load_frozen(lambda: ImageReward(vision, text, tokenizer), path, _TABLE)
 
 
 def _load(context: ScoreContext) -> Scorer:
     path = context.path(KEY)
-    return Scorer(f"image-reward@{content_hash(path)}", load_image_reward(path).to(context.device).rewards)
+    return Scorer(
+        f"image-reward@{content_hash(path)}", load_image_reward(path).to(context.device).rewards
+    )
 
 
 register_score(
     "image_reward",
     unit="standard deviations",
-    about="ImageReward v1: predicted human rating of an image for its caption, in standard deviations from the mean",
+    about=(
+        "ImageReward v1: predicted human rating of an image for its caption, in standard "
+        "deviations from the mean"
+    ),
     load=_load,
     weights={KEY: "the file ImageReward.pt"},
 )

@@ -1,19 +1,23 @@
-"""The standard FID network: Inception-v3 as TensorFlow's release of 2015-12-05 has it, without torchvision.
+"""The standard FID network: Inception-v3 as TensorFlow's release of 2015-12-05 has it, without
+torchvision.
 
-The weight file is `pt_inception-2015-12-05-6726825d.pth`, the port that pytorch-fid, torchmetrics and clean-fid share.
-It differs from torchvision's Inception: average pooling does not count the padding, the last block uses max pooling
-(an error of the original that every port keeps), and there are 1008 classes. Features are the 2048 after the global
-average; class logits omit the bias, as in the Inception score's own code (Salimans et al. 2016).
+The weight file is `pt_inception-2015-12-05-6726825d.pth`, the port that pytorch-fid, torchmetrics
+and clean-fid share. It differs from torchvision's Inception: average pooling does not count the
+padding, the last block uses max pooling (an error of the original that every port keeps), and there
+are 1008 classes. Features are the 2048 after the global average; class logits omit the bias, as in
+the Inception score's own code (Salimans et al. 2016).
 
-Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and identity:
-    inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022), as in the papers
-    inception_tf    TensorFlow 1's bilinear without antialiasing, as in the original FID and torch-fidelity
+Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and
+    identity: inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et
+    al. 2022), as in the papers inception_tf    TensorFlow 1's bilinear without antialiasing, as in
+    the original FID and torch-fidelity
 
-The Inception score asks whether objects are clear and diverse: exp of the mean divergence KL(p(y | image) || p(y))
-(Salimans et al. 2016). With Inception, y is one of 1008 classes; with the scenes' extractor, it is the shape and the
-colour of the first object, 48 classes. One split over all images; biased in n, so compare at equal n. It ranges from 1
-to the number of classes. The tests compare it with torchmetrics, which is not used here: it shuffles images with the
-global random generator and has no jackknife over captions.
+The Inception score asks whether objects are clear and diverse: exp of the mean divergence KL(p(y |
+image) || p(y)) (Salimans et al. 2016). With Inception, y is one of 1008 classes; with the scenes'
+extractor, it is the shape and the colour of the first object, 48 classes. One split over all
+images; biased in n, so compare at equal n. It ranges from 1 to the number of classes. The tests
+compare it with torchmetrics, which is not used here: it shuffles images with the global random
+generator and has no jackknife over captions.
 """
 
 from __future__ import annotations
@@ -36,7 +40,8 @@ from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bil
 from workers.models.weights import KeyMapping
 
 _WIDTH, _CLASSES, _INPUT_SIZE = 2048, 1008, 299
-# Names in the file and here are the same. Files saved by a newer torch also have batch counters, which are not loaded.
+# Names in the file and here are the same. Files saved by a newer torch also have batch counters,
+# which are not loaded.
 _KEY_MAPPINGS = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
 
 _Resize = Literal["clean", "tensorflow"]
@@ -47,7 +52,8 @@ _Kernel = int | tuple[int, int]
 class _Conv(NamedTuple):
     """One convolution of a branch: its name in the file, its channels and kernel.
 
-    fork: name and kernel of a second one on the same input, whose channels are appended; it ends the branch.
+    fork: name and kernel of a second one on the same input, whose channels are appended; it ends
+    the branch.
     """
 
     name: str
@@ -60,10 +66,11 @@ class _Conv(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """A "mixed" block of parallel branches, whose channels are concatenated in this order; the pooling branch is last.
+    """A "mixed" block of parallel branches, whose channels are concatenated in this order; the
+    pooling branch is last.
 
-    pool: its kind; "stride" is max pooling with stride 2. pooled: channels of the convolution after the pooling; 0 with
-    "stride", which has none.
+    pool: its kind; "stride" is max pooling with stride 2. pooled: channels of the convolution after
+    the pooling; 0 with "stride", which has none.
     """
 
     branches: tuple[tuple[_Conv, ...], ...]
@@ -71,10 +78,15 @@ class _Plan:
     pooled: int = 0
 
 
-# Blocks A to E, as the Inception-v3 paper and torchvision name them; the convolutions have their names in the file.
+# Blocks A to E, as the Inception-v3 paper and torchvision name them; the convolutions have their
+# names in the file.
 def _block_a(pooled: int) -> _Plan:
     five = (_Conv("branch5x5_1", 48), _Conv("branch5x5_2", 64, 5))
-    three = (_Conv("branch3x3dbl_1", 64), _Conv("branch3x3dbl_2", 96, 3), _Conv("branch3x3dbl_3", 96, 3))
+    three = (
+        _Conv("branch3x3dbl_1", 64),
+        _Conv("branch3x3dbl_2", 96, 3),
+        _Conv("branch3x3dbl_3", 96, 3),
+    )
     return _Plan(((_Conv("branch1x1", 64),), five, three), "average", pooled)
 
 
@@ -85,7 +97,11 @@ def _block_b() -> _Plan:
 
 
 def _block_c(inner: int) -> _Plan:
-    seven = (_Conv("branch7x7_1", inner), _Conv("branch7x7_2", inner, (1, 7)), _Conv("branch7x7_3", 192, (7, 1)))
+    seven = (
+        _Conv("branch7x7_1", inner),
+        _Conv("branch7x7_2", inner, (1, 7)),
+        _Conv("branch7x7_3", 192, (7, 1)),
+    )
     double = (
         _Conv("branch7x7dbl_1", inner),
         _Conv("branch7x7dbl_2", inner, (7, 1)),
@@ -108,7 +124,10 @@ def _block_d() -> _Plan:
 
 
 def _block_e(pool: _Pool) -> _Plan:
-    three = (_Conv("branch3x3_1", 384), _Conv("branch3x3_2a", 384, (1, 3), fork=("branch3x3_2b", (3, 1))))
+    three = (
+        _Conv("branch3x3_1", 384),
+        _Conv("branch3x3_2a", 384, (1, 3), fork=("branch3x3_2b", (3, 1))),
+    )
     double = (
         _Conv("branch3x3dbl_1", 448),
         _Conv("branch3x3dbl_2", 384, 3),
@@ -171,7 +190,9 @@ class _Mixed(nn.Module):
             self.channels += width
         self.channels += plan.pooled or inputs
         if plan.pooled:
-            self.add_module("branch_pool", _Convolution(inputs, _Conv("branch_pool", plan.pooled), 1))
+            self.add_module(
+                "branch_pool", _Convolution(inputs, _Conv("branch_pool", plan.pooled), 1)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = [self._branch(x, steps) for steps in self.plan.branches]
@@ -238,11 +259,15 @@ class InceptionFeatures(Extractor):
 
 
 def load_inception(path: Path, resize: _Resize = "clean") -> InceptionFeatures:
-    """The network of a weight file in the standard layout. Raises WeightsError (see `load_frozen`)."""
+    """The network of a weight file in the standard layout. Raises WeightsError (see
+    `load_frozen`).
+    """
     return load_frozen(lambda: InceptionFeatures(resize), path, _KEY_MAPPINGS)
 
 
-register_extractor("inception", role="features", architecture="inception-clean256", load=load_inception)
+register_extractor(
+    "inception", role="features", architecture="inception-clean256", load=load_inception
+)
 register_extractor(
     "inception_tf",
     role="features",
@@ -261,14 +286,20 @@ def inception_score(logits: Tensor, blocks: Tensor) -> Estimate:
     log_p = logits.double().log_softmax(1)
     p = log_p.exp()
     sums = torch.zeros(sizes.numel(), p.shape[1], dtype=torch.float64).index_add_(0, blocks, p)
-    negentropy = torch.zeros(sizes.numel(), dtype=torch.float64).index_add_(0, blocks, torch.special.xlogy(p, p).sum(1))
+    negentropy = torch.zeros(sizes.numel(), dtype=torch.float64).index_add_(
+        0, blocks, torch.special.xlogy(p, p).sum(1)
+    )
     count = with_left_out(sizes.double())
     mean = with_left_out(sums) / count[:, None]
     scores = (with_left_out(negentropy) / count - torch.special.xlogy(mean, mean).sum(1)).exp()
     return Estimate.from_replicates(scores, logits.shape[0])
 
 
-@register_metric("inception_score", direction="maximize", unit="classes", needs=(FEATURES, CLASSIFIER))
+@register_metric(
+    "inception_score", direction="maximize", unit="classes", needs=(FEATURES, CLASSIFIER)
+)
 def _inception_score(inputs: MetricInputs) -> Estimate:
-    """Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour (48)."""
+    """Inception score on the extractor's classes: Inception's 1008, or an object's shape and colour
+    (48).
+    """
     return inception_score(inputs.class_logits(), inputs.blocks)

@@ -1,8 +1,9 @@
-"""Kernel distance (KID): the unbiased squared maximum mean discrepancy under the cubic kernel (x.y / d + 1)^3.
+"""Kernel distance (KID): the unbiased squared maximum mean discrepancy under the cubic kernel (x.y
+/ d + 1)^3.
 
-Binkowski et al. 2018, equation 4. The kernel is torchmetrics'. Its sums are not: they run over random subsets of one
-size. Here all images are used at once, in float64, so the number is deterministic, and its error comes from leaving out
-blocks of captions.
+Binkowski et al. 2018, equation 4. The kernel is torchmetrics'. Its sums are not: they run over
+random subsets of one size. Here all images are used at once, in float64, so the number is
+deterministic, and its error comes from leaving out blocks of captions.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from workers.metrics.metric import MetricInputs, register_metric
 _ROWS_PER_CHUNK = 2048
 
 
-def kernel_distance(features: Tensor, reference: Tensor, blocks: Tensor, *, within: float | None = None) -> Estimate:
-    """KID of features [n, d] to the reference [m, d]; the jackknife leaves out the rows of each block [n] together.
+def kernel_distance(
+    features: Tensor, reference: Tensor, blocks: Tensor, *, within: float | None = None
+) -> Estimate:
+    """KID of features [n, d] to the reference [m, d]; the jackknife leaves out the rows of each
+    block [n] together.
 
     `within`: the reference's `mean_kernel`, if it is already computed.
 
     Raises:
-        MetricUnavailable: fewer than two blocks, fewer than two images outside of one, or a reference of one image.
+        MetricUnavailable: fewer than two blocks, fewer than two images outside of one, or a
+            reference of one image.
     """
     x, y = features.double(), reference.double()
     counts = block_sizes(blocks)
     n, size = x.shape[0], counts.numel()
     if n - int(counts.max()) < 2 or y.shape[0] < 2:
-        raise MetricUnavailable(f"{n} images in {size} blocks and {y.shape[0]} real ones are too few for KID")
-    own = torch.zeros(size, size, dtype=torch.float64)  # sums over pairs of different images, by block
+        raise MetricUnavailable(
+            f"{n} images in {size} blocks and {y.shape[0]} real ones are too few for KID"
+        )
+    # sums over pairs of different images, by block
+    own = torch.zeros(size, size, dtype=torch.float64)
     cross = torch.zeros(size, dtype=torch.float64)
     for rows in torch.split(torch.arange(n), _ROWS_PER_CHUNK):
         inner = _kernel(x[rows], x)
@@ -42,7 +50,9 @@ def kernel_distance(features: Tensor, reference: Tensor, blocks: Tensor, *, with
     remaining = with_left_out(counts.double())
     inside = own.sum() - torch.cat([own.new_zeros(1), 2 * own.sum(1) - own.diagonal()])
     between = with_left_out(cross)
-    values = inside / (remaining * (remaining - 1)) + constant - 2 * between / (remaining * y.shape[0])
+    values = (
+        inside / (remaining * (remaining - 1)) + constant - 2 * between / (remaining * y.shape[0])
+    )
     return Estimate.from_replicates(values, n)
 
 
@@ -55,14 +65,17 @@ def mean_kernel(features: Tensor) -> float:
 
 
 def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    from torchmetrics.image.kid import poly_kernel  # the import takes seconds, and most processes compute no metric
+    # the import takes seconds, and most processes compute no metric
+    from torchmetrics.image.kid import poly_kernel
 
     return poly_kernel(x, y)
 
 
 @register_metric("kid", direction="minimize", unit="kernel", needs=(FEATURES, REFERENCE))
 def _kid(inputs: MetricInputs) -> Estimate:
-    """Kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real images'."""
+    """Kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real
+    images'.
+    """
     features, reference = inputs.column(FEATURES), inputs.reference()
     if reference.features.shape[0] < 2:
         raise MetricUnavailable("KID needs at least 2 real images")

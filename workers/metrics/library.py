@@ -1,8 +1,9 @@
 """Metrics by the name of their class in torchmetrics, as an entry of a sweep's `metrics` gives it.
 
-Every class is updated with one block of captions at a time. The blocks' states, merged by torchmetrics' `merge_state`,
-give the value, and the value without each block for the jackknife. Images are floats from 0 to 1; distances between
-sets of images (classes with the argument `feature`) read the features of the sweep's own extractor.
+Every class is updated with one block of captions at a time. The blocks' states, merged by
+torchmetrics' `merge_state`, give the value, and the value without each block for the jackknife.
+Images are floats from 0 to 1; distances between sets of images (classes with the argument
+`feature`) read the features of the sweep's own extractor.
 """
 
 from __future__ import annotations
@@ -28,19 +29,38 @@ from search_spaces.sweep_sections import CLIP_FOLDER
 from workers.metrics.clip_files import folder_identity
 from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
-from workers.metrics.metric import POSITION, TOKENS, ComputedMetric, MetricInputs, ReferenceFeatures, Rows
+from workers.metrics.metric import (
+    POSITION,
+    TOKENS,
+    ComputedMetric,
+    MetricInputs,
+    ReferenceFeatures,
+    Rows,
+)
 
 _PACKAGES = ("image", "multimodal")
-_SINGLE, _PAIR, _CAPTIONS, _SETS = "images", "pairs of images", "images and captions", "sets of images"
+_SINGLE, _PAIR, _CAPTIONS, _SETS = (
+    "images",
+    "pairs of images",
+    "images and captions",
+    "sets of images",
+)
 _KINDS: Final[Mapping[tuple[str, ...], str]] = {  # by the parameters of the class's `update`
     **dict.fromkeys([("img",), ("imgs",), ("images",)], _SINGLE),
     **dict.fromkeys([("preds", "target"), ("img1", "img2")], _PAIR),
     ("source", "target"): _CAPTIONS,
     ("imgs", "real"): _SETS,
 }
-_AGAINST: Final = {_PAIR: ("vanilla",), _SETS: ("reference", "vanilla")}  # the first one is the default
-_OF_NETWORK = ("feature", "normalize", "reset_real_features", "input_img_size", "feature_extractor_weights_path",
-               "antialias")  # fmt: skip  # arguments of a class with its own Inception
+# the first one is the default
+_AGAINST: Final = {_PAIR: ("vanilla",), _SETS: ("reference", "vanilla")}
+_OF_NETWORK = (
+    "feature",
+    "normalize",
+    "reset_real_features",
+    "input_img_size",
+    "feature_extractor_weights_path",
+    "antialias",
+)
 _CHUNK, _TRIED = 64, 4  # images decoded together; images of a try-out
 State = Mapping[str, Any]
 
@@ -58,7 +78,9 @@ class _Given(nn.Module):
 
 @cache
 def classes() -> Mapping[str, type[Any]]:
-    """torchmetrics' metrics over images by name, `image.TotalVariation`, those without their dependencies included."""
+    """torchmetrics' metrics over images by name, `image.TotalVariation`, those without their
+    dependencies included.
+    """
     from torchmetrics import Metric
 
     found = {}
@@ -66,14 +88,19 @@ def classes() -> Mapping[str, type[Any]]:
         module = importlib.import_module(f"torchmetrics.{package}")
         for info in pkgutil.iter_modules(module.__path__, f"{module.__name__}."):
             for name, member in vars(importlib.import_module(info.name)).items():
-                is_own = isinstance(member, type) and issubclass(member, Metric) and member.__module__ == info.name
+                is_own = (
+                    isinstance(member, type)
+                    and issubclass(member, Metric)
+                    and member.__module__ == info.name
+                )
                 if is_own and not name.startswith("_"):
                     found[f"{package}.{name}"] = member
     return dict(sorted(found.items()))
 
 
 def library_metrics(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, LibraryMetric]:
-    """The metrics of a sweep's entries (see `search_spaces.sweep_sections.read_metric`), by name. Reads no weights.
+    """The metrics of a sweep's entries (see `search_spaces.sweep_sections.read_metric`), by name.
+    Reads no weights.
 
     Raises:
         ConfigError: an unknown class or argument; its path has the metric's name and the key.
@@ -93,15 +120,25 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
     updated = list(inspect.signature(cls.update).parameters.values())[1:]
     kind = _KINDS.get(tuple(parameter.name for parameter in updated))
     if kind is None or any("dict" in str(parameter.annotation).lower() for parameter in updated):
-        raise ConfigError(("torchmetrics",), f"{label} does not read images alone, or images and captions")
+        raise ConfigError(
+            ("torchmetrics",), f"{label} does not read images alone, or images and captions"
+        )
     choices = _AGAINST.get(kind, ())
     if against is not None and against not in choices:
-        problem = unknown_choice(against, choices) if choices else f"{label} compares with no other images; remove it"
+        problem = (
+            unknown_choice(against, choices)
+            if choices
+            else f"{label} compares with no other images; remove it"
+        )
         raise ConfigError(("against",), problem)
     against = against or next(iter(choices), None)
     arguments = _arguments(cls, label, {key: as_tuples(part) for key, part in given.items()})
     has_features = "feature" in inspect.signature(cls).parameters
-    other = {"vanilla": BASELINE, "reference": REFERENCE, None: CLASSIFIER if has_features else None}[against]
+    other = {
+        "vanilla": BASELINE,
+        "reference": REFERENCE,
+        None: CLASSIFIER if has_features else None,
+    }[against]
     folder = arguments.get(CLIP_FOLDER)
     shown = given | ({} if folder is None else {CLIP_FOLDER: folder_identity("clip", Path(folder))})
     text = f"{label}({', '.join(f'{key}={value}' for key, value in shown.items())})"
@@ -119,7 +156,9 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
 
 
 def _arguments(cls: type[Any], label: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a class's constructor: those given, and those that follow from what images are."""
+    """The arguments of a class's constructor: those given, and those that follow from what images
+    are.
+    """
     parameters = {
         name: parameter.default
         for name, parameter in inspect.signature(cls).parameters.items()
@@ -131,7 +170,10 @@ def _arguments(cls: type[Any], label: str, given: dict[str, Any]) -> dict[str, A
     own = {*fixed, *(_OF_NETWORK if "feature" in parameters else ())}
     for key, value in given.items():
         if key in own:
-            problem = f"cannot be set: {label} reads floats from 0 to 1, or features of the sweep's own extractor"
+            problem = (
+                f"cannot be set: {label} reads floats from 0 to 1, or features of the sweep's own "
+                "extractor"
+            )
             raise ConfigError((key,), f"{problem} (`metrics` in models.yaml); remove it")
         if key not in parameters:
             raise ConfigError((key,), unknown_key(key, sorted(parameters.keys() - own), "argument"))
@@ -158,7 +200,9 @@ def _clip_folder(given: object) -> str:
 
 @dataclass(slots=True)
 class _Library:
-    """Computes a metric by its class. has_features: from features. metric: the instance, made when first needed."""
+    """Computes a metric by its class. has_features: from features. metric: the instance, made when
+    first needed.
+    """
 
     cls: type[Any]
     kind: str
@@ -171,33 +215,50 @@ class _Library:
         """The value on all images, and without each block of captions.
 
         Raises:
-            MetricUnavailable: a network's weights or a library are missing, or torchmetrics refuses these images.
+            MetricUnavailable: a network's weights or a library are missing, or torchmetrics refuses
+                these images.
         """
         blocks, count = inputs.blocks, block_sizes(inputs.blocks).numel()
         values = self.values(inputs, [(blocks == block).nonzero()[:, 0] for block in range(count)])
         return Estimate.from_replicates(torch.tensor(values, dtype=torch.float64), blocks.numel())
 
     def values(self, inputs: MetricInputs, blocks: Sequence[Tensor]) -> list[float]:
-        """The value on the images of all blocks, and without each block if there are several. blocks: row numbers.
+        """The value on the images of all blocks, and without each block if there are several.
+        blocks: row numbers.
 
         Raises:
             MetricUnavailable: see `compute`.
         """
         try:
-            with torch.no_grad(), torch.random.fork_rng(), _no_downloads(), warnings.catch_warnings():
+            with (
+                torch.no_grad(),
+                torch.random.fork_rng(),
+                _no_downloads(),
+                warnings.catch_warnings(),
+            ):
                 warnings.simplefilter("ignore")
                 metric = self._prepared(inputs)
                 real = self._state(metric, self._real(inputs))
                 states = [self._state(metric, self._updates(inputs, rows)) for rows in blocks]
-                kept = [states, *([*states[:left], *states[left + 1 :]] for left in range(len(states)))]
-                return [_merged(metric, [real, *part]) for part in kept[: None if len(states) > 1 else 1]]
+                kept = [
+                    states,
+                    *([*states[:left], *states[left + 1 :]] for left in range(len(states))),
+                ]
+                return [
+                    _merged(metric, [real, *part])
+                    for part in kept[: None if len(states) > 1 else 1]
+                ]
         except (MetricUnavailable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # of any class, for sizes or arguments that it cannot have
-            raise MetricUnavailable(f"{self.cls.__name__}: {' '.join(str(error).split())}") from error
+            raise MetricUnavailable(
+                f"{self.cls.__name__}: {' '.join(str(error).split())}"
+            ) from error
 
     def _prepared(self, inputs: MetricInputs) -> Any:
-        """The instance, without a state. Classes that only `forward` needs whole states for can be merged too."""
+        """The instance, without a state. Classes that only `forward` needs whole states for can be
+        merged too.
+        """
         if self.metric is None:
             arguments = dict(self.arguments)
             if self.has_features:
@@ -213,7 +274,10 @@ class _Library:
         for update in updates:
             device = next((part.device for part in update if isinstance(part, Tensor)), None)
             metric.to(device).update(*update)
-        return {name: list(part) if isinstance(part, list) else part for name, part in metric.metric_state.items()}
+        return {
+            name: list(part) if isinstance(part, list) else part
+            for name, part in metric.metric_state.items()
+        }
 
     def _real(self, inputs: MetricInputs) -> Iterator[tuple[Any, ...]]:
         """What belongs to no block of captions: the real images."""
@@ -234,7 +298,10 @@ class _Library:
                 if self.kind == _PAIR:
                     yield images, inputs.decode_rows(inputs.baseline_column(TOKENS)[part])
                 elif self.kind == _CAPTIONS:
-                    texts = [inputs.captions[position] for position in inputs.column(POSITION)[part].tolist()]
+                    texts = [
+                        inputs.captions[position]
+                        for position in inputs.column(POSITION)[part].tolist()
+                    ]
                     yield (images * 255).round().byte(), texts
                 else:
                     yield (images,)
@@ -248,21 +315,28 @@ class LibraryMetric(ComputedMetric):
 
 
 def _merged(metric: Any, states: list[State]) -> float:
-    """The value of states together. A tuple's first number counts, and of a value for each image the mean."""
+    """The value of states together. A tuple's first number counts, and of a value for each image
+    the mean.
+    """
     metric.reset()
-    metric._update_count = 1  # states that are averaged, such as the range of the data, are equal everywhere
+    # states that are averaged, such as the range of the data, are equal everywhere
+    metric._update_count = 1
     for state in states:
         metric.merge_state(dict(state))
     torch.manual_seed(0)  # of classes that shuffle the images
     found = metric.compute()
     found = found[0] if isinstance(found, tuple) else found
     if not isinstance(found, Tensor):
-        raise MetricUnavailable(f"{type(metric).__name__} gives several numbers ({', '.join(found)}); ask for one")
+        raise MetricUnavailable(
+            f"{type(metric).__name__} gives several numbers ({', '.join(found)}); ask for one"
+        )
     return float(found.double().mean())
 
 
 def _load_clip(folder: Path) -> tuple[Any, Any]:
-    """The model and the processor of a folder; torchmetrics expects the model's features as tensors."""
+    """The model and the processor of a folder; torchmetrics expects the model's features as
+    tensors.
+    """
     from transformers import CLIPModel, CLIPProcessor
 
     kinds: tuple[Any, ...] = (CLIPModel, CLIPProcessor)
@@ -279,7 +353,9 @@ def _pooled(features: Callable[..., Any], *inputs: Tensor) -> Tensor:
 
 @contextmanager
 def _no_downloads() -> Iterator[None]:
-    """Inside, torch.hub raises MetricUnavailable, with the file that is missing, instead of a download."""
+    """Inside, torch.hub raises MetricUnavailable, with the file that is missing, instead of a
+    download.
+    """
 
     def refuse(url: str, destination: str, *_: object, **__: object) -> NoReturn:
         raise MetricUnavailable(f"nothing is downloaded; put {url} there: {destination}")
@@ -288,11 +364,14 @@ def _no_downloads() -> Iterator[None]:
         yield
 
 
-def try_metric(metric: LibraryMetric, *, image_size: int, width: int, images: int, own_vanilla: bool) -> str | None:
-    """Why a metric has no number on noise of the sweep's sizes; None if it has one. Loads its networks.
+def try_metric(
+    metric: LibraryMetric, *, image_size: int, width: int, images: int, own_vanilla: bool
+) -> str | None:
+    """Why a metric has no number on noise of the sweep's sizes; None if it has one. Loads its
+    networks.
 
-    width: of features. images: of a trial's smallest jackknife replicate. own_vanilla: also try vanilla's images
-    against themselves.
+    width: of features. images: of a trial's smallest jackknife replicate. own_vanilla: also try
+    vanilla's images against themselves.
     """
     count = _TRIED if IMAGES in metric.needs else images
     rows = torch.arange(count)

@@ -1,7 +1,7 @@
 """The registry of metrics, and the inputs that they are computed from.
 
-Features of generated images come from shards, which hold them rounded to float16 (a relative error of at most 2^-11);
-those of real images are not rounded.
+Features of generated images come from shards, which hold them rounded to float16 (a relative error
+of at most 2^-11); those of real images are not rounded.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ TOKENS = "tokens"  # column of the images, where a metric needs them decoded
 class Rows(Mapping[str, Tensor]):
     """Columns of equal length [n, ...] by name, sorted by caption and sample.
 
-    The order of the rows, and with it the rounding of sums over them, does not depend on the order of the shards.
+    The order of the rows, and with it the rounding of sums over them, does not depend on the order
+    of the shards.
     """
 
     __slots__ = ("_columns",)
@@ -81,7 +82,9 @@ class Rows(Mapping[str, Tensor]):
         keys = other._keys()
         missing = sum(key not in row_of for key in keys)
         if missing:
-            raise MetricUnavailable(f"the baseline has no image for {missing} of {len(keys)}: shards are missing")
+            raise MetricUnavailable(
+                f"the baseline has no image for {missing} of {len(keys)}: shards are missing"
+            )
         indices = torch.tensor([row_of[key] for key in keys], dtype=torch.int64)
         return Rows({name: column[indices] for name, column in self._columns.items()})
 
@@ -120,12 +123,13 @@ class Classifier(Protocol):
 class MetricInputs:
     """The data of a trial that metrics are computed from.
 
-    images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list), `features` [n, d],
-    `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first, target passes, mean drafted depth);
-    `manifold` and `dinov2` [n, d] where such extractors are given; `tokens` where a metric needs IMAGES.
-    config: the trial's. timings: the costs of settings from timing sessions. baseline: rows of the baseline's images.
-    references: the real images by the column of their features.
-    classifier: reads classes from `features`. decode: images [n, 3, H, W] in [0, 1] of tokens. captions: the sweep's.
+    images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list),
+    `features` [n, d], `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first,
+    target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such extractors are
+    given; `tokens` where a metric needs IMAGES. config: the trial's. timings: the costs of settings
+    from timing sessions. baseline: rows of the baseline's images. references: the real images by
+    the column of their features. classifier: reads classes from `features`. decode: images [n, 3,
+    H, W] in [0, 1] of tokens. captions: the sweep's.
     """
 
     images: Rows = field(default_factory=lambda: Rows.merge([]))
@@ -144,7 +148,9 @@ class MetricInputs:
 
     @property
     def blocks(self) -> Tensor:
-        """[n] each image's block of captions, over which every jackknife runs (see `workers.metrics.estimate`)."""
+        """[n] each image's block of captions, over which every jackknife runs (see
+        `workers.metrics.estimate`).
+        """
         return self.column(POSITION) % BLOCKS
 
     def reference(self, column: str = FEATURES) -> ReferenceFeatures:
@@ -152,7 +158,8 @@ class MetricInputs:
         return _require(self.references.get(column), "there are no reference images")
 
     def baseline_column(self, name: str) -> Tensor:
-        """A column of the baseline's images, for the captions and samples of the trial's rows, in their order.
+        """A column of the baseline's images, for the captions and samples of the trial's rows, in
+        their order.
 
         Raises:
             MetricUnavailable: the baseline, some of its rows or the column is missing.
@@ -161,12 +168,16 @@ class MetricInputs:
         return _require(rows.get(name), f"the baseline's images have no {name!r}")
 
     def class_logits(self) -> Tensor:
-        """Class logits [n, classes] of the features. Raises MetricUnavailable when no network predicts classes."""
+        """Class logits [n, classes] of the features. Raises MetricUnavailable when no network
+        predicts classes.
+        """
         classifier = _require(self.classifier, "the feature extractor predicts no classes")
         return classifier.class_logits(self.column(FEATURES))
 
     def decode_rows(self, tokens: Tensor) -> Tensor:
-        """Images [n, 3, H, W], float32 in [0, 1], of tokens [n, image_len]. MetricUnavailable without a decoder."""
+        """Images [n, 3, H, W], float32 in [0, 1], of tokens [n, image_len]. MetricUnavailable
+        without a decoder.
+        """
         return _require(self.decode, "the images cannot be decoded")(tokens).float()
 
     def cached(self, name: str, compute: Callable[[MetricInputs], T]) -> T:
@@ -179,7 +190,9 @@ class MetricInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedMetric(Metric):
-    """A metric with the function that computes it, which raises MetricUnavailable when the inputs do not suffice."""
+    """A metric with the function that computes it, which raises MetricUnavailable when the inputs
+    do not suffice.
+    """
 
     compute: Callable[[MetricInputs], Estimate]
 
@@ -189,8 +202,8 @@ _AT_BATCH: dict[str, AtBatch] = {}
 
 
 class MetricRegistry(Registry[ComputedMetric]):
-    """The metrics by name. Those of speed have a variant for every batch size, such as `speedup_batch8`: it is found by
-    its name, and is not listed.
+    """The metrics by name. Those of speed have a variant for every batch size, such as
+    `speedup_batch8`: it is found by its name, and is not listed.
     """
 
     def __contains__(self, name: object) -> bool:
@@ -202,7 +215,9 @@ class MetricRegistry(Registry[ComputedMetric]):
         if batch is None:
             return metric
         about = f"`{base}` at batch {batch}, one of `timing.batch`"
-        return replace(metric, name=name, about=about, compute=partial(_compute_at, _AT_BATCH[base], batch))
+        return replace(
+            metric, name=name, about=about, compute=partial(_compute_at, _AT_BATCH[base], batch)
+        )
 
     def including(self, own: Mapping[str, ComputedMetric]) -> MetricRegistry:
         """All metrics, and a sweep's own.
@@ -215,7 +230,9 @@ class MetricRegistry(Registry[ComputedMetric]):
         for name, metric in own.items():
             with at(name):
                 if name in self:
-                    raise ConfigError(("name",), f"{name!r} is already a metric; give this one another `name`")
+                    raise ConfigError(
+                        ("name",), f"{name!r} is already a metric; give this one another `name`"
+                    )
                 found.add(name, metric)
         return found
 
@@ -237,8 +254,8 @@ def register_metric(
     vanilla: float | None = None,
     at_batch: AtBatch | None = None,
 ) -> Callable[[Compute], Compute]:
-    """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring. at_batch: computes
-    it at a batch size.
+    """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
+    at_batch: computes it at a batch size.
 
     Raises:
         ConfigError: another module has registered the name.
@@ -247,7 +264,13 @@ def register_metric(
     def register(compute: Compute) -> Compute:
         about = " ".join((compute.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
         metric = ComputedMetric(
-            name=name, direction=direction, unit=unit, about=about, needs=needs, compute=compute, vanilla=vanilla
+            name=name,
+            direction=direction,
+            unit=unit,
+            about=about,
+            needs=needs,
+            compute=compute,
+            vanilla=vanilla,
         )
         METRICS.add(name, metric, module=compute.__module__)
         if at_batch is not None:

@@ -1,9 +1,10 @@
-"""Networks that read images: feature extractors, on which distances are measured, and per-image scores.
+"""Networks that read images: feature extractors, on which distances are measured, and per-image
+scores.
 
-A network is one module that calls `register_extractor` or `register_score`, in this package or in a plugin. The user
-gives its weights under `metrics` of a models.yaml entry. An extractor of the role "features" replaces the built-in one
-(`features.py`) in every metric; one of the role "manifold" only in precision and recall. One of the role "dinov2" is
-read by metrics of its own.
+A network is one module that calls `register_extractor` or `register_score`, in this package or in a
+plugin. The user gives its weights under `metrics` of a models.yaml entry. An extractor of the role
+"features" replaces the built-in one (`features.py`) in every metric; one of the role "manifold"
+only in precision and recall. One of the role "dinov2" is read by metrics of its own.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ Role = Literal["features", "manifold", "dinov2"]
 class Extractor(nn.Module):
     """A feature extractor: `forward` maps what `prepare` returns to features [n, width].
 
-    name: of the stored column `features.<name>`. identity: architecture, preprocessing and weight hash. width: number
-    of features. side: size in pixels to which real images are resized for it. image_size: the only size in pixels that
-    it reads; None: it resizes any. batch: images at a time.
+    name: of the stored column `features.<name>`. identity: architecture, preprocessing and weight
+    hash. width: number of features. side: size in pixels to which real images are resized for it.
+    image_size: the only size in pixels that it reads; None: it resizes any. batch: images at a
+    time.
     """
 
     name = ""
@@ -50,9 +52,14 @@ class Extractor(nn.Module):
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
-        """Features [n, width], float32 on the CPU, of any number of images [n, 3, H, W] in [0, 1]."""
+        """Features [n, width], float32 on the CPU, of any number of images [n, 3, H, W] in [0,
+        1].
+        """
         weight = next(self.parameters())
-        parts = (self.prepare(part).to(weight.device, weight.dtype) for part in torch.split(images, self.batch))
+        parts = (
+            self.prepare(part).to(weight.device, weight.dtype)
+            for part in torch.split(images, self.batch)
+        )
         return torch.cat([self(part).float().cpu() for part in parts])
 
 
@@ -66,7 +73,9 @@ class ExtractorFactory:
     load: Callable[[Path], Extractor]
 
     def load_from(self, path: Path, device: torch.device) -> Extractor:
-        """The extractor of a weight file; on the meta device only its sizes and identity. Raises WeightsError."""
+        """The extractor of a weight file; on the meta device only its sizes and identity. Raises
+        WeightsError.
+        """
         identity = f"{self.architecture}@{content_hash(path)}"
         with shapes_only() if device.type == "meta" else nullcontext():
             extractor = self.load(path).to(device)
@@ -77,11 +86,13 @@ class ExtractorFactory:
 EXTRACTORS: Registry[ExtractorFactory] = Registry("feature extractor", "workers.metrics")
 
 
-def register_extractor(key: str, *, role: Role, architecture: str, load: Callable[[Path], Extractor]) -> None:
+def register_extractor(
+    key: str, *, role: Role, architecture: str, load: Callable[[Path], Extractor]
+) -> None:
     """Make an extractor known under the key of its weights; the stored column is `features.<key>`.
 
-    architecture: names architecture and preprocessing; the identity is this name and the hash of the weights. load:
-    raises WeightsError, which names the file.
+    architecture: names architecture and preprocessing; the identity is this name and the hash of
+    the weights. load: raises WeightsError, which names the file.
 
     Raises:
         ConfigError: another module has registered the key.
@@ -92,7 +103,8 @@ def register_extractor(key: str, *, role: Role, architecture: str, load: Callabl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreContext:
-    """What scores are computed for: images of `image_size` pixels, generated from captions, on a device.
+    """What scores are computed for: images of `image_size` pixels, generated from captions, on a
+    device.
 
     folder: of the model. weights: paths by key, from `metrics` of the models.yaml entry.
     """
@@ -108,9 +120,13 @@ class ScoreContext:
         return Path(self.weights[key]).expanduser()
 
     def require_scenes(self, user: str, image_size: int) -> None:
-        """Raises MetricUnavailable for images of another size, and for a caption that is not one of a scene."""
+        """Raises MetricUnavailable for images of another size, and for a caption that is not one of
+        a scene.
+        """
         if self.image_size != image_size:
-            raise MetricUnavailable(f"{user} reads images of {image_size} pixels, not {self.image_size}")
+            raise MetricUnavailable(
+                f"{user} reads images of {image_size} pixels, not {self.image_size}"
+            )
         try:
             for text in self.captions:
                 parse(text)
@@ -149,7 +165,8 @@ class ScorerFactory:
 
         Raises:
             MetricUnavailable: its weights are not given, or it does not apply to the context.
-            WeightsError: a weight file is missing, damaged or of another model, or only some of the weights are given.
+            WeightsError: a weight file is missing, damaged or of another model, or only some of the
+                weights are given.
         """
         missing = [key for key in self.weights if key not in context.weights]
         if missing:
@@ -157,7 +174,9 @@ class ScorerFactory:
             main, *_ = self.weights
             if main in missing:
                 raise MetricUnavailable(f"its weights are not given: set {needed}")
-            raise WeightsError(f"metrics.{main}: {self.name} needs {needed}; set metrics.{missing[0]} too")
+            raise WeightsError(
+                f"metrics.{main}: {self.name} needs {needed}; set metrics.{missing[0]} too"
+            )
         return self.load(context)
 
 
@@ -176,14 +195,17 @@ def register_score(
 ) -> None:
     """Register a per-image score and the metric `name`, its mean over a trial's images.
 
-    load: makes the score; raises MetricUnavailable when the score does not apply to the context, and WeightsError when
-    a weight file is wrong. weights: keys that a models.yaml entry must give under `metrics`, each with what the file
-    is; without the first one the score is unavailable. optional_weights: keys of networks that `load` uses if given.
+    load: makes the score; raises MetricUnavailable when the score does not apply to the context,
+    and WeightsError when a weight file is wrong. weights: keys that a models.yaml entry must give
+    under `metrics`, each with what the file is; without the first one the score is unavailable.
+    optional_weights: keys of networks that `load` uses if given.
 
     Raises:
         ConfigError: another module has registered the name.
     """
-    factory = ScorerFactory(name=name, load=load, weights=weights or {}, optional_weights=optional_weights)
+    factory = ScorerFactory(
+        name=name, load=load, weights=weights or {}, optional_weights=optional_weights
+    )
     SCORERS.add(name, factory, module=load.__module__)
     column = SCORE_PREFIX + name
 
@@ -204,8 +226,9 @@ def load_frozen(
 ) -> M:
     """build() with the weights of a file: frozen, in evaluation mode, fp32.
 
-    table: names in the file and in the module. part: name of the submodule that the file fills; all of it by default.
-    split: applied to the file's tensors first, where one of them holds several weights.
+    table: names in the file and in the module. part: name of the submodule that the file fills; all
+    of it by default. split: applied to the file's tensors first, where one of them holds several
+    weights.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; it is named.

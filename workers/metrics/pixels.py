@@ -1,4 +1,5 @@
-"""Preprocessing of published networks: 8-bit pictures from images in [0, 1], resized by Pillow as their authors did.
+"""Preprocessing of published networks: 8-bit pictures from images in [0, 1], resized by Pillow as
+their authors did.
 
 Resizing changes every metric (Parmar et al. 2022 for FID), so it is part of a network's identity.
 """
@@ -14,14 +15,16 @@ from torch import Tensor
 
 from workers.data.pictures import centre_square, to_pictures
 
-SIDE = 256  # generated and real images are first resized to it by Lanczos, as the papers' scripts do
+# generated and real images are first resized to it by Lanczos, as the papers' scripts do
+SIDE = 256
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation by channel
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def squares(images: Tensor, side: int | None = SIDE) -> list[Image.Image]:
-    """8-bit pictures of images [n, 3, H, W] in [0, 1]: their centre squares by Pillow's Lanczos filter, `side` wide.
+    """8-bit pictures of images [n, 3, H, W] in [0, 1]: their centre squares by Pillow's Lanczos
+    filter, `side` wide.
 
     A square of that size is not resized. None: neither cut nor resized.
 
@@ -36,11 +39,16 @@ def squares(images: Tensor, side: int | None = SIDE) -> list[Image.Image]:
 
 def stacked(pictures: Sequence[Image.Image]) -> Tensor:
     """Pictures of one size as float32 [n, 3, H, W] in 0..255."""
-    return torch.stack([torch.from_numpy(np.array(picture)) for picture in pictures]).permute(0, 3, 1, 2).float()
+    return (
+        torch.stack([torch.from_numpy(np.array(picture)) for picture in pictures])
+        .permute(0, 3, 1, 2)
+        .float()
+    )
 
 
 def clean(pictures: Sequence[Image.Image], side: int) -> Tensor:
-    """[n, 3, side, side] in 0..255, not rounded: each channel by Pillow's bicubic filter in floats ("clean" resizing).
+    """[n, 3, side, side] in 0..255, not rounded: each channel by Pillow's bicubic filter in floats
+    ("clean" resizing).
 
     Antialiased when it shrinks (Parmar et al. 2022); overshoot is clipped, as in clean-fid.
     """
@@ -52,8 +60,9 @@ def clean(pictures: Sequence[Image.Image], side: int) -> Tensor:
 
 
 def tensorflow_bilinear(pixels: Tensor, side: int) -> Tensor:
-    """Images [n, c, H, W] resized to [n, c, side, side] by TensorFlow 1's resize_bilinear: pixel i of the result is at
-    i * H / side of the source, without half-pixel centres and without antialiasing.
+    """Images [n, c, H, W] resized to [n, c, side, side] by TensorFlow 1's resize_bilinear: pixel i
+    of the result is at i * H / side of the source, without half-pixel centres and without
+    antialiasing.
     """
     for dim in (2, 3):
         size = pixels.shape[dim]
@@ -61,7 +70,9 @@ def tensorflow_bilinear(pixels: Tensor, side: int) -> Tensor:
         floor = position.floor()
         weight = (position - floor).view((-1, 1) if dim == 2 else (-1,))
         low = floor.long()
-        left, right = (pixels.index_select(dim, index) for index in (low, (low + 1).clamp_max(size - 1)))
+        left, right = (
+            pixels.index_select(dim, index) for index in (low, (low + 1).clamp_max(size - 1))
+        )
         pixels = left + (right - left) * weight
     return pixels
 
@@ -72,7 +83,9 @@ def clip_input(
     mean: Sequence[float] = CLIP_MEAN,
     std: Sequence[float] = CLIP_STD,
 ) -> Tensor:
-    """CLIP's input [n, 3, side, side]: the shorter side resized in 8 bits (bicubic), the centre cut out, normalised."""
+    """CLIP's input [n, 3, side, side]: the shorter side resized in 8 bits (bicubic), the centre cut
+    out, normalised.
+    """
     return _normalise(stacked([_resize_and_crop(picture, side) for picture in pictures]), mean, std)
 
 
@@ -83,8 +96,12 @@ def squashed_input(
     std: Sequence[float],
     resample: Image.Resampling = BILINEAR,
 ) -> Tensor:
-    """[n, 3, side, side]: resized in 8 bits without keeping the aspect ratio (antialiased), normalised."""
-    return _normalise(stacked([picture.resize((side, side), resample) for picture in pictures]), mean, std)
+    """[n, 3, side, side]: resized in 8 bits without keeping the aspect ratio (antialiased),
+    normalised.
+    """
+    return _normalise(
+        stacked([picture.resize((side, side), resample) for picture in pictures]), mean, std
+    )
 
 
 def _resize_and_crop(picture: Image.Image, side: int) -> Image.Image:

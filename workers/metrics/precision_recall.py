@@ -1,13 +1,16 @@
-"""Improved precision and recall (Kynkaanniemi et al. 2019): are images realistic, and do they cover the real ones?
+"""Improved precision and recall (Kynkaanniemi et al. 2019): are images realistic, and do they cover
+the real ones?
 
-A set's manifold is the union of balls around its features; each ball reaches to the k-th nearest other feature.
-Precision is the share of images inside the real images' manifold, recall the share of real images inside the images'.
-Both depend on the sizes of the sets: compare at equal n and with one reference.
+A set's manifold is the union of balls around its features; each ball reaches to the k-th nearest
+other feature. Precision is the share of images inside the real images' manifold, recall the share
+of real images inside the images'. Both depend on the sizes of the sets: compare at equal n and with
+one reference.
 
-They are computed on the sweep's features, or as in the paper on VGG-16's second fully connected layer when its weights
-are given: torchvision's file for ImageNet (`vgg16-397923af.pth`: features.{0..28}, classifier.{0, 3, 6}), read without
-torchvision. Features are the 4096 of classifier.3 before its ReLU, as in the published evaluation scripts; images are
-resized to 224 x 224 (here from 256-pixel squares) and normalised by ImageNet's mean and standard deviation.
+They are computed on the sweep's features, or as in the paper on VGG-16's second fully connected
+layer when its weights are given: torchvision's file for ImageNet (`vgg16-397923af.pth`:
+features.{0..28}, classifier.{0, 3, 6}), read without torchvision. Features are the 4096 of
+classifier.3 before its ReLU, as in the published evaluation scripts; images are resized to 224 x
+224 (here from 256-pixel squares) and normalised by ImageNet's mean and standard deviation.
 """
 
 from __future__ import annotations
@@ -30,8 +33,10 @@ _NEAREST = 3
 _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB
 _ROUNDING = 1e-7  # of a distance computed by products, relative to the norms of both points
 _WIDTH, _INPUT_SIZE = 4096, 224
-_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # 2 x 2 max pooling after each
-_TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))  # class logits are not needed
+# 2 x 2 max pooling after each
+_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+# class logits are not needed
+_TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))
 
 
 def radii(features: Tensor, k: int = _NEAREST) -> Tensor:
@@ -44,22 +49,29 @@ def radii(features: Tensor, k: int = _NEAREST) -> Tensor:
 
 
 def inside(points: Tensor, centres: Tensor, reach: Tensor) -> Tensor:
-    """Whether points [n, d] are in a ball around one of the centres [m, d]; bool [n, s] for s sets of radii [m, s]."""
+    """Whether points [n, d] are in a ball around one of the centres [m, d]; bool [n, s] for s sets
+    of radii [m, s].
+    """
     parts = []
     for part in torch.split(points.double(), max(1, _DISTANCES_PER_CHUNK // centres.shape[0])):
         distances = _distances(part, centres)
-        parts.append(torch.stack([(distances <= column).any(1) for column in reach.unbind(1)], dim=1))
+        parts.append(
+            torch.stack([(distances <= column).any(1) for column in reach.unbind(1)], dim=1)
+        )
     return torch.cat(parts)
 
 
 def precision(features: Tensor, blocks: Tensor, reference: Tensor, reach: Tensor) -> Estimate:
-    """Share of images [n, d] inside the manifold of the reference [m, d] with radii [m]; jackknife over blocks [n]."""
+    """Share of images [n, d] inside the manifold of the reference [m, d] with radii [m]; jackknife
+    over blocks [n].
+    """
     real = inside(features, reference, reach[:, None])[:, 0]
     return block_mean(real.double(), blocks)
 
 
 def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEAREST) -> Estimate:
-    """Share of the reference [m, d] inside the manifold of images [n, d], with the jackknife over blocks [n].
+    """Share of the reference [m, d] inside the manifold of images [n, d], with the jackknife over
+    blocks [n].
 
     Raises:
         MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
@@ -76,7 +88,8 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
 def _reaches(distances: Tensor, block: Tensor, own: Tensor, blocks: int, k: int) -> Tensor:
     """The radii [n, 1 + blocks] of n rows' balls, among all images and without each block.
 
-    distances [n, m], ascending, to neighbours of the blocks block [n, m]. own [n]: the rows' own blocks.
+    distances [n, m], ascending, to neighbours of the blocks block [n, m]. own [n]: the rows' own
+    blocks.
     """
     columns = [distances[:, k - 1]]
     for left_out in range(blocks):
@@ -87,12 +100,14 @@ def _reaches(distances: Tensor, block: Tensor, own: Tensor, blocks: int, k: int)
 
 
 def _nearest(features: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Some rows at a time: their indices [n], and distances and indices [n, count] of their nearest other rows,
-    ascending.
+    """Some rows at a time: their indices [n], and distances and indices [n, count] of their nearest
+    other rows, ascending.
     """
     x = features.double()
     if x.shape[0] <= count:
-        raise MetricUnavailable(f"{x.shape[0]} images are too few for manifolds of {_NEAREST} nearest neighbours")
+        raise MetricUnavailable(
+            f"{x.shape[0]} images are too few for manifolds of {_NEAREST} nearest neighbours"
+        )
     for rows in torch.split(torch.arange(x.shape[0]), max(1, _DISTANCES_PER_CHUNK // x.shape[0])):
         distances = _distances(x[rows], x)
         distances[torch.arange(rows.numel()), rows] = torch.inf
@@ -100,31 +115,39 @@ def _nearest(features: Tensor, count: int) -> Iterator[tuple[Tensor, Tensor, Ten
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """[n, m], computed by products, which is many times faster than by differences. Values within the rounding error
-    become 0, because equal features must have distance 0.
+    """[n, m], computed by products, which is many times faster than by differences. Values within
+    the rounding error become 0, because equal features must have distance 0.
     """
     centre = b.double().mean(0)
     a, b = a.double() - centre, b.double() - centre
     distances = torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist")
-    return distances.masked_fill_(distances < _ROUNDING * (a.norm(dim=1)[:, None] + b.norm(dim=1)), 0.0)
+    return distances.masked_fill_(
+        distances < _ROUNDING * (a.norm(dim=1)[:, None] + b.norm(dim=1)), 0.0
+    )
 
 
 def _features(inputs: MetricInputs) -> tuple[Tensor, ReferenceFeatures]:
-    """Features of the images and of the real ones, by the manifold's extractor if there is one, else the sweep's."""
+    """Features of the images and of the real ones, by the manifold's extractor if there is one,
+    else the sweep's.
+    """
     column = MANIFOLD if MANIFOLD in inputs.references else FEATURES
     return inputs.column(column), inputs.reference(column)
 
 
 @register_metric("precision", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
 def _precision(inputs: MetricInputs) -> Estimate:
-    """Share of images whose features are inside the real images' manifold (k = 3 nearest neighbours)."""
+    """Share of images whose features are inside the real images' manifold (k = 3 nearest
+    neighbours).
+    """
     features, reference = _features(inputs)
     return precision(features, inputs.blocks, reference.features, reference.cached("radii", radii))
 
 
 @register_metric("recall", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
 def _recall(inputs: MetricInputs) -> Estimate:
-    """Share of real images whose features are inside the images' manifold (k = 3 nearest neighbours)."""
+    """Share of real images whose features are inside the images' manifold (k = 3 nearest
+    neighbours).
+    """
     features, reference = _features(inputs)
     return recall(features, inputs.blocks, reference.features)
 
@@ -147,7 +170,9 @@ class VggFeatures(Extractor):
             layers.append(nn.MaxPool2d(2))
         self.features = nn.Sequential(*layers)
         cells = (_INPUT_SIZE // 2 ** len(stages)) ** 2
-        self.classifier = nn.ModuleDict({"0": nn.Linear(channels * cells, width), "3": nn.Linear(width, width)})
+        self.classifier = nn.ModuleDict(
+            {"0": nn.Linear(channels * cells, width), "3": nn.Linear(width, width)}
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Features [n, 4096] of normalised images [n, 3, 224, 224]."""
@@ -160,8 +185,12 @@ class VggFeatures(Extractor):
         return squashed_input(squares(images), _INPUT_SIZE, *IMAGENET)
 
 
-def load_vgg(path: Path, *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH) -> VggFeatures:
-    """The network of a weight file in torchvision's layout. Raises WeightsError (see `load_frozen`)."""
+def load_vgg(
+    path: Path, *, stages: Sequence[Sequence[int]] = _STAGES, width: int = _WIDTH
+) -> VggFeatures:
+    """The network of a weight file in torchvision's layout. Raises WeightsError (see
+    `load_frozen`).
+    """
     return load_frozen(lambda: VggFeatures(stages, width), path, _TABLE)
 
 

@@ -1,8 +1,9 @@
-"""All metrics, scores and feature extractors: those of this package and those that plugins register.
+"""All metrics, scores and feature extractors: those of this package and those that plugins
+register.
 
-A new metric is one module in this package, or a plugin, that uses `register_metric` (metric.py), `register_score` or
-`register_extractor` (networks.py) when it is imported. Nothing else lists it: models.yaml accepts its keys, preflight
-and doctor check its files, and sweeps compute it.
+A new metric is one module in this package, or a plugin, that uses `register_metric` (metric.py),
+`register_score` or `register_extractor` (networks.py) when it is imported. Nothing else lists it:
+models.yaml accepts its keys, preflight and doctor check its files, and sweeps compute it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from workers.metrics.networks import EXTRACTORS, SCORERS
 
 
 def weight_keys(metrics: Collection[str] = ()) -> PluginNames:
-    """Keys under `metrics` of a models.yaml entry that are read to compute these metrics (default: all metrics)."""
+    """Keys under `metrics` of a models.yaml entry that are read to compute these metrics (default:
+    all metrics).
+    """
     needed = required_inputs(metrics or METRICS.all())
     scorers = [scorer for name, scorer in SCORERS.all().items() if SCORE_PREFIX + name in needed]
-    return PluginNames(dict.fromkeys([*EXTRACTORS.all(), *(key for scorer in scorers for key in scorer.weight_keys)]))
+    return PluginNames(
+        dict.fromkeys(
+            [*EXTRACTORS.all(), *(key for scorer in scorers for key in scorer.weight_keys)]
+        )
+    )
 
 
 def required_inputs(names: Collection[str]) -> set[str]:
@@ -36,12 +43,14 @@ def uses_timings(names: Collection[str]) -> bool:
 
 
 def select_metrics(
-    names: Iterable[str] | None, available: Collection[str], metrics: Mapping[str, ComputedMetric] | None = None
+    names: Iterable[str] | None,
+    available: Collection[str],
+    metrics: Mapping[str, ComputedMetric] | None = None,
 ) -> tuple[tuple[ComputedMetric, ...], dict[str, str]]:
     """The requested metrics (None: all) that are available, and what each of the others needs.
 
-    `available`: the columns and other inputs that this model, its captions and its reference provide.
-    metrics: those that exist, by default all that are registered.
+    `available`: the columns and other inputs that this model, its captions and its reference
+    provide. metrics: those that exist, by default all that are registered.
 
     Raises:
         ValueError: no metric has that name.
@@ -51,7 +60,9 @@ def select_metrics(
     for name in requested:
         if name not in metrics:
             raise ValueError(f"metrics: {unknown_choice(name, metrics)}")
-    missing = {name: [need for need in metrics[name].needs if need not in available] for name in requested}
+    missing = {
+        name: [need for need in metrics[name].needs if need not in available] for name in requested
+    }
     selected = tuple(metrics[name] for name in requested if not missing[name])
     return selected, {name: f"needs {', '.join(needs)}" for name, needs in missing.items() if needs}
 
@@ -73,7 +84,9 @@ def compute_metrics(
         try:
             estimates[name] = estimate = metrics[name].compute(inputs)
             if not isinstance(estimate, Estimate):
-                raise TypeError(f"the metric {name!r} must return an Estimate, got {type(estimate).__name__}")
+                raise TypeError(
+                    f"the metric {name!r} must return an Estimate, got {type(estimate).__name__}"
+                )
         except MetricUnavailable as reason:
             skipped[name] = str(reason)
     return estimates, skipped

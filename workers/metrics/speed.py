@@ -1,4 +1,6 @@
-"""Speed: exact counts of decoding steps, the cost of a step from timing sessions, and the two together."""
+"""Speed: exact counts of decoding steps, the cost of a step from timing sessions, and the two
+together.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from workers.metrics.metric import MetricInputs, register_metric
 
 
 def batch_speedup(inputs: MetricInputs, batch: int | None = None) -> Estimate:
-    """The speed-up at a batch size, by default the first timed one. MetricUnavailable if it was not timed there."""
+    """The speed-up at a batch size, by default the first timed one. MetricUnavailable if it was not
+    timed there.
+    """
     prices, size = inputs.timings.of(inputs.config.shape, batch)
     return prices.speedup(inputs.config.shape, _passes(inputs, size), inputs.images.count)
 
@@ -24,16 +28,26 @@ def _passes(inputs: MetricInputs, batch: int) -> Floats:
     return batch_passes(inputs.column("rounds").numpy(), inputs.blocks.numpy(), batch)
 
 
-@register_metric("speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"), at_batch=batch_speedup)
+@register_metric(
+    "speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"), at_batch=batch_speedup
+)
 def speedup(inputs: MetricInputs) -> Estimate:
-    """Vanilla's seconds over the setting's: its prefill, plus the passes of all images times the cost of a pass.
+    """Vanilla's seconds over the setting's: its prefill, plus the passes of all images times the
+    cost of a pass.
 
-    The costs are those of the setting's shape, timed in turn with vanilla's (see `workers.metrics.costs`).
+    The costs are those of the setting's shape, timed in turn with vanilla's (see
+    `workers.metrics.costs`).
     """
     return batch_speedup(inputs)
 
 
-@register_metric("latency", direction="minimize", unit="s/image", needs=(TIMINGS, "rounds"), at_batch=batch_latency)
+@register_metric(
+    "latency",
+    direction="minimize",
+    unit="s/image",
+    needs=(TIMINGS, "rounds"),
+    at_batch=batch_latency,
+)
 def latency(inputs: MetricInputs) -> Estimate:
     """Seconds per image of a timed batch: vanilla's in all timing sessions, over the speed-up."""
     return batch_latency(inputs)
@@ -41,12 +55,16 @@ def latency(inputs: MetricInputs) -> Estimate:
 
 @register_metric("step_cost", direction="minimize", unit="passes of vanilla", needs=(TIMINGS,))
 def step_cost(inputs: MetricInputs) -> Estimate:
-    """Seconds of a pass of the setting's shape, with all that belongs to it, over those of a pass of vanilla."""
+    """Seconds of a pass of the setting's shape, with all that belongs to it, over those of a pass
+    of vanilla.
+    """
     prices, _ = inputs.timings.of(inputs.config.shape)
     return prices.step_cost(inputs.config.shape)
 
 
-@register_metric("mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
+@register_metric(
+    "mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds")
+)
 def mean_accepted_length(inputs: MetricInputs) -> Estimate:
     """Tokens emitted per target pass, prefill excluded.
 
@@ -55,7 +73,9 @@ def mean_accepted_length(inputs: MetricInputs) -> Estimate:
     return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.blocks)
 
 
-@register_metric("step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds"))
+@register_metric(
+    "step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds")
+)
 def step_compression(inputs: MetricInputs) -> Estimate:
     """Tokens of an image over its target passes, prefill included; the mean over images."""
     compression = (inputs.column("emitted") + 1) / (inputs.column("rounds") + 1)

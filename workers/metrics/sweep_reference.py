@@ -1,4 +1,6 @@
-"""The real images of a sweep: described up front, their features computed once into the store and read for metrics."""
+"""The real images of a sweep: described up front, their features computed once into the store and
+read for metrics.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from typing import Any
 
 from workers.data.captions import SCENES
 from workers.data.records import ShardError
-from workers.data.reference import FILE, build_reference, read_reference, reference_facts, write_reference
+from workers.data.reference import (
+    FILE,
+    build_reference,
+    read_reference,
+    reference_facts,
+    write_reference,
+)
 from workers.data.storage import Storage
 from workers.metrics.definition import FEATURES
 from workers.metrics.extractors import Extractors
@@ -19,20 +27,26 @@ _FIX = "delete it; --resume computes it again"
 class SweepReference:
     """The section `reference` of a sweep, as its feature extractors read it.
 
-    facts: what the reference is, before it is computed; None: the sweep has none, or no extractor for it.
+    facts: what the reference is, before it is computed; None: the sweep has none, or no extractor
+    for it.
 
     Raises:
         ValueError: see `reference_facts`.
     """
 
     def __init__(
-        self, storage: Storage, section: Mapping[str, Any] | None, extractors: Extractors, image_size: int
+        self,
+        storage: Storage,
+        section: Mapping[str, Any] | None,
+        extractors: Extractors,
+        image_size: int,
     ) -> None:
         self._storage, self._by_role = storage, extractors.by_role
         self._loaded: dict[str, ReferenceFeatures] = {}
         self.facts: dict[str, Any] | None = None
         if section is not None and FEATURES in self._by_role:
-            scenes = section.get("source") == SCENES  # they have one size, which must be that of the target's images
+            # they have one size, which must be that of the target's images
+            scenes = section.get("source") == SCENES
             side = image_size if scenes else self._by_role[FEATURES].side
             self._source = {**section, "size": side, "extractors": tuple(self._by_role.values())}
             facts = dict(reference_facts(**self._source))
@@ -44,7 +58,8 @@ class SweepReference:
         """Write the features of the real images to the store; False if they exist.
 
         Raises:
-            ValueError: an image cannot be read, there are too few, or the store has those of another reference.
+            ValueError: an image cannot be read, there are too few, or the store has those of
+                another reference.
         """
         missing = not self._storage.exists(FILE)
         if missing:
@@ -67,9 +82,9 @@ class SweepReference:
             stored = read_reference(self._storage, FILE, extractors=extractors, fix=_FIX)
             if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(
-                    f"{self._storage.locate(FILE)}: computed from {stored.facts['count']} images of "
-                    f"{stored.facts['source']}, but the sweep has {facts['count']} of {facts['source']}; launch with "
-                    "another --name, or delete the file"
+                    f"{self._storage.locate(FILE)}: computed from {stored.facts['count']} images "
+                    f"of {stored.facts['source']}, but the sweep has {facts['count']} of "
+                    f"{facts['source']}; launch with another --name, or delete the file"
                 )
             columns = zip(self._by_role, stored.features, strict=True)
             self._loaded = {role: ReferenceFeatures(features) for role, features in columns}

@@ -1,7 +1,7 @@
 """Timing sessions as Parquet files: a row per setting, batch of captions and repetition.
 
-The metadata (see `workers.data.records`) has the configs, vanilla's first, and what timed them. Importing this module
-is cheap: pyarrow is imported when a file is read or written.
+The metadata (see `workers.data.records`) has the configs, vanilla's first, and what timed them.
+Importing this module is cheap: pyarrow is imported when a file is read or written.
 """
 
 from __future__ import annotations
@@ -26,11 +26,23 @@ CPU_CLOCK: Final = "cpu time"  # of the thread that computes
 WALL_CLOCK: Final = "wall clock"
 EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
 LATER: Final = "time"  # in the place of a session's worker, if it was timed after the sweep
-_COLUMNS: Final = ("setting", "caption_ids", "repetition", "batch", "turn", "seconds", "prefill", "passes", "wall")
+_COLUMNS: Final = (
+    "setting",
+    "caption_ids",
+    "repetition",
+    "batch",
+    "turn",
+    "seconds",
+    "prefill",
+    "passes",
+    "wall",
+)
 
 
 class Device(NamedTuple):
-    """What timed a session. name: of the GPU, or of the CPU's model. threads: of a CPU, that compute; 0: a GPU."""
+    """What timed a session. name: of the GPU, or of the CPU's model. threads: of a CPU, that
+    compute; 0: a GPU.
+    """
 
     name: str
     threads: int = 0
@@ -41,17 +53,23 @@ class Device(NamedTuple):
 
     @property
     def hardware(self) -> str:
-        """The device, whether or not it has given up CUDA graphs: a process learns that while it runs."""
+        """The device, whether or not it has given up CUDA graphs: a process learns that while it
+        runs.
+        """
         return str(self).removesuffix(EAGER)
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}" if self.threads else self.name
+        return (
+            f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}"
+            if self.threads
+            else self.name
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedSession:
-    """What a session's file holds. started: ISO 8601, UTC. readings: by batch size. is_later: it was timed after the
-    sweep, by `specfrontier time`.
+    """What a session's file holds. started: ISO 8601, UTC. readings: by batch size. is_later: it
+    was timed after the sweep, by `specfrontier time`.
     """
 
     device: Device
@@ -76,7 +94,9 @@ def session_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def relative_noise(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The largest relative standard error of a setting's cost against vanilla's, given the state of the machine."""
+    """The largest relative standard error of a setting's cost against vanilla's, given the state of
+    the machine.
+    """
     names = dict.fromkeys(row["setting"] for row in rows)
     if min(len(names), len(rows) // len(names)) < 2:
         return math.inf
@@ -84,13 +104,18 @@ def relative_noise(rows: Sequence[Mapping[str, Any]]) -> float:
     return math.sqrt(2 * session.noise / session.units)
 
 
-def readings_of(rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Hashable], name: str = "") -> Session:
+def readings_of(
+    rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Hashable], name: str = ""
+) -> Session:
     """The readings of a session's rows at one batch size. shapes: of the settings, vanilla's first.
 
     Raises:
         MetricUnavailable: too few.
     """
-    columns = {key: np.array([row[key] for row in rows]) for key in ("setting", "seconds", "prefill", "passes")}
+    columns = {
+        key: np.array([row[key] for row in rows])
+        for key in ("setting", "seconds", "prefill", "passes")
+    }
     return _readings(name, shapes, columns)
 
 
@@ -109,24 +134,48 @@ def read_session(storage: Storage, name: str) -> TimedSession:
         *(set(_COLUMNS) - set(table.column_names)),
         *({"configs", "started", "timed_on", "threads", "clock"} - metadata.keys()),
     ]:
-        raise ShardError({name: f"{storage.locate(name)}: not a timing session, it lacks {', '.join(sorted(missing))}"})
-    configs = {config.digest(): config for config in map(DecodingConfig.from_mapping, metadata["configs"])}
-    columns = {key: np.array(table.column(key).to_pylist()) for key in table.column_names if key != "caption_ids"}
+        raise ShardError(
+            {
+                name: (
+                    f"{storage.locate(name)}: not a timing session, it lacks "
+                    f"{', '.join(sorted(missing))}"
+                )
+            }
+        )
+    configs = {
+        config.digest(): config for config in map(DecodingConfig.from_mapping, metadata["configs"])
+    }
+    columns = {
+        key: np.array(table.column(key).to_pylist())
+        for key in table.column_names
+        if key != "caption_ids"
+    }
     shapes = {digest: config.shape for digest, config in configs.items()}
     readings = {}
     for batch in dict.fromkeys(columns["batch"].tolist()):
         rows = columns["batch"] == batch
         if len({int((columns["setting"][rows] == digest).sum()) for digest in configs}) != 1:
-            raise ShardError({name: f"{storage.locate(name)}: not a timing session, its settings differ in their rows"})
+            raise ShardError(
+                {
+                    name: (
+                        f"{storage.locate(name)}: not a timing session, its settings differ in "
+                        "their rows"
+                    )
+                }
+            )
         part = {key: column[rows] for key, column in columns.items()}
         readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
-    device = Device(metadata["timed_on"], metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0)
+    device = Device(
+        metadata["timed_on"], metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
+    )
     vanilla, is_later = next(iter(configs.values())), metadata.get("worker") == LATER
     return TimedSession(device, metadata["started"], vanilla, readings, is_later)
 
 
 def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, Any]) -> Session:
-    """The readings at one batch size. shapes: of the settings. The rows of a setting are in the order of its units."""
+    """The readings at one batch size. shapes: of the settings. The rows of a setting are in the
+    order of its units.
+    """
     rows = [columns["setting"] == setting for setting in shapes]
     seconds, prefill, passes = (
         np.stack([columns[key][row] for row in rows]) for key in ("seconds", "prefill", "passes")
@@ -145,8 +194,9 @@ def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, A
 class PriceList:
     """The costs of settings by device and batch size, from timing sessions.
 
-    sessions: their number. problems: why others cannot be used. own: the device that timed the most shapes during the
-    sweep, the first one of several; None without such sessions. All speeds of the sweep are those of one device.
+    sessions: their number. problems: why others cannot be used. own: the device that timed the most
+    shapes during the sweep, the first one of several; None without such sessions. All speeds of the
+    sweep are those of one device.
     """
 
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
@@ -163,7 +213,9 @@ class PriceList:
                 found.setdefault(session.device, {}).setdefault(batch, []).append(readings)
         self.own = max(shapes, key=lambda device: len(shapes[device]), default=None)
         self._prices = {
-            device: {batch: Prices(parts, vanilla[device].shape) for batch, parts in by_batch.items()}
+            device: {
+                batch: Prices(parts, vanilla[device].shape) for batch, parts in by_batch.items()
+            }
             for device, by_batch in found.items()
         }
 
@@ -187,8 +239,8 @@ class PriceList:
         return 0 if prices is None else len(prices.sessions)
 
     def device_of(self, shape: Hashable, batch: int | None = None) -> Device | None:
-        """The device whose costs of a shape a search is told: the sweep's own, or else the first one that timed it,
-        such as a GPU that has given up CUDA graphs. batch: as in `of`.
+        """The device whose costs of a shape a search is told: the sweep's own, or else the first
+        one that timed it, such as a GPU that has given up CUDA graphs. batch: as in `of`.
         """
         for device in sorted(self._prices, key=lambda device: device != self.own):
             by_batch = self._prices[device]
@@ -196,9 +248,11 @@ class PriceList:
                 return device
         return None
 
-    def of(self, shape: Hashable, batch: int | None = None, device: Device | None = None) -> tuple[Prices, int]:
-        """The prices of a shape on a device, by default `device_of` it, at a batch size, by default the first; and that
-        size.
+    def of(
+        self, shape: Hashable, batch: int | None = None, device: Device | None = None
+    ) -> tuple[Prices, int]:
+        """The prices of a shape on a device, by default `device_of` it, at a batch size, by default
+        the first; and that size.
 
         Raises:
             MetricUnavailable: the shape was not timed there.
@@ -210,4 +264,6 @@ class PriceList:
             return by_batch[size], size
         on = f" on {device}" if device is not None else ""
         at = "" if batch is None else f" at batch {batch}"
-        raise MetricUnavailable(f"its shape was not timed{on}{at}" if self.devices else "nothing was timed")
+        raise MetricUnavailable(
+            f"its shape was not timed{on}{at}" if self.devices else "nothing was timed"
+        )

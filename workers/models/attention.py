@@ -1,9 +1,10 @@
 """Scaled dot-product attention in the forms that torch has a fused kernel for.
 
-With an additive mask, which every pass over a cache has, CUDA's memory-efficient kernel is the only fused one. It needs
-heads of a multiple of 8 channels (in 16-bit types) and as many key-value heads as query heads; otherwise torch stores
-all scores (torch 2.13, aten/native/transformers/cuda/sdp_utils.cpp). LlamaGen 3B has heads of 100 channels, and Emu3
-shares each key-value head among four query heads.
+With an additive mask, which every pass over a cache has, CUDA's memory-efficient kernel is the only
+fused one. It needs heads of a multiple of 8 channels (in 16-bit types) and as many key-value heads
+as query heads; otherwise torch stores all scores (torch 2.13,
+aten/native/transformers/cuda/sdp_utils.cpp). LlamaGen 3B has heads of 100 channels, and Emu3 shares
+each key-value head among four query heads.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ from torch import Tensor
 
 
 def aligned(size: int) -> int:
-    """The next multiple of 8, for the channels of a head and the columns of a mask, which kernels copy otherwise."""
+    """The next multiple of 8, for the channels of a head and the columns of a mask, which kernels
+    copy otherwise.
+    """
     return -(-size // 8) * 8
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = False, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
-    """Attention of q [R, H, S, C] over k, v [R, K, T, C'], whose channels from C on are zeros: [R, H, S, C].
+    """Attention of q [R, H, S, C] over k, v [R, K, T, C'], whose channels from C on are zeros: [R,
+    H, S, C].
 
-    mask: [R|1, 1, S, T], boolean or additive; None: all are attended to, or with `causal` those up to the query.
-    scale: of the scores; None: 1 / sqrt(C).
+    mask: [R|1, 1, S, T], boolean or additive; None: all are attended to, or with `causal` those up
+    to the query. scale: of the scores; None: 1 / sqrt(C).
     """
     (rows, heads, queries, channels), kv_heads = q.shape, k.shape[1]
     scale, width = channels**-0.5 if scale is None else scale, aligned(channels)
@@ -35,5 +45,7 @@ def attend(
         )
     else:  # the heads of a group, which share keys, as more queries of one head
         q, mask = q.reshape(rows, kv_heads, -1, width), mask.repeat(1, 1, heads // kv_heads, 1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(rows, heads, queries, width)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(
+            rows, heads, queries, width
+        )
     return out[..., :channels]

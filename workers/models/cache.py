@@ -1,7 +1,8 @@
-"""The key-value cache: one preallocated block for all layers, written and moved by flat row indices.
+"""The key-value cache: one preallocated block for all layers, written and moved by flat row
+indices.
 
-The caller assigns columns. Nothing is ever cleared: the attention mask decides what a query sees, so a rejected draft
-only leaves a column that the next pass overwrites.
+The caller assigns columns. Nothing is ever cleared: the attention mask decides what a query sees,
+so a rejected draft only leaves a column that the next pass overwrites.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from workers.models.attention import aligned
 class KVCache:
     """Keys and values of `rows` sequences, `columns` positions each.
 
-    The storage has shape [layers, 2, rows * columns, kv_heads * head_dim]; a flat index is `row * columns + column`.
-    head_dim is aligned for attention kernels; the channels beyond the given ones are zeros.
+    The storage has shape [layers, 2, rows * columns, kv_heads * head_dim]; a flat index is `row *
+    columns + column`. head_dim is aligned for attention kernels; the channels beyond the given ones
+    are zeros.
     """
 
     def __init__(
@@ -33,8 +35,15 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity, self.columns, self.kv_heads, self.head_dim = rows, columns, kv_heads, aligned(head_dim)
-        self._block = torch.zeros(layers, 2, rows * columns, kv_heads * self.head_dim, dtype=dtype, device=device)
+        self.capacity, self.columns, self.kv_heads, self.head_dim = (
+            rows,
+            columns,
+            kv_heads,
+            aligned(head_dim),
+        )
+        self._block = torch.zeros(
+            layers, 2, rows * columns, kv_heads * self.head_dim, dtype=dtype, device=device
+        )
         self._starts = torch.arange(0, rows * columns, columns, device=device)[:, None]
         self.resize(rows)
 
@@ -43,7 +52,9 @@ class KVCache:
         self.rows, self._first = rows, self._starts[:rows]
         self.storage = self._block[:, :, : rows * self.columns]
         self.by_position = [layer.unbind() for layer in self.storage]
-        heads = self._by_row().view(*self.storage.shape[:2], rows, self.columns, self.kv_heads, self.head_dim)
+        heads = self._by_row().view(
+            *self.storage.shape[:2], rows, self.columns, self.kv_heads, self.head_dim
+        )
         self._heads = [layer.unbind() for layer in heads.transpose(3, 4)]
 
     def _by_row(self) -> Tensor:
@@ -56,23 +67,35 @@ class KVCache:
         return CacheView(self, self._flat_index(columns), span)
 
     def prompts(self, rows: Tensor, length: int) -> CacheView:
-        """A pass over whole prompts for the first columns of `rows` [n]; its queries see the prompts only."""
-        return CacheView(self, (self._first[rows] + torch.arange(length, device=rows.device)).flatten(), None)
+        """A pass over whole prompts for the first columns of `rows` [n]; its queries see the
+        prompts only.
+        """
+        return CacheView(
+            self, (self._first[rows] + torch.arange(length, device=rows.device)).flatten(), None
+        )
 
     def _flat_index(self, columns: Tensor) -> Tensor:
         return (columns + self._first).flatten()
 
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
-        """Views of the first `span` columns of one layer: keys and values, each [R, kv_heads, span, head_dim]."""
+        """Views of the first `span` columns of one layer: keys and values, each [R, kv_heads, span,
+        head_dim].
+        """
         keys, values = self._heads[layer]
         return keys.narrow(2, 0, span), values.narrow(2, 0, span)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy columns `source` [R, n] to columns `target` [R, n] in all layers. The two may overlap."""
-        self.storage.index_copy_(2, self._flat_index(target), self.storage.index_select(2, self._flat_index(source)))
+        """Copy columns `source` [R, n] to columns `target` [R, n] in all layers. The two may
+        overlap.
+        """
+        self.storage.index_copy_(
+            2, self._flat_index(target), self.storage.index_select(2, self._flat_index(source))
+        )
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` [n] (sequence indices), in that order: they move to the front of the block."""
+        """Keep only `rows` [n] (sequence indices), in that order: they move to the front of the
+        block.
+        """
         for layer in self._by_row():
             layer[:, : len(rows)] = layer.index_select(1, rows)
         self.resize(len(rows))
@@ -82,7 +105,8 @@ class KVCache:
 class CacheView:
     """The cache for one pass of a transformer.
 
-    flat [R * S]: where the pass stores its keys and values. span: columns that its queries see; None: its own inputs.
+    flat [R * S]: where the pass stores its keys and values. span: columns that its queries see;
+    None: its own inputs.
     """
 
     cache: KVCache
@@ -103,4 +127,6 @@ class CacheView:
 
     def fill(self, other: CacheView) -> None:
         """Store what another pass has stored, in all layers."""
-        self.cache.storage.index_copy_(2, self.flat, other.cache.storage.index_select(2, other.flat))
+        self.cache.storage.index_copy_(
+            2, self.flat, other.cache.storage.index_select(2, other.flat)
+        )

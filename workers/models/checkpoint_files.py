@@ -1,10 +1,13 @@
-"""Weight files on disk: opened lazily, never unpickled, with error messages that say why a file is unreadable.
+"""Weight files on disk: opened lazily, never unpickled, with error messages that say why a file is
+unreadable.
 
-Formats: one `.safetensors` file, a folder of shards with its `*.index.json`, and files of `torch.save` (`.pt`, `.pth`,
-`.bin`, `.ckpt`), which are read with `torch.load(weights_only=True)` only.
+Formats: one `.safetensors` file, a folder of shards with its `*.index.json`, and files of
+`torch.save` (`.pt`, `.pth`, `.bin`, `.ckpt`), which are read with `torch.load(weights_only=True)`
+only.
 
-Training wraps models: DDP, FSDP and `torch.compile` put components such as `module.` and `_orig_mod.` into the tensors'
-names, and training loops put several state dicts into one file. Both are undone here, for every checkpoint.
+Training wraps models: DDP, FSDP and `torch.compile` put components such as `module.` and
+`_orig_mod.` into the tensors' names, and training loops put several state dicts into one file. Both
+are undone here, for every checkpoint.
 """
 
 from __future__ import annotations
@@ -32,9 +35,11 @@ from workers.data.folders import find_files
 from workers.models.layouts import find_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
-# keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are the state dict itself
+# keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are
+# the state dict itself
 WRAPPERS = ("model", "module", "state_dict")
-# components of tensors' names that torch.compile, FSDP and activation checkpointing add, at any depth
+# components of tensors' names that torch.compile, FSDP and activation checkpointing add, at any
+# depth
 _ADDED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 HASH_NOT_READ = "0" * 16  # instead of the hash of a file of which only the shapes are read
 
@@ -50,8 +55,8 @@ class WeightsError(ValueError):
 class Tensors(dict[str, Tensor]):
     """The named tensors of a checkpoint.
 
-    part: which of its file's state dicts they are, and which others it has; empty if it has one. is_renamed: the names
-    in the file differ.
+    part: which of its file's state dicts they are, and which others it has; empty if it has one.
+    is_renamed: the names in the file differ.
     """
 
     part: str = ""
@@ -60,9 +65,11 @@ class Tensors(dict[str, Tensor]):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """While the block runs, checkpoints load as tensors on the meta device, with shape and dtype but no values.
+    """While the block runs, checkpoints load as tensors on the meta device, with shape and dtype
+    but no values.
 
-    Code that loads a model then checks only its files, names and shapes, in milliseconds and without memory.
+    Code that loads a model then checks only its files, names and shapes, in milliseconds and
+    without memory.
     """
     token = _SHAPES_ONLY.set(True)
     try:
@@ -78,7 +85,9 @@ def is_shapes_only() -> bool:
 
 @contextmanager
 def collect_notes() -> Iterator[Collection[str]]:
-    """While the block runs, what users should know of weights that were loaded is collected, each sentence once."""
+    """While the block runs, what users should know of weights that were loaded is collected, each
+    sentence once.
+    """
     notes: dict[str, None] = {}
     token = _NOTES.set(notes)
     try:
@@ -88,7 +97,9 @@ def collect_notes() -> Iterator[Collection[str]]:
 
 
 def add_note(text: str) -> None:
-    """Tell the user of a file's weights, through `collect_notes`, or as a warning if nobody collects."""
+    """Tell the user of a file's weights, through `collect_notes`, or as a warning if nobody
+    collects.
+    """
     notes = _NOTES.get()
     if notes is None:
         warnings.warn(text, stacklevel=2)
@@ -97,36 +108,52 @@ def add_note(text: str) -> None:
 
 
 def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
-    """The named tensors of a checkpoint, which is a file or a folder with one. Their values are read on access.
+    """The named tensors of a checkpoint, which is a file or a folder with one. Their values are
+    read on access.
 
     landmarks: names of tensors, some of which the checkpoint should have; see `without_prefix`.
 
     Raises:
-        WeightsError: the path does not exist, or is damaged, not a weight file, or contains more than tensors.
+        WeightsError: the path does not exist, or is damaged, not a weight file, or contains more
+            than tensors.
     """
     return without_prefix(_read_tensors(Path(path)), landmarks)
 
 
 def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
-    """The tensors without what training added to their names: wrappers' components, and the part of a common prefix
-    that `landmarks` lack. So a prefix that the model itself has stays.
+    """The tensors without what training added to their names: wrappers' components, and the part of
+    a common prefix that `landmarks` lack. So a prefix that the model itself has stays.
     """
-    plain = {name: ".".join(part for part in name.split(".") if part not in _ADDED) for name in tensors}
+    plain = {
+        name: ".".join(part for part in name.split(".") if part not in _ADDED) for name in tensors
+    }
     if len(set(plain.values())) < len(plain):  # two tensors would have one name
         plain = {name: name for name in tensors}
     parts = (name.split(".")[:-1] for name in plain.values())
-    shared = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))]
+    shared = [
+        column[0]
+        for column in takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    ]
     least = next((count for count, part in enumerate(shared) if part != "module"), len(shared))
-    prefixes = ["".join(f"{part}." for part in shared[:count]) for count in (least, *range(len(shared) + 1))]
+    prefixes = [
+        "".join(f"{part}." for part in shared[:count]) for count in (least, *range(len(shared) + 1))
+    ]
     wanted = set(landmarks)
-    prefix = max(prefixes, key=lambda start: sum(name.removeprefix(start) in wanted for name in plain.values()))
+    prefix = max(
+        prefixes,
+        key=lambda start: sum(name.removeprefix(start) in wanted for name in plain.values()),
+    )
     found = Tensors((plain[name].removeprefix(prefix), value) for name, value in tensors.items())
-    found.part, found.is_renamed = tensors.part, tensors.is_renamed or found.keys() != tensors.keys()
+    found.part, found.is_renamed = (
+        tensors.part,
+        tensors.is_renamed or found.keys() != tensors.keys(),
+    )
     return found
 
 
 def read_part(path: Path) -> str:
-    """Which of several state dicts in a file is read, and which others it has; empty if there is one.
+    """Which of several state dicts in a file is read, and which others it has; empty if there is
+    one.
 
     Raises:
         WeightsError: see `load_tensors`.
@@ -136,8 +163,9 @@ def read_part(path: Path) -> str:
 
 
 def describe_contents(tensors: Mapping[str, Tensor]) -> str:
-    """What the file of tensors is, by their names, with the fix if this project does not read it, and which of its
-    state dicts they are: sentences to append, or nothing."""
+    """What the file of tensors is, by their names, with the fix if this project does not read it,
+    and which of its state dicts they are: sentences to append, or nothing.
+    """
     layout, part = find_layout(tensors), tensors.part if isinstance(tensors, Tensors) else ""
     kind = "" if layout is None else f". By its names the file is {layout.kind}"
     fix = f": {layout.fix}" if layout and layout.fix else ""
@@ -161,7 +189,8 @@ def _read_tensors(path: Path) -> Tensors:
         tensors = _pickled(path)
     else:
         raise WeightsError(
-            f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or {', '.join(PICKLED)}"
+            f"{path}: the ending {path.suffix!r} is not supported; convert it to .safetensors or "
+            f"{', '.join(PICKLED)}"
         )
     if is_shapes_only():
         tensors.update({name: value.to("meta") for name, value in tensors.items()})
@@ -175,9 +204,15 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        problem = f"the file is truncated, damaged, or not a safetensors file ({error}); copy or download it again"
+        problem = (
+            f"the file is truncated, damaged, or not a safetensors file ({error}); copy or "
+            "download it again"
+        )
         if "Dtype not understood" in str(error):  # such as F6_E2M3
-            problem = f"its weights have a type that torch does not have ({error}); give the original weights"
+            problem = (
+                f"its weights have a type that torch does not have ({error}); give the original "
+                "weights"
+            )
         raise WeightsError(f"{path}: {_other_format(path) or problem}") from error
 
 
@@ -200,7 +235,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
         WeightsError: the file is missing or not a JSON object.
     """
     if not path.is_file():
-        raise WeightsError(f"{path}: no such file; give the folder of a model in Hugging Face's layout")
+        raise WeightsError(
+            f"{path}: no such file; give the folder of a model in Hugging Face's layout"
+        )
     try:
         content = parse_json(path.read_text("utf-8"))
     except ValueError as error:
@@ -211,13 +248,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def content_hash(path: str | Path) -> str:
-    """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a folder's files.
+    """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a
+    folder's files.
 
-    The files of a folder are those of `find_files`: links are followed, hidden files are ignored. A process reads a
-    file once, unless its size or modification time changes; inside `shapes_only` it reads none.
+    The files of a folder are those of `find_files`: links are followed, hidden files are ignored. A
+    process reads a file once, unless its size or modification time changes; inside `shapes_only` it
+    reads none.
 
     Raises:
-        WeightsError: the path does not exist, an index is damaged, or a folder has a link without a target.
+        WeightsError: the path does not exist, an index is damaged, or a folder has a link without a
+            target.
     """
     path = Path(path)
     if not path.exists():
@@ -256,35 +296,52 @@ def _cached_hash(path: Path, _size: int, _time: int) -> str:
 
 
 def _find_checkpoint(folder: Path) -> Path:
-    """The index of shards, or the only weight file of a folder; safetensors files are preferred to pickles."""
+    """The index of shards, or the only weight file of a folder; safetensors files are preferred to
+    pickles.
+    """
     for endings in ((".safetensors",), PICKLED):
         visible = sorted(folder.glob("[!.]*"))
         files = [file for file in visible if file.suffix.lower() in endings]
-        indices = [file for file in visible if file.name.lower().endswith(tuple(end + _INDEX for end in endings))]
+        indices = [
+            file
+            for file in visible
+            if file.name.lower().endswith(tuple(end + _INDEX for end in endings))
+        ]
         if len(indices) == 1 or (not indices and len(files) == 1):
             return (indices or files)[0]
         if indices or files:
             break
-    found = ", ".join(file.name for file in (indices or files)) or "none"
+    found = ", ".join(file.name for file in indices or files) or "none"
     raise WeightsError(
-        f"{folder}: a checkpoint folder needs one *{_INDEX}, or one weight file (.safetensors, {', '.join(PICKLED)}); "
-        f"found {found}. Give the path of the file itself"
+        f"{folder}: a checkpoint folder needs one *{_INDEX}, or one weight file (.safetensors, "
+        f"{', '.join(PICKLED)}); found {found}. Give the path of the file itself"
     )
 
 
 def _shards(index: Path) -> Tensors:
-    """The tensors of all shards. Checks that every shard exists, is complete, and contains its tensors."""
+    """The tensors of all shards. Checks that every shard exists, is complete, and contains its
+    tensors.
+    """
     files = _weight_map(index)
     shards = sorted(set(files.values()))
     if outside := [file for file in shards if Path(file).name != file]:
-        raise WeightsError(f"{index}: shards must be in the folder of the index; {outside[0]!r} is not")
+        raise WeightsError(
+            f"{index}: shards must be in the folder of the index; {outside[0]!r} is not"
+        )
     if missing := [file for file in shards if not (index.parent / file).is_file()]:
-        raise WeightsError(f"{index}: {len(missing)} of {len(shards)} shards missing: {preview(missing)}; download")
+        raise WeightsError(
+            f"{index}: {len(missing)} of {len(shards)} shards missing: {preview(missing)}; download"
+        )
     held = {file: _read_tensors(index.parent / file) for file in shards}
     if absent := [name for name, file in files.items() if name not in held[file]]:
-        raise WeightsError(f"{index}: the shards lack {preview(absent)}, which the index lists; download both again")
+        raise WeightsError(
+            f"{index}: the shards lack {preview(absent)}, which the index lists; download both "
+            "again"
+        )
     if unlisted := sorted({name for tensors in held.values() for name in tensors} - files.keys()):
-        raise WeightsError(f"{index}: lacks {preview(unlisted)}, which the shards hold; download the index again")
+        raise WeightsError(
+            f"{index}: lacks {preview(unlisted)}, which the shards hold; download the index again"
+        )
     return Tensors((name, held[file][name]) for name, file in files.items())
 
 
@@ -292,35 +349,46 @@ def _weight_map(index: Path) -> dict[str, str]:
     """Tensor name -> name of its shard, as an index lists them."""
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise WeightsError(f"{index}: not an index of shards (JSON with `weight_map`); download it again")
+        raise WeightsError(
+            f"{index}: not an index of shards (JSON with `weight_map`); download it again"
+        )
     return {str(name): str(file) for name, file in weight_map.items()}
 
 
 def _pickled(path: Path) -> Tensors:
     try:
-        # training scripts store their arguments with the weights, as an argparse.Namespace of plain values
+        # training scripts store their arguments with the weights, as an argparse.Namespace of plain
+        # values
         with torch.serialization.safe_globals([argparse.Namespace]):
-            loaded: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            loaded: Any = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except Exception as error:  # a damaged pickle stream can raise any exception
         raise WeightsError(f"{path}: {_diagnose_pickle(path, error)}") from error
     keys, others = [], []
     while isinstance(loaded, dict) and (key := _state_dict_key(path, loaded)) is not None:
         keys.append(str(key))
-        others += [str(name) for name, value in loaded.items() if name != key and _has_tensors(value)]
+        others += [
+            str(name) for name, value in loaded.items() if name != key and _has_tensors(value)
+        ]
         loaded = loaded[key]
     if not isinstance(loaded, dict) or not loaded:
-        raise WeightsError(f"{path}: contains a {type(loaded).__name__}, not named tensors; give a state dict")
+        raise WeightsError(
+            f"{path}: contains a {type(loaded).__name__}, not named tensors; give a state dict"
+        )
     if wrong := [str(name) for name, value in loaded.items() if not isinstance(value, Tensor)]:
         raise WeightsError(
-            f"{path}: {preview(wrong)}: not a tensor; the weights must be the whole file, or under one of the keys "
-            f"{', '.join(WRAPPERS)}"
+            f"{path}: {preview(wrong)}: not a tensor; the weights must be the whole file, or under "
+            f"one of the keys {', '.join(WRAPPERS)}"
         )
     for name, value in loaded.items():
         if problem := _describe_unusable(value):
             raise WeightsError(f"{path}: {name} {problem}")
     tensors = Tensors((str(name), value.detach()) for name, value in loaded.items())
     if others:
-        tensors.part = f"`{'.'.join(keys)}` is read; it also holds {', '.join(f'`{name}`' for name in others)}"
+        tensors.part = (
+            f"`{'.'.join(keys)}` is read; it also holds {', '.join(f'`{name}`' for name in others)}"
+        )
     return tensors
 
 
@@ -332,13 +400,16 @@ def _describe_unusable(tensor: Tensor) -> str:
     if tensor.is_quantized:
         return f"is quantised ({tensor.dtype}); give the original weights"
     if tensor.is_meta:
-        return "has a shape but no values (it was saved from the meta device); save the model with its weights"
+        return (
+            "has a shape but no values (it was saved from the meta device); save the model with "
+            "its weights"
+        )
     return ""
 
 
 def _state_dict_key(path: Path, loaded: dict[Any, Any]) -> Any:
-    """The key of the state dict in a file's content: one of `WRAPPERS`, or else the only one with tensors; None if the
-    content itself has tensors.
+    """The key of the state dict in a file's content: one of `WRAPPERS`, or else the only one with
+    tensors; None if the content itself has tensors.
 
     Raises:
         WeightsError: several have tensors, and none of them is one of `WRAPPERS`.
@@ -351,15 +422,17 @@ def _state_dict_key(path: Path, loaded: dict[Any, Any]) -> Any:
     found = [name for name, value in loaded.items() if _has_tensors(value)]
     if len(found) > 1:
         raise WeightsError(
-            f"{path}: holds several state dicts ({preview([str(name) for name in found])}); save one of them alone, or "
-            f"under the key {WRAPPERS[0]}"
+            f"{path}: holds several state dicts ({preview([str(name) for name in found])}); save "
+            f"one of them alone, or under the key {WRAPPERS[0]}"
         )
     return found[0] if found else None
 
 
 def _has_tensors(value: Any) -> bool:
     """Whether a value is a dict that has a tensor at some depth."""
-    return isinstance(value, dict) and any(isinstance(v, Tensor) or _has_tensors(v) for v in value.values())
+    return isinstance(value, dict) and any(
+        isinstance(v, Tensor) or _has_tensors(v) for v in value.values()
+    )
 
 
 def preview(names: Sequence[str], limit: int = 4) -> str:
@@ -373,7 +446,10 @@ def _other_format(path: Path) -> str | None:
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):
-        return "this is a git-lfs pointer, not the file it points to; run `git lfs pull`, or download the file itself"
+        return (
+            "this is a git-lfs pointer, not the file it points to; run `git lfs pull`, or download "
+            "the file itself"
+        )
     if head.lstrip().startswith((b"<!", b"<html", b"<?xml")):
         return "this is a web page, not weights: the download went wrong; download it again"
     return None
@@ -385,12 +461,15 @@ def _diagnose_pickle(path: Path, error: Exception) -> str:
         return other
     if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return (
-            f"reading the file would run code ({found[1]}), which is refused; "
-            "save only the tensors (`torch.save(model.state_dict(), ...)`), or convert it to safetensors"
+            f"reading the file would run code ({found[1]}), which is refused; save only the "
+            "tensors (`torch.save(model.state_dict(), ...)`), or convert it to safetensors"
         )
     if "TorchScript" in str(error):
         return (
             "a TorchScript archive, which is a program; give a file with only the weights "
             "(for FID: pt_inception-2015-12-05-6726825d.pth)"
         )
-    return "not a readable PyTorch weight file: damaged, truncated, or of another format; download it again"
+    return (
+        "not a readable PyTorch weight file: damaged, truncated, or of another format; download it "
+        "again"
+    )

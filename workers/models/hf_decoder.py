@@ -1,8 +1,10 @@
-"""Any decoder of `transformers` as a target's body: the library's forward and weights, the engine's cache and masks.
+"""Any decoder of `transformers` as a target's body: the library's forward and weights, the engine's
+cache and masks.
 
-For families that this project's transformer does not implement. It is slower (one module per projection, a mask for
-every pass) and exact: a pass runs the library's code with a 4-D attention mask, and its layers write into the engine's
-cache, so drafting, committing and refilling work as for any other target.
+For families that this project's transformer does not implement. It is slower (one module per
+projection, a mask for every pass) and exact: a pass runs the library's code with a 4-D attention
+mask, and its layers write into the engine's cache, so drafting, committing and refilling work as
+for any other target.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import Cache
 from transformers.masking_utils import sdpa_mask
 
@@ -25,15 +32,24 @@ _ATTENTION = "specfrontier"  # in the library's registry of attention functions
 
 
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **options: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    **options: Any,
 ) -> tuple[Tensor, None]:
     """`attend` as the library calls it. Passes of `HFDecoder` always have a mask.
 
     Raises:
         ValueError: the decoder's attention has other terms.
     """
-    if others := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
-        raise ValueError(f"attention of {type(module).__name__} has {others[0]}, which is not supported")
+    if others := [
+        name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None
+    ]:
+        raise ValueError(
+            f"attention of {type(module).__name__} has {others[0]}, which is not supported"
+        )
     out = attend(query, key, value, attention_mask, scale=options.get("scaling"))
     return out.transpose(1, 2).contiguous(), None
 
@@ -43,24 +59,31 @@ AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
 
 
 class HFDecoder(Body):
-    """A decoder-only model of `transformers` that rotates by position, its embedding and head cut to the image's codes.
+    """A decoder-only model of `transformers` that rotates by position, its embedding and head cut
+    to the image's codes.
 
-    decoder: called as decoder(inputs_embeds, attention_mask, position_ids, past_key_values); returns features after its
-    final norm. Its input embedding is removed: take it before. codes [V, D]: an embedding for each code of the image.
-    head: features to logits over the codes.
+    decoder: called as decoder(inputs_embeds, attention_mask, position_ids, past_key_values);
+    returns features after its final norm. Its input embedding is removed: take it before. codes [V,
+    D]: an embedding for each code of the image. head: features to logits over the codes.
     """
 
     places: Tensor
 
-    def __init__(self, config: TransformerConfig, decoder: PreTrainedModel, codes: Tensor, head: nn.Module) -> None:
+    def __init__(
+        self, config: TransformerConfig, decoder: PreTrainedModel, codes: Tensor, head: nn.Module
+    ) -> None:
         super().__init__()
         if tuple(codes.shape) != (config.vocab_size, config.dim):
-            raise ValueError(f"codes are {tuple(codes.shape)}, the config says {(config.vocab_size, config.dim)}")
+            raise ValueError(
+                f"codes are {tuple(codes.shape)}, the config says {(config.vocab_size, config.dim)}"
+            )
         self.config = config
         self.decoder = decoder
         decoder.set_attn_implementation(_ATTENTION)
         decoder.set_input_embeddings(nn.Identity())  # codes and prompts are embedded already
-        self.embed = nn.Embedding(config.vocab_size, config.dim, device=codes.device, dtype=codes.dtype)
+        self.embed = nn.Embedding(
+            config.vocab_size, config.dim, device=codes.device, dtype=codes.dtype
+        )
         self.embed.weight = nn.Parameter(codes, requires_grad=False)
         self.head = head
         self.register_buffer("places", line_places(config), persistent=False)
@@ -88,7 +111,11 @@ class HFDecoder(Body):
             output_hidden_states=bool(taps),
         )
         features = cast("Tensor", out.last_hidden_state)
-        return torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1) if taps else features
+        return (
+            torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1)
+            if taps
+            else features
+        )
 
 
 class _EngineCache(Cache):
@@ -102,11 +129,19 @@ class _EngineCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store keys and values [R, K, S, C]; returns the visible ones, each [R, K, span, C]."""
-        return self._view.update(layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2))
+        return self._view.update(
+            layer_idx, key_states.transpose(1, 2), value_states.transpose(1, 2)
+        )
 
 
 def decoder_config(
-    text: PreTrainedConfig, *, codes: int, prompt_len: int, rows: int, cols: int, row_ends: bool = False
+    text: PreTrainedConfig,
+    *,
+    codes: int,
+    prompt_len: int,
+    rows: int,
+    cols: int,
+    row_ends: bool = False,
 ) -> TransformerConfig:
     """The config that engine and drafters need, from one of the library's with Llama's usual keys.
 
@@ -116,11 +151,18 @@ def decoder_config(
     keys: dict[str, Any] = text.to_dict()
     rope = keys.get("rope_parameters") or {}
     if keys.get("sliding_window") and keys.get("use_sliding_window", True):
-        raise ValueError(f"its attention window has {keys['sliding_window']} positions; tree attention needs all")
+        raise ValueError(
+            f"its attention window has {keys['sliding_window']} positions; tree attention needs all"
+        )
     if keys.get("attention_chunk_size") or set(keys.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError("some of its layers do not attend to all positions; tree attention needs all")
+        raise ValueError(
+            "some of its layers do not attend to all positions; tree attention needs all"
+        )
     if rope.get("rope_type", "default") not in _STATIC_ROPES:
-        raise ValueError(f"its rotations ({rope['rope_type']}) depend on the sequence length, which is not supported")
+        raise ValueError(
+            f"its rotations ({rope['rope_type']}) depend on the sequence length, which is not "
+            "supported"
+        )
     try:
         dim, heads = int(keys["hidden_size"]), int(keys["num_attention_heads"])
         return TransformerConfig(

@@ -1,4 +1,6 @@
-"""Models in folders that `save_pretrained` of `transformers` wrote: the library reads them, this module checks them."""
+"""Models in folders that `save_pretrained` of `transformers` wrote: the library reads them, this
+module checks them.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,23 @@ from workers.models.weights import check_dtypes, with_wide_floats
 
 
 def load_pretrained(
-    folder: str | Path, model_class: Any, dtype: torch.dtype, *, keep: str = "", renamed: bool = True
+    folder: str | Path,
+    model_class: Any,
+    dtype: torch.dtype,
+    *,
+    keep: str = "",
+    renamed: bool = True,
 ) -> Any:
-    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: a class of the library.
+    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: a
+    class of the library.
 
-    Weights are cast to `dtype`, except those with `keep` in their name, which keep the file's dtype. Buffers are not
-    cast: rotary frequencies stay in fp32. renamed: files may have older names, which the library renames.
+    Weights are cast to `dtype`, except those with `keep` in their name, which keep the file's
+    dtype. Buffers are not cast: rotary frequencies stay in fp32. renamed: files may have older
+    names, which the library renames.
 
     Raises:
-        WeightsError: a file is missing, damaged, or of another model or size; tensors are missing or unknown.
+        WeightsError: a file is missing, damaged, or of another model or size; tensors are missing
+            or unknown.
     """
     folder = Path(folder)
     keys = read_json_object(folder / "config.json")
@@ -40,26 +50,35 @@ def load_pretrained(
     if foreign := FOREIGN_CONFIGS.get(str(found)):
         raise WeightsError(f"{folder / 'config.json'}: {foreign.kind}: {foreign.fix}")
     if found != expected:
-        raise WeightsError(f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family")
+        raise WeightsError(
+            f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family"
+        )
     if "quantization_config" in keys:
-        raise WeightsError(f"{folder / 'config.json'}: quantised (quantization_config); give the original model")
-    tensors = load_tensors(folder)  # its messages name what is damaged or missing; the library raises a traceback
+        raise WeightsError(
+            f"{folder / 'config.json'}: quantised (quantization_config); give the original model"
+        )
+    # its messages name what is damaged or missing; the library raises a traceback
+    tensors = load_tensors(folder)
     try:
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
         with torch.device("meta"):
             model = model_class(config)
     except Exception as error:  # its validation raises errors of several libraries
         raise WeightsError(
-            f"{folder / 'config.json'}: not a valid {expected} config: {str(error).partition(chr(10))[0]}"
+            f"{folder / 'config.json'}: not a valid {expected} config: "
+            f"{str(error).partition(chr(10))[0]}"
         ) from error
     slots = model.state_dict()
     tensors = without_prefix(tensors, slots)
-    check_dtypes(tensors, [n for n in tensors if n in slots and slots[n].is_floating_point()], where=folder)
+    check_dtypes(
+        tensors, [n for n in tensors if n in slots and slots[n].is_floating_point()], where=folder
+    )
     _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
         state = {name: with_wide_floats(value) for name, value in tensors.items()}
         is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
-        is_changed |= any(file.suffix.isupper() for file in folder.iterdir())  # the library would not find it
+        # the library would not find it
+        is_changed |= any(file.suffix.isupper() for file in folder.iterdir())
         if "float8" in str(config.dtype):  # the library would make its parameters in that type
             config.dtype = None
         try:
@@ -70,10 +89,16 @@ def load_pretrained(
                     output_loading_info=True, ignore_mismatched_sizes=True,
                 )  # fmt: skip
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise WeightsError(f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}") from error
+            raise WeightsError(
+                f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}"
+            ) from error
         _check_report(folder, report)
-        if broken := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
-            raise WeightsError(f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged")
+        if broken := [
+            name for name, value in model.named_parameters() if not bool(value.isfinite().all())
+        ]:
+            raise WeightsError(
+                f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged"
+            )
     for name, parameter in model.named_parameters():
         if not keep or keep not in name:
             parameter.data = parameter.data.to(dtype)
@@ -83,12 +108,20 @@ def load_pretrained(
 def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[str, list[str]]:
     """Mismatches between a folder's tensors and a model, in the form of the library's own report.
 
-    renamed: if names are both missing and unknown, the library may rename old ones while it loads, and neither is
-    reported.
+    renamed: if names are both missing and unknown, the library may rename old ones while it loads,
+    and neither is reported.
     """
-    slots, tied, ignored = model.state_dict(), model._tied_weights_keys, model._keys_to_ignore_on_load_unexpected
+    slots, tied, ignored = (
+        model.state_dict(),
+        model._tied_weights_keys,
+        model._keys_to_ignore_on_load_unexpected,
+    )
     missing = [name for name in slots if name not in tensors and name not in (tied or ())]
-    extra = [name for name in tensors if name not in slots and not any(re.search(k, name) for k in ignored or ())]
+    extra = [
+        name
+        for name in tensors
+        if name not in slots and not any(re.search(k, name) for k in ignored or ())
+    ]
     if renamed and missing and extra:
         missing, extra = [], []
     sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
@@ -97,7 +130,9 @@ def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[s
 
 @contextmanager
 def _silent_library() -> Iterator[None]:
-    """Turn off the library's progress bars and loading reports; this module reports the problems."""
+    """Turn off the library's progress bars and loading reports; this module reports the
+    problems.
+    """
     from transformers.utils import logging as library
 
     logging: Any = library
@@ -114,15 +149,24 @@ def _silent_library() -> Iterator[None]:
 
 def _check_report(folder: Path, report: Mapping[str, Any]) -> None:
     """Raise for mismatches that the library only warns about."""
-    if sizes := sorted(str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]):
-        raise WeightsError(f"{folder}: {preview(sizes)}: another size than in config.json; the files do not match")
-    for key, problem in (("missing_keys", "lacks"), ("unexpected_keys", "has tensors unknown to its config.json:")):
+    if sizes := sorted(
+        str(key[0] if isinstance(key, tuple) else key) for key in report["mismatched_keys"]
+    ):
+        raise WeightsError(
+            f"{folder}: {preview(sizes)}: another size than in config.json; the files do not match"
+        )
+    for key, problem in (
+        ("missing_keys", "lacks"),
+        ("unexpected_keys", "has tensors unknown to its config.json:"),
+    ):
         if names := sorted(report[key]):
             raise WeightsError(f"{folder}: the checkpoint {problem} {preview(names)}")
 
 
 class HFCodec(nn.Module):
-    """The VQ decoder of a model of `transformers`, in fp32. The encoder is not used, and is removed."""
+    """The VQ decoder of a model of `transformers`, in fp32. The encoder is not used, and is
+    removed.
+    """
 
     def __init__(self, vq: Any) -> None:
         super().__init__()
@@ -137,7 +181,9 @@ class HFCodec(nn.Module):
 
 
 class HFTokenizer:
-    """A folder's tokenizer: a text with its special tokens spelled out, to ids. library: the one of `transformers`."""
+    """A folder's tokenizer: a text with its special tokens spelled out, to ids. library: the one of
+    `transformers`.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         """
@@ -151,20 +197,24 @@ class HFTokenizer:
             self.library: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         except Exception as error:  # the library raises many types for a folder without one
             raise WeightsError(
-                f"{self.folder}: no tokenizer that can be read ({str(error).partition(chr(10))[0]}); put the model's "
-                "tokenizer.json and tokenizer_config.json there"
+                f"{self.folder}: no tokenizer that can be read "
+                f"({str(error).partition(chr(10))[0]}); put the model's tokenizer.json and "
+                "tokenizer_config.json there"
             ) from error
 
     def __call__(self, text: str) -> list[int]:
         return list(self.library.encode(text, add_special_tokens=False))
 
     def special_token(self, role: str) -> str:
-        """The special token of a role, such as boi_token, by the names that the library's processors use.
+        """The special token of a role, such as boi_token, by the names that the library's
+        processors use.
 
         Raises:
             WeightsError: the tokenizer has none.
         """
         token = getattr(self.library, role, None)
         if not isinstance(token, str) or len(self(token)) != 1:
-            raise WeightsError(f"{self.folder}: its tokenizer has no {role}; is it another model's?")
+            raise WeightsError(
+                f"{self.folder}: its tokenizer has no {role}; is it another model's?"
+            )
         return token

@@ -1,4 +1,6 @@
-"""What a checkpoint is, by tensor names that occur in no other kind, so that errors can name a wrong or foreign one."""
+"""What a checkpoint is, by tensor names that occur in no other kind, so that errors can name a
+wrong or foreign one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_JANUS_FIX = "give one converted for transformers: deepseek-community/Janus-Pro-1B or deepseek-community/Janus-Pro-7B"
+_JANUS_FIX = (
+    "give one converted for transformers: deepseek-community/Janus-Pro-1B or "
+    "deepseek-community/Janus-Pro-7B"
+)
 _EMU3_FIX = "give the one converted for transformers: BAAI/Emu3-Gen-hf"
 
 
 class Layout(NamedTuple):
-    """A kind of checkpoint. starts: patterns, each of which matches the beginning of some tensor's name. fix: what to
-    give instead, if this project does not read it.
+    """A kind of checkpoint. starts: patterns, each of which matches the beginning of some tensor's
+    name. fix: what to give instead, if this project does not read it.
     """
 
     kind: str
@@ -27,18 +32,23 @@ EAGLE_3 = Layout(
 )
 
 _LAYOUTS = (
-    Layout("Janus in DeepSeek's own layout", (r"gen_vision_model\.", r"language_model\."), _JANUS_FIX),
+    Layout(
+        "Janus in DeepSeek's own layout", (r"gen_vision_model\.", r"language_model\."), _JANUS_FIX
+    ),
     Layout(
         "Chameleon or Anole in Meta's own layout",
         (r"tok_embeddings\.weight", r"layers\.0\.attention\.q_normalization\."),
         "give one converted for transformers, such as leloy/Anole-7b-v0.1-hf",
     ),
-    Layout("Emu3's vision tokenizer in BAAI's own layout", (r"encoder\.time_res_stack\.",), _EMU3_FIX),
+    Layout(
+        "Emu3's vision tokenizer in BAAI's own layout", (r"encoder\.time_res_stack\.",), _EMU3_FIX
+    ),
     EAGLE_3,
     Layout(
         "Hydra heads",
         (r"(hydra_head\.)?hydra_(mlp|lm_head)\.",),
-        "Hydra is not supported; give an EAGLE drafter, or Medusa heads that `specfrontier train` wrote",
+        "Hydra is not supported; give an EAGLE drafter, or Medusa heads that `specfrontier train` "
+        "wrote",
     ),
     Layout(
         "Medusa heads in their authors' layout",
@@ -46,7 +56,9 @@ _LAYOUTS = (
         "give Medusa heads that `specfrontier train` wrote",
     ),
     Layout("Medusa heads that `specfrontier train` wrote", (r"residuals\.0\.weight",)),
-    Layout("an AR model that `specfrontier train` wrote", (r"transformer\.layers\.", r"conditioner\.")),
+    Layout(
+        "an AR model that `specfrontier train` wrote", (r"transformer\.layers\.", r"conditioner\.")
+    ),
     Layout("Janus in the layout of transformers", (r"model\.generation_embeddings\.",)),
     Layout("Emu3 in the layout of transformers", (r"model\.text_model\.", r"model\.vqmodel\.")),
     Layout("an official LlamaGen transformer", (r"tok_embeddings\.weight",)),
@@ -75,5 +87,10 @@ def find_layout(names: Iterable[str]) -> Layout | None:
     """The kind of checkpoint whose tensors have these names; None if unknown."""
     listed = list(names)
     return next(
-        (layout for layout in _LAYOUTS if all(any(re.match(s, name) for name in listed) for s in layout.starts)), None
+        (
+            layout
+            for layout in _LAYOUTS
+            if all(any(re.match(s, name) for name in listed) for s in layout.starts)
+        ),
+        None,
     )

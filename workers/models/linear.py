@@ -1,9 +1,10 @@
 """Linear layers that read half as many bytes on a CPU.
 
-A pass of a few rows reads every weight once, and on a CPU its time is that of reading: MKL's product of two rows takes
-five times as long as reading the weights once. FBGEMM's kernel reads weights that were packed for it in float16 and
-computes in float32. The weights of this project's own files are stored in float16, so their packed copy has the same
-values, and products differ in the order of summation only. A row's product is the same in every batch.
+A pass of a few rows reads every weight once, and on a CPU its time is that of reading: MKL's
+product of two rows takes five times as long as reading the weights once. FBGEMM's kernel reads
+weights that were packed for it in float16 and computes in float32. The weights of this project's
+own files are stored in float16, so their packed copy has the same values, and products differ in
+the order of summation only. A row's product is the same in every batch.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ MAX_PACKED = 2**22  # weights of a matrix; a large model's memory does not grow 
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:
-    """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has no gradients, and no
-    mixed precision.
+    """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has
+    no gradients, and no mixed precision.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
@@ -29,10 +30,12 @@ def is_eager_on_cpu(x: Tensor) -> bool:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with a packed copy of its weight for passes without gradients in float32 on a CPU.
+    """A linear layer with a packed copy of its weight for passes without gradients in float32 on a
+    CPU.
 
-    The copy is made in the first such pass, and again when the weight has changed. There is none where float16 cannot
-    hold the weight's values, where the matrix has more than `MAX_PACKED` of them, and on processors without FBGEMM.
+    The copy is made in the first such pass, and again when the weight has changed. There is none
+    where float16 cannot hold the weight's values, where the matrix has more than `MAX_PACKED` of
+    them, and on processors without FBGEMM.
     """
 
     _packed: Tensor | None = None
@@ -49,7 +52,9 @@ class PackedLinear(nn.Linear):
         return F.linear(x, weight, self.bias)
 
     def _pack(self, weight: Tensor) -> None:
-        """Make the copy. A weight that was made in inference mode gets none: it has no version, which shows changes."""
+        """Make the copy. A weight that was made in inference mode gets none: it has no version,
+        which shows changes.
+        """
         if weight.is_inference():
             self._packed_from, self._packed = (None, 0), None
         else:
@@ -63,9 +68,18 @@ class PackedLinear(nn.Linear):
 def pack(weight: Tensor) -> Tensor | None:
     """The packed copy of a weight [out, in]; None if there is none."""
     values = weight.detach()
-    if values.numel() > MAX_PACKED or not values.is_cpu or values.dtype is not torch.float32 or not _has_kernel():
+    if (
+        values.numel() > MAX_PACKED
+        or not values.is_cpu
+        or values.dtype is not torch.float32
+        or not _has_kernel()
+    ):
         return None
-    return torch.fbgemm_pack_gemm_matrix_fp16(values) if torch.equal(values.half().float(), values) else None
+    return (
+        torch.fbgemm_pack_gemm_matrix_fp16(values)
+        if torch.equal(values.half().float(), values)
+        else None
+    )
 
 
 @cache
@@ -75,7 +89,9 @@ def _has_kernel() -> bool:
     try:
         with warnings.catch_warnings():  # torch warns once that it may remove them
             warnings.simplefilter("ignore")
-            torch.fbgemm_linear_fp16_weight_fp32_activation(one, torch.fbgemm_pack_gemm_matrix_fp16(one), None)
+            torch.fbgemm_linear_fp16_weight_fp32_activation(
+                one, torch.fbgemm_pack_gemm_matrix_fp16(one), None
+            )
     except (AttributeError, RuntimeError, TypeError):
         return False
     return True

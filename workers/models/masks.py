@@ -8,10 +8,12 @@ from torch.nn.functional import embedding, pad
 
 
 def causal_padding_mask(valid: Tensor, order: Tensor | None = None) -> Tensor:
-    """The boolean attention mask [R, 1, S, S] of a padded sequence, valid [R, S]; True: may be attended to.
+    """The boolean attention mask [R, 1, S, S] of a padded sequence, valid [R, S]; True: may be
+    attended to.
 
-    A query attends to the valid positions up to its own and always to itself, so that no row of the softmax is empty.
-    order [S]: each entry's place in the sequence, where the entries are stored in another order.
+    A query attends to the valid positions up to its own and always to itself, so that no row of the
+    softmax is empty. order [S]: each entry's place in the sequence, where the entries are stored in
+    another order.
     """
     order = torch.arange(valid.shape[1], device=valid.device) if order is None else order
     itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
@@ -19,15 +21,19 @@ def causal_padding_mask(valid: Tensor, order: Tensor | None = None) -> Tensor:
 
 
 def additive_mask(mask: Tensor) -> Tensor:
-    """The additive mask (fp32) of a boolean one: 0 where True, -inf where False, which are their logs."""
+    """The additive mask (fp32) of a boolean one: 0 where True, -inf where False, which are their
+    logs.
+    """
     return mask.log()
 
 
 class AttentionMask:
-    """Additive attention masks (0 or -inf) of R rows over the columns of their KV cache, in the cache's dtype.
+    """Additive attention masks (0 or -inf) of R rows over the columns of their KV cache, in the
+    cache's dtype.
 
-    A query attends to every column up to its own, except the prompt's padding. Rejected drafts need no bookkeeping:
-    accepted tokens fill the columns up to the next root, and no query attends past its own column.
+    A query attends to every column up to its own, except the prompt's padding. Rejected drafts need
+    no bookkeeping: accepted tokens fill the columns up to the next root, and no query attends past
+    its own column.
 
     padding [R, columns]: 0, or -inf in the columns of a prompt's padding.
     """
@@ -35,7 +41,13 @@ class AttentionMask:
     padding: Tensor
 
     def __init__(
-        self, rows: int, columns: int, *, dtype: torch.dtype, device: torch.device, order: Tensor | None = None
+        self,
+        rows: int,
+        columns: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        order: Tensor | None = None,
     ) -> None:
         """order [columns]: each column's place in the sequence (None: the columns are in order)."""
         order = torch.arange(columns, device=device) if order is None else order
@@ -54,8 +66,8 @@ class AttentionMask:
     def tree(self, columns: Tensor, tree_mask: Tensor) -> Tensor:
         """The mask [R, 1, S, columns] of a root and the draft tree below it at `columns` [R, S].
 
-        All slots attend to what the root attends to; among the tree's own columns tree_mask [R|1, S, S] (additive)
-        decides.
+        All slots attend to what the root attends to; among the tree's own columns tree_mask [R|1,
+        S, S] (additive) decides.
         """
         rows, slots = columns.shape
         root = self.chain(columns[:, :1])[:, 0].expand(rows, slots, -1)

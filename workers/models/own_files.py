@@ -1,4 +1,6 @@
-"""The project's own weight files: safetensors whose header holds the config that the module is built from."""
+"""The project's own weight files: safetensors whose header holds the config that the module is
+built from.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from search_spaces.documents import parse_json
-from workers.models.checkpoint_files import PICKLED, WeightsError, describe_contents, load_tensors, safetensors_metadata
+from workers.models.checkpoint_files import (
+    PICKLED,
+    WeightsError,
+    describe_contents,
+    load_tensors,
+    safetensors_metadata,
+)
 from workers.models.weights import KeyMapping, load_weights, skip_init
 
 M = TypeVar("M", bound=nn.Module)
@@ -27,7 +35,8 @@ def save(
     *,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write safetensors with `config` as JSON in the header (key `config`); floating tensors are stored as `dtype`.
+    """Write safetensors with `config` as JSON in the header (key `config`); floating tensors are
+    stored as `dtype`.
 
     The write is atomic: readers see either the complete file or none.
 
@@ -38,9 +47,15 @@ def save(
     tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
     stored = {}
     for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True).contiguous()
+        value = (
+            tensor.detach()
+            .to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+            .contiguous()
+        )
         if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise WeightsError(f"{path}: {name} is not finite as {dtype}; not saved (did training diverge?)")
+            raise WeightsError(
+                f"{path}: {name} is not finite as {dtype}; not saved (did training diverge?)"
+            )
         stored[name] = value
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
     try:
@@ -63,19 +78,24 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         config = parse_json(text) if text is not None else None
     except ValueError as error:
-        raise WeightsError(f"{path}: the config in its header is not JSON; did specfrontier write it?") from error
+        raise WeightsError(
+            f"{path}: the config in its header is not JSON; did specfrontier write it?"
+        ) from error
     if not isinstance(config, dict):
         raise WeightsError(
-            f"{path}: no config in its header, so this is not one of specfrontier's own weight files"
-            f"{describe_contents(load_tensors(path))}"
+            f"{path}: no config in its header, so this is not one of specfrontier's own weight "
+            f"files{describe_contents(load_tensors(path))}"
         )
     return config
 
 
-def read_module(path: Path, description: str, build: Callable[[Mapping[str, Any]], M]) -> tuple[M, dict[str, Any]]:
+def read_module(
+    path: Path, description: str, build: Callable[[Mapping[str, Any]], M]
+) -> tuple[M, dict[str, Any]]:
     """A module in fp32 and eval mode, built from its file's header, and the header's config.
 
-    description: what the file should hold, for error messages ("a VQ tokenizer"). build: config to module.
+    description: what the file should hold, for error messages ("a VQ tokenizer"). build: config to
+    module.
 
     Raises:
         WeightsError: the file is missing, damaged, or holds something else.
@@ -88,5 +108,7 @@ def read_module(path: Path, description: str, build: Callable[[Mapping[str, Any]
             f"{path}: its header does not describe {description}; give the right file"
             f"{describe_contents(load_tensors(path))}"
         ) from error
-    load_weights(module, load_tensors(path, module.state_dict()), [KeyMapping("{...}", "{...}")], where=path)
+    load_weights(
+        module, load_tensors(path, module.state_dict()), [KeyMapping("{...}", "{...}")], where=path
+    )
     return module.eval(), config

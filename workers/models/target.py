@@ -1,4 +1,6 @@
-"""A target: a transformer, the conditioner that makes its prompts from captions, and the codec that decodes tokens."""
+"""A target: a transformer, the conditioner that makes its prompts from captions, and the codec that
+decodes tokens.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Prompt:
 
 
 class Conditioner(Protocol):
-    """Turns captions (or class names) into prompt rows, and into unconditional rows for classifier-free guidance.
+    """Turns captions (or class names) into prompt rows, and into unconditional rows for
+    classifier-free guidance.
 
     Two optional methods for large text encoders: `check(captions)` raises without encoding, and
     `set_encoder_batch(count)` encodes `count` captions at once.
@@ -52,7 +55,9 @@ class Conditioner(Protocol):
 
 
 class Codec(Protocol):
-    """Turns tokens into images. `codebook` [V, d]: the codes as they are decoded (normalised if the codec does so)."""
+    """Turns tokens into images. `codebook` [V, d]: the codes as they are decoded (normalised if the
+    codec does so).
+    """
 
     @property
     def codebook(self) -> Tensor: ...
@@ -61,10 +66,11 @@ class Codec(Protocol):
 
 
 class Target(nn.Module):
-    """A visual AR model, ready to decode. name: identifies it in results. sampling: its default settings.
+    """A visual AR model, ready to decode. name: identifies it in results. sampling: its default
+    settings.
 
-    row_end [D]: the embedding of the fixed token after every row of the image, if the family has one (see
-    `workers.decoding.row_ends`); it does not count as a token of the image.
+    row_end [D]: the embedding of the fixed token after every row of the image, if the family has
+    one (see `workers.decoding.row_ends`); it does not count as a token of the image.
     """
 
     row_end: Tensor | None
@@ -81,9 +87,15 @@ class Target(nn.Module):
     ) -> None:
         super().__init__()
         if transformer.embed is None or transformer.head is None:
-            raise ValueError(f"target {name}: the transformer needs a token embedding and a head (vocab_size > 0)")
+            raise ValueError(
+                f"target {name}: the transformer needs a token embedding and a head (vocab_size "
+                "> 0)"
+            )
         if transformer.config.row_ends != (row_end is not None):
-            raise ValueError(f"target {name}: row_end must be given exactly if the transformer's config has row_ends")
+            raise ValueError(
+                f"target {name}: row_end must be given exactly if the transformer's config has "
+                "row_ends"
+            )
         self.name = name
         self.transformer = transformer
         self.embed, self.head = transformer.embed, transformer.head
@@ -114,7 +126,9 @@ class Target(nn.Module):
     def codebook(self) -> Tensor:
         """[V, d] the codes, whose distances define neighbourhoods."""
         if self.codec is None:
-            raise ValueError(f"target {self.name} was loaded without its codec, so it has no codebook")
+            raise ValueError(
+                f"target {self.name} was loaded without its codec, so it has no codebook"
+            )
         return cast("Codec", self.codec).codebook
 
     def check(self, captions: Sequence[str]) -> None:
@@ -129,8 +143,8 @@ class Target(nn.Module):
             self.encode(batch, guided=False) if check is None else check(batch)
 
     def set_encoder_batch(self, count: int) -> None:
-        """Let `encode` process `count` captions at once. This changes the last bits of features: use it in training
-        only.
+        """Let `encode` process `count` captions at once. This changes the last bits of features:
+        use it in training only.
         """
         if (set_batch := getattr(self.conditioner, "set_encoder_batch", None)) is not None:
             set_batch(count)
@@ -149,6 +163,10 @@ class Target(nn.Module):
     def decode(self, tokens: Tensor) -> Tensor:
         """Images [B, 3, H, W] in [0, 1] of token rows [B, rows * cols]."""
         if self.codec is None:
-            raise ValueError(f"target {self.name} was loaded without its codec, so it cannot decode images")
-        images = cast("Codec", self.codec).decode_ids(tokens.view(-1, self.grid.rows, self.grid.cols))
+            raise ValueError(
+                f"target {self.name} was loaded without its codec, so it cannot decode images"
+            )
+        images = cast("Codec", self.codec).decode_ids(
+            tokens.view(-1, self.grid.rows, self.grid.cols)
+        )
         return images.float().add(1).div(2).clamp(0, 1)

@@ -1,10 +1,11 @@
 """Captions for text-conditional targets: LlamaGen's caption cleaning, and T5 features.
 
-`clean_caption` follows the rules that LlamaGen took from DeepFloyd IF for its T5 features.
-It handles URL quoting, URLs and bare domains, HTML tags and entities, @nicknames, CJK characters, typographic dashes
-and quotes, IP addresses, article ids and `#numbers`, file names, resolutions, shop boiler-plate, runs of punctuation,
-and loose punctuation at the ends. Two differences: there is no repair of wrongly decoded text ("Ã©") by ftfy, and URLs
-are removed completely, while the original leaves the query string of some.
+`clean_caption` follows the rules that LlamaGen took from DeepFloyd IF for its T5 features. It
+handles URL quoting, URLs and bare domains, HTML tags and entities, @nicknames, CJK characters,
+typographic dashes and quotes, IP addresses, article ids and `#numbers`, file names, resolutions,
+shop boiler-plate, runs of punctuation, and loose punctuation at the ends. Two differences: there is
+no repair of wrongly decoded text ("Ã©") by ftfy, and URLs are removed completely, while the
+original leaves the query string of some.
 """
 
 from __future__ import annotations
@@ -37,37 +38,47 @@ class TextEncoder(Protocol):
 class T5Encoder:
     """T5's encoder and tokenizer from a local folder, as `save_pretrained` lays it out.
 
-    Captions are encoded one at a time, each padded to `CAPTION_TOKENS`, so a caption's features do not depend on its
-    batch. This takes little time compared with generating an image. The features of the latest captions are cached.
+    Captions are encoded one at a time, each padded to `CAPTION_TOKENS`, so a caption's features do
+    not depend on its batch. This takes little time compared with generating an image. The features
+    of the latest captions are cached.
 
-    batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a caption's features.
-    width: the number of features.
+    batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a
+    caption's features. width: the number of features.
     """
 
     batch_size: int = 1
 
     def __init__(
-        self, folder: str | Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        self,
+        folder: str | Path,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         """
         Raises:
             WeightsError: the folder holds no T5 encoder with its tokenizer.
         """
-        from transformers import T5EncoderModel  # lazy: the import takes seconds, and most targets do not need it
+        # lazy: the import takes seconds, and most targets do not need it
+        from transformers import T5EncoderModel
 
         class Encoder(T5EncoderModel):  # type: ignore[no-untyped-call]
             # whole checkpoints are welcome; T5 v1.1 and flan-T5 have a head of its own weights
             _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
 
         if not Path(folder).is_dir():
-            raise WeightsError(f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for LlamaGen)")
+            raise WeightsError(
+                f"{folder}: no such folder; give the folder of a T5 encoder (flan-t5-xl for "
+                "LlamaGen)"
+            )
         tokenizer = HFTokenizer(folder).library
         # T5's output projections overflow in float16
         keep = ".wo." if dtype == torch.float16 else ""
         model = load_pretrained(folder, Encoder, dtype, keep=keep, renamed=False)
         self._model: nn.Module = model.to(device)
         self.width = int(model.config.d_model)
-        # not methods: a cache of a bound method is a reference cycle, which would hold a dropped encoder's memory
+        # not methods: a cache of a bound method is a reference cycle, which would hold a dropped
+        # encoder's memory
         self._encode = partial(_encode, tokenizer, model)
         self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
 
@@ -77,10 +88,14 @@ class T5Encoder:
         return sum(parameter.nbytes for parameter in self._model.parameters())
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer captions are truncated."""
+        """Features [B, tokens, F] and validity [B, tokens] of the cleaned captions; longer captions
+        are truncated.
+        """
         if next(self._model.parameters()).is_meta:
             shape = (len(captions), CAPTION_TOKENS)
-            return torch.empty(*shape, self.width, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
+            return torch.empty(*shape, self.width, device="meta"), torch.empty(
+                shape, dtype=torch.bool, device="meta"
+            )
         if self.batch_size > 1:  # not cached: features would depend on earlier batches
             parts = [
                 self._encode(captions[start : start + self.batch_size])
@@ -157,7 +172,8 @@ _RULES = (
     (r"\s+\.\s+", " "),
 )
 _BOILERPLATE = (
-    (r"\b(?:[a-z]{1,3}\d{3,15}|[a-z]+\d+[a-z]+|\d+[a-z]+\d+)\b", ""),  # article ids: jc6640, jc6640vc, 6640vc231
+    # article ids: jc6640, jc6640vc, 6640vc231
+    (r"\b(?:[a-z]{1,3}\d{3,15}|[a-z]+\d+[a-z]+|\d+[a-z]+\d+)\b", ""),
     (r"(worldwide\s+)?(free\s+)?shipping", ""),
     (r"(free\s)?download(\sfree)?", ""),
     (r"\bclick\b\s(?:for|on)\s\w+", ""),

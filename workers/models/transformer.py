@@ -1,7 +1,8 @@
-"""The decoder-only transformer: every target, the independent drafter and the EAGLE layer are configs of it.
+"""The decoder-only transformer: every target, the independent drafter and the EAGLE layer are
+configs of it.
 
-Shape legend: R rows (conditional and unconditional streams), S query positions, T cache columns, D width, H heads,
-K key-value heads, C channels of a head.
+Shape legend: R rows (conditional and unconditional streams), S query positions, T cache columns, D
+width, H heads, K key-value heads, C channels of a head.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
 from workers.models.linear import PackedLinear, is_eager_on_cpu
 
-SPARE_POSITIONS = 64  # for drafts past the image's end, which are never accepted; later drafts use the last position
+# for drafts past the image's end, which are never accepted; later drafts use the last position
+SPARE_POSITIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerConfig:
     """Sizes, and the options in which the supported families differ.
 
-    rope: "grid" rotates the first half of a head's channels by the row and the second half by the column of an image
-    cell (LlamaGen); "line" rotates all of them by the position (LLaMA, Chameleon). Rotation acts on adjacent channel
-    pairs; checkpoints in the half-split convention are permuted when they are loaded. prompt_rope: rotation of prompt
-    positions with "grid". "zero" (LlamaGen) multiplies their keys by zero, so an image token gives all of them the same
-    score; "identity" does not rotate them. row_ends: a fixed token with its own position follows every row of the image
-    (Lumina). input_norm, final_norm: off in an EAGLE layer.
+    rope: "grid" rotates the first half of a head's channels by the row and the second half by the
+    column of an image cell (LlamaGen); "line" rotates all of them by the position (LLaMA,
+    Chameleon). Rotation acts on adjacent channel pairs; checkpoints in the half-split convention
+    are permuted when they are loaded. prompt_rope: rotation of prompt positions with "grid". "zero"
+    (LlamaGen) multiplies their keys by zero, so an image token gives all of them the same score;
+    "identity" does not rotate them. row_ends: a fixed token with its own position follows every row
+    of the image (Lumina). input_norm, final_norm: off in an EAGLE layer.
     """
 
     dim: int
@@ -56,14 +59,22 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         if self.dim % self.n_heads and self.head_dim is None:
-            raise ValueError(f"dim {self.dim} is not divisible by n_heads {self.n_heads}: give head_dim")
+            raise ValueError(
+                f"dim {self.dim} is not divisible by n_heads {self.n_heads}: give head_dim"
+            )
         if self.channels % (4 if self.rope == "grid" else 2):
             unit = 4 if self.rope == "grid" else 2
-            raise ValueError(f"head_dim {self.channels} must be divisible by {unit} for rope {self.rope!r}")
+            raise ValueError(
+                f"head_dim {self.channels} must be divisible by {unit} for rope {self.rope!r}"
+            )
         if self.n_heads % self.kv_heads:
-            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.kv_heads}")
+            raise ValueError(
+                f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.kv_heads}"
+            )
         if self.row_ends and self.rope != "line":
-            raise ValueError(f"row_ends need rope 'line', got {self.rope!r}: a grid has no cell for them")
+            raise ValueError(
+                f"row_ends need rope 'line', got {self.rope!r}: a grid has no cell for them"
+            )
 
     @property
     def channels(self) -> int:
@@ -79,12 +90,16 @@ class TransformerConfig:
 
     @property
     def positions(self) -> int:
-        """Length of the rotation table without row ends, which follow it: prompt, image, and drafts past the end."""
+        """Length of the rotation table without row ends, which follow it: prompt, image, and drafts
+        past the end.
+        """
         return self.prompt_len + self.image_len + SPARE_POSITIONS
 
 
 def rotation_table(config: TransformerConfig) -> Tensor:
-    """Complex factors [positions, C / 2] that rotate adjacent channel pairs at every position (fp32)."""
+    """Complex factors [positions, C / 2] that rotate adjacent channel pairs at every position
+    (fp32).
+    """
     half = config.channels // 2
     if config.rope == "line":
         frequencies = config.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
@@ -93,14 +108,22 @@ def rotation_table(config: TransformerConfig) -> Tensor:
     frequencies = config.rope_base ** -(torch.arange(0, half, 2, dtype=torch.float64) / half)
     cells = torch.arange(config.image_len + SPARE_POSITIONS)
     row, col = cells // config.cols, cells % config.cols
-    angles = torch.cat([torch.outer(row.double(), frequencies), torch.outer(col.double(), frequencies)], dim=1)
+    angles = torch.cat(
+        [torch.outer(row.double(), frequencies), torch.outer(col.double(), frequencies)], dim=1
+    )
     image = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
-    prompt = torch.full((config.prompt_len, half), 0.0 if config.prompt_rope == "zero" else 1.0, dtype=torch.complex64)
+    prompt = torch.full(
+        (config.prompt_len, half),
+        0.0 if config.prompt_rope == "zero" else 1.0,
+        dtype=torch.complex64,
+    )
     return torch.cat([prompt, image])
 
 
 def line_places(config: TransformerConfig) -> Tensor:
-    """The index in the token sequence of each position that a pass may use (int64); row ends come last."""
+    """The index in the token sequence of each position that a pass may use (int64); row ends come
+    last.
+    """
     places = torch.arange(config.positions)
     if not config.row_ends:
         return places
@@ -110,7 +133,9 @@ def line_places(config: TransformerConfig) -> Tensor:
 
 
 def rotate(x: Tensor, factors: Tensor) -> Tensor:
-    """Rotate adjacent channel pairs of x [R, S, heads, C] by complex factors [R, S, C / 2]; computed in fp32."""
+    """Rotate adjacent channel pairs of x [R, S, heads, C] by complex factors [R, S, C / 2];
+    computed in fp32.
+    """
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * factors.unsqueeze(2)).flatten(3).to(x.dtype)
 
@@ -119,25 +144,33 @@ class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.channels = config.n_heads, config.kv_heads, config.channels
-        self.wqkv = PackedLinear(config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False)
+        self.wqkv = PackedLinear(
+            config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False
+        )
         self.wo = PackedLinear(self.heads * self.channels, config.dim, bias=False)
         self.q_norm = HeadNorm(self.heads, self.channels) if config.qk_norm else None
         self.k_norm = HeadNorm(self.kv_heads, self.channels) if config.qk_norm else None
 
     def project(self, x: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [R,S,H,C] and keys [R,S,K,C], and values [R,S,K,C], of normalised inputs x [R,S,D]."""
+        """Rotated queries [R,S,H,C] and keys [R,S,K,C], and values [R,S,K,C], of normalised inputs
+        x [R,S,D].
+        """
         projected = self.wqkv(x)
         heads = projected.view(*projected.shape[:2], -1, self.channels)
         rotated = self.heads + self.kv_heads
         qk, v = heads[:, :, :rotated], heads[:, :, rotated:]
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat([self.q_norm(qk[:, :, : self.heads]), self.k_norm(qk[:, :, self.heads :])], dim=2)
+            qk = torch.cat(
+                [self.q_norm(qk[:, :, : self.heads]), self.k_norm(qk[:, :, self.heads :])], dim=2
+            )
         qk = rotate(qk, factors)
         q, k = qk[:, :, : self.heads], qk[:, :, self.heads :]
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """Scaled dot-product attention of q [R,S,H,C] over k, v [R,K,T,C'], then the output projection: [R,S,D]."""
+        """Scaled dot-product attention of q [R,S,H,C] over k, v [R,K,T,C'], then the output
+        projection: [R,S,D].
+        """
         out = attend(q.transpose(1, 2), k, v, mask, causal=causal)
         mixed: Tensor = self.wo(out.transpose(1, 2).flatten(2))
         return mixed
@@ -153,7 +186,9 @@ class RMSNorm(nn.RMSNorm):
         if self.eps is None or not is_eager_on_cpu(x):
             return super().forward(x)
         size = x.shape[-1]
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(_number((size * self.eps) ** 0.5))
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(
+            _number((size * self.eps) ** 0.5)
+        )
         return torch.addcdiv(_number(0.0), x * self.weight, length, value=size**0.5)
 
 
@@ -164,8 +199,8 @@ def _number(value: float) -> Tensor:
 
 
 class HeadNorm(nn.Module):
-    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's qk-norm). Its eps is always
-    1e-5, independent of `norm_eps`.
+    """LayerNorm over each head's channels with that head's own weight and bias (Chameleon's
+    qk-norm). Its eps is always 1e-5, independent of `norm_eps`.
     """
 
     def __init__(self, heads: int, channels: int) -> None:
@@ -196,18 +231,22 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.attention_norm = RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
+        self.attention_norm = (
+            RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
+        )
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
 
 class Body(nn.Module, ABC):
-    """The interface of a transformer for the engine: this file's, or another library's (`HFDecoder`).
+    """The interface of a transformer for the engine: this file's, or another library's
+    (`HFDecoder`).
 
     Features are the outputs after the final norm, the inputs of `head` and of an EAGLE layer.
     """
 
     config: TransformerConfig
-    capturable: ClassVar[bool] = False  # a pass does the same for all values of its inputs: CUDA graphs can hold it
+    # a pass does the same for all values of its inputs: CUDA graphs can hold it
+    capturable: ClassVar[bool] = False
     embed: nn.Embedding | None  # of the image's codes; None: a drafter that uses the target's
     head: nn.Module | None
 
@@ -215,7 +254,13 @@ class Body(nn.Module, ABC):
         """An empty cache that fits this model, on its device and in its dtype."""
         config, weight = self.config, next(self.parameters())
         return KVCache(
-            config.n_layers, rows, columns, config.kv_heads, config.channels, dtype=weight.dtype, device=weight.device
+            config.n_layers,
+            rows,
+            columns,
+            config.kv_heads,
+            config.channels,
+            dtype=weight.dtype,
+            device=weight.device,
         )
 
     @abstractmethod
@@ -228,13 +273,13 @@ class Body(nn.Module, ABC):
         cache: CacheView | None = None,
         taps: Sequence[int] = (),
     ) -> Tensor:
-        """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]), and behind them the inputs
-        of the layers `taps` (0-based; un-normed): [R, S, (1 + len(taps)) D].
+        """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]), and
+        behind them the inputs of the layers `taps` (0-based; un-normed): [R, S, (1 + len(taps)) D].
 
-        Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a cache, their keys
-        and values are stored in it, and queries attend to its first `span` columns (to the S inputs if that is None) by
-        `mask` [R, 1, S, span], or without one to all of them. A mask is boolean (True: attend) or additive (0 or -inf),
-        in the inputs' dtype.
+        Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a
+        cache, their keys and values are stored in it, and queries attend to its first `span`
+        columns (to the S inputs if that is None) by `mask` [R, 1, S, span], or without one to all
+        of them. A mask is boolean (True: attend) or additive (0 or -inf), in the inputs' dtype.
         """
 
 
@@ -251,7 +296,9 @@ class Transformer(Body):
         self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
-        self.head = PackedLinear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
+        self.head = (
+            PackedLinear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
+        )
         self.register_buffer("rotations", rotation_table(config), persistent=False)
         self.last_position = self.rotations.shape[0] - 1
 
@@ -283,7 +330,11 @@ class Transformer(Body):
             if index in taps:
                 tapped[index] = x
             q, k, v = layer.attention.project(layer.attention_norm(x), factors)
-            k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.update(index, k, v)
+            k, v = (
+                (k.transpose(1, 2), v.transpose(1, 2))
+                if cache is None
+                else cache.update(index, k, v)
+            )
             x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
             x = x + layer.feed_forward(layer.ffn_norm(x))
         out: Tensor = self.norm(x)

@@ -1,10 +1,12 @@
-"""One VQ image codec: LlamaGen's VQ-16, Chameleon's VQGAN (taming-transformers' architecture), the built-in model's.
+"""One VQ image codec: LlamaGen's VQ-16, Chameleon's VQGAN (taming-transformers' architecture), the
+built-in model's.
 
 Parameter names follow LlamaGen's official files (`encoder.conv_blocks.{0..}` from fine to coarse,
-`decoder.conv_blocks.0` = coarsest), so a VQ-16 checkpoint loads by name; Chameleon's taming-style names need key
-mappings. `VQConfig` has the differences between families.
+`decoder.conv_blocks.0` = coarsest), so a VQ-16 checkpoint loads by name; Chameleon's taming-style
+names need key mappings. `VQConfig` has the differences between families.
 
-Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig.factor`), V codes, d code dimensions.
+Shape legend: B images, C channels, H x W pixels, h x w codes (H / h = `VQConfig.factor`), V codes,
+d code dimensions.
 """
 
 from __future__ import annotations
@@ -30,16 +32,14 @@ CODEC_LANDMARKS = ("quantize.embedding.weight", "encoder.conv_in.weight")  # see
 class VQConfig:
     """Sizes of a VQ codec; the defaults are LlamaGen's VQ-16.
 
-    Attributes:
-        codebook_size, code_dim: V and d.
-        l2_normalised: codes and the encoder's outputs are normalised to unit length before they are compared or
-            decoded.
-        channels, multipliers: level l has width channels * multipliers[l]; all levels but the last halve the sides.
-        encoder_blocks, decoder_blocks: residual blocks per level.
-        z_channels: width of the encoder's output, before the 1x1 convolution to d.
-        groups: the number of groups of every GroupNorm; it must divide every width.
-        level_attention: self-attention after each block of the coarsest level (VQ-16: yes; Chameleon: no).
-        mid_attention: self-attention between the two middle blocks.
+    Attributes: codebook_size, code_dim: V and d. l2_normalised: codes and the encoder's outputs are
+        normalised to unit length before they are compared or decoded. channels, multipliers: level
+        l has width channels * multipliers[l]; all levels but the last halve the sides.
+        encoder_blocks, decoder_blocks: residual blocks per level. z_channels: width of the
+        encoder's output, before the 1x1 convolution to d. groups: the number of groups of every
+        GroupNorm; it must divide every width. level_attention: self-attention after each block of
+        the coarsest level (VQ-16: yes; Chameleon: no). mid_attention: self-attention between the
+        two middle blocks.
     """
 
     codebook_size: int = 16384
@@ -65,7 +65,10 @@ class VQConfig:
             raise ValueError("VQConfig.multipliers is empty; give one per level, e.g. (1, 2)")
         for width in (self.channels, *self.widths):
             if width % self.groups:
-                raise ValueError(f"VQConfig.groups = {self.groups} does not divide the width {width}; choose a divisor")
+                raise ValueError(
+                    f"VQConfig.groups = {self.groups} does not divide the width {width}; choose a "
+                    "divisor"
+                )
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -83,7 +86,9 @@ CHAMELEON = VQConfig(codebook_size=8192, code_dim=256, l2_normalised=False, leve
 
 
 class ResBlock(nn.Module):
-    """norm -> swish -> conv, twice, plus a 1x1 shortcut where the width changes. [B, C, H, W] -> [B, out, H, W]."""
+    """norm -> swish -> conv, twice, plus a 1x1 shortcut where the width changes. [B, C, H, W] ->
+    [B, out, H, W].
+    """
 
     def __init__(self, width: int, out: int, groups: int) -> None:
         super().__init__()
@@ -99,8 +104,8 @@ class ResBlock(nn.Module):
 
 
 class AttnBlock(nn.Module):
-    """Single-head self-attention over all positions, with 1x1 convolutions as projections. The shape [B, C, H, W] stays
-    the same.
+    """Single-head self-attention over all positions, with 1x1 convolutions as projections. The
+    shape [B, C, H, W] stays the same.
     """
 
     def __init__(self, width: int, groups: int) -> None:
@@ -110,35 +115,55 @@ class AttnBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
-        q, k, v = (layer(h).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))  # [B, HW, C]
+        # [B, HW, C]
+        q, k, v = (layer(h).flatten(2).transpose(1, 2) for layer in (self.q, self.k, self.v))
         mixed = F.scaled_dot_product_attention(q, k, v)
         return torch.add(x, self.proj_out(mixed.transpose(1, 2).reshape(x.shape)))
 
 
 class Resample(nn.Module):
-    """Down: a 3x3 convolution with stride 2, padded only at the right and the bottom, as in taming. Up: doubling by
-    nearest neighbour, then a 3x3 convolution.
+    """Down: a 3x3 convolution with stride 2, padded only at the right and the bottom, as in taming.
+    Up: doubling by nearest neighbour, then a 3x3 convolution.
     """
 
     def __init__(self, width: int, *, down: bool) -> None:
         super().__init__()
         self.down = down
-        self.conv = nn.Conv2d(width, width, 3, stride=2) if down else nn.Conv2d(width, width, 3, padding=1)
+        self.conv = (
+            nn.Conv2d(width, width, 3, stride=2) if down else nn.Conv2d(width, width, 3, padding=1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0, mode="nearest")
+        x = (
+            F.pad(x, (0, 1, 0, 1))
+            if self.down
+            else F.interpolate(x, scale_factor=2.0, mode="nearest")
+        )
         y: Tensor = self.conv(x)
         return y
 
 
 class Level(nn.Module):
-    """One resolution: residual blocks (`res`), attention after each (`attn`, or none), then down, up or neither."""
+    """One resolution: residual blocks (`res`), attention after each (`attn`, or none), then down,
+    up or neither.
+    """
 
-    def __init__(self, width: int, out: int, blocks: int, config: VQConfig, *, attention: bool, resample: str) -> None:
+    def __init__(
+        self,
+        width: int,
+        out: int,
+        blocks: int,
+        config: VQConfig,
+        *,
+        attention: bool,
+        resample: str,
+    ) -> None:
         super().__init__()
         widths = [width, *[out] * blocks]
         self.res = nn.ModuleList(ResBlock(widths[i], out, config.groups) for i in range(blocks))
-        self.attn = nn.ModuleList(AttnBlock(out, config.groups) for _ in range(blocks if attention else 0))
+        self.attn = nn.ModuleList(
+            AttnBlock(out, config.groups) for _ in range(blocks if attention else 0)
+        )
         if resample:
             self.add_module(resample, Resample(out, down=resample == "downsample"))
         self._resample = resample
@@ -157,19 +182,27 @@ def _norm(width: int, groups: int) -> nn.GroupNorm:
 
 def _mid(width: int, config: VQConfig) -> nn.ModuleList:
     middle = AttnBlock(width, config.groups) if config.mid_attention else nn.Identity()
-    return nn.ModuleList([ResBlock(width, width, config.groups), middle, ResBlock(width, width, config.groups)])
+    return nn.ModuleList(
+        [ResBlock(width, width, config.groups), middle, ResBlock(width, width, config.groups)]
+    )
 
 
 class CodecSide(nn.Module):
-    """The encoder, images [B, 3, H, W] -> [B, z_channels, h, w]; or, with `down` False, the decoder, which has the same
-    parts in the opposite order, from the coarsest level to the finest.
+    """The encoder, images [B, 3, H, W] -> [B, z_channels, h, w]; or, with `down` False, the
+    decoder, which has the same parts in the opposite order, from the coarsest level to the finest.
     """
 
     def __init__(self, config: VQConfig, *, down: bool) -> None:
         super().__init__()
         self.down, last = down, len(config.widths) - 1
-        widths = (config.channels, *config.widths) if down else (config.widths[-1], *reversed(config.widths))
-        blocks, resample = (config.encoder_blocks, "downsample") if down else (config.decoder_blocks, "upsample")
+        widths = (
+            (config.channels, *config.widths)
+            if down
+            else (config.widths[-1], *reversed(config.widths))
+        )
+        blocks, resample = (
+            (config.encoder_blocks, "downsample") if down else (config.decoder_blocks, "upsample")
+        )
         pixels, codes = (3, config.z_channels) if down else (config.z_channels, 3)
         coarsest = last if down else 0
         self.conv_in = nn.Conv2d(pixels, widths[0], 3, padding=1)
@@ -179,7 +212,14 @@ class CodecSide(nn.Module):
         for i, (width, out) in enumerate(pairwise(widths)):
             attention = config.level_attention and i == coarsest
             self.conv_blocks.append(
-                Level(width, out, blocks, config, attention=attention, resample=resample if i < last else "")
+                Level(
+                    width,
+                    out,
+                    blocks,
+                    config,
+                    attention=attention,
+                    resample=resample if i < last else "",
+                )
             )
         if down:
             self.mid = _mid(widths[-1], config)
@@ -195,7 +235,9 @@ class CodecSide(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """The codebook: `embedding.weight` [V, d], normalised to unit length at every use if `l2_normalised`."""
+    """The codebook: `embedding.weight` [V, d], normalised to unit length at every use if
+    `l2_normalised`.
+    """
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
@@ -237,13 +279,25 @@ class VQModel(nn.Module):
         return self.quantize.codebook
 
     def latents(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] -> vectors before quantisation, as compared with the codes: [B, h, w, d]."""
+        """Images [B, 3, H, W] -> vectors before quantisation, as compared with the codes: [B, h, w,
+        d].
+        """
         factor = self.config.factor
-        if images.dim() != 4 or images.shape[1] != 3 or images.shape[2] % factor or images.shape[3] % factor:
+        if (
+            images.dim() != 4
+            or images.shape[1] != 3
+            or images.shape[2] % factor
+            or images.shape[3] % factor
+        ):
             shape = tuple(images.shape)
-            raise ValueError(f"images have shape {shape}; needed: [B, 3, H, W] with H and W multiples of {factor}")
+            raise ValueError(
+                f"images have shape {shape}; needed: [B, 3, H, W] with H and W multiples of "
+                f"{factor}"
+            )
         # always fp32: small differences decide the nearest code
-        return self.quantize.normalise(self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1).float())
+        return self.quantize.normalise(
+            self.quant_conv(self.encoder(images)).permute(0, 2, 3, 1).float()
+        )
 
     def decode_latents(self, z: Tensor) -> Tensor:
         """Code vectors [B, h, w, d] -> images [B, 3, H, W], not clamped."""
@@ -256,7 +310,9 @@ class VQModel(nn.Module):
 
     def decode_ids(self, ids: Tensor) -> Tensor:
         """Codes [B, h, w] -> images [B, 3, H, W] in [-1, 1]."""
-        return self.decode_latents(self.quantize.normalise(self.quantize.embedding(ids))).clamp(-1, 1)
+        return self.decode_latents(self.quantize.normalise(self.quantize.embedding(ids))).clamp(
+            -1, 1
+        )
 
 
 def save_vq(model: VQModel, path: Path) -> None:
@@ -268,7 +324,8 @@ def load_vq(path: Path) -> VQModel:
     """A codec written by `save_vq`, in fp32 and eval mode.
 
     Raises:
-        WeightsError: the file is missing or damaged, or its header has no VQ config that fits the weights.
+        WeightsError: the file is missing or damaged, or its header has no VQ config that fits the
+            weights.
     """
     return read_module(path, "a VQ tokenizer", lambda config: VQModel(VQConfig(**config)))[0]
 
@@ -282,9 +339,11 @@ def load_codec(
     geometry: VQConfig | None = None,
     where: str | Path,
 ) -> VQModel:
-    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that generates `codes` codes.
+    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that generates `codes`
+    codes.
 
-    geometry: a codec with the down-sampling and code width that the target needs; None: it takes any.
+    geometry: a codec with the down-sampling and code width that the target needs; None: it takes
+    any.
 
     Raises:
         WeightsError: tensors do not fit `config`, or the codec does not fit the target.
@@ -298,25 +357,37 @@ def load_codec(
     for found, needed, unit in needs:
         if found != needed:
             raise WeightsError(
-                f"{where}: this codec has {found} {unit}, the target needs {needed}; give `vq`, the file of the codec "
-                "that the target was trained with"
+                f"{where}: this codec has {found} {unit}, the target needs {needed}; give `vq`, "
+                "the file of the codec that the target was trained with"
             )
     return codec.eval()
 
 
-def infer_config(tensors: Mapping[str, Tensor], defaults: VQConfig, down: str, up: str, block: str) -> VQConfig:
-    """A codec's sizes from the names and shapes of its tensors, or `defaults` if they are incomplete: loading will then
-    report what is missing.
+def infer_config(
+    tensors: Mapping[str, Tensor], defaults: VQConfig, down: str, up: str, block: str
+) -> VQConfig:
+    """A codec's sizes from the names and shapes of its tensors, or `defaults` if they are
+    incomplete: loading will then report what is missing.
 
-    down, up: prefixes of the encoder's and decoder's levels. block: name of a level's residual blocks.
+    down, up: prefixes of the encoder's and decoder's levels. block: name of a level's residual
+    blocks.
     """
 
     def count(prefix: str) -> int:
-        return len({hit[1] for name in tensors if (hit := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))})
+        return len(
+            {
+                hit[1]
+                for name in tensors
+                if (hit := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))
+            }
+        )
 
     try:
         channels, blocks = tensors["encoder.conv_in.weight"].shape[0], count(f"{down}.0.{block}")
-        widths = [tensors[f"{down}.{level}.{block}.0.conv1.weight"].shape[0] for level in range(count(down))]
+        widths = [
+            tensors[f"{down}.{level}.{block}.0.conv1.weight"].shape[0]
+            for level in range(count(down))
+        ]
         codes, dim = tensors["quantize.embedding.weight"].shape
         return replace(
             defaults,

@@ -1,13 +1,16 @@
-"""Loads checkpoint tensors into a module through key mappings; every tensor must have a mapping, or loading fails.
+"""Loads checkpoint tensors into a module through key mappings; every tensor must have a mapping, or
+loading fails.
 
-The names in a checkpoint are described by a list of `KeyMapping`s. In a template `{i}` (any word) stands for one
-component of a dotted name and `{...}` for any part of it; the matched text is put into the target's template:
+The names in a checkpoint are described by a list of `KeyMapping`s. In a template `{i}` (any word)
+stands for one component of a dotted name and `{...}` for any part of it; the matched text is put
+into the target's template:
 
     KeyMapping("layers.{i}.attention.wo.weight", "transformer.layers.{i}.attention.wo.weight")
-    KeyMapping(("{...}.w1.weight", "{...}.w3.weight"), "transformer.{...}.w13.weight")   # concatenates two
-    KeyMapping("quantize.codebook_used", None)                                           # known and unused
+    KeyMapping(("{...}.w1.weight", "{...}.w3.weight"), "transformer.{...}.w13.weight")  # two in one
+    KeyMapping("quantize.codebook_used", None)  # known and unused
 
-A tensor of the module may have several mappings: the first one with a source in the checkpoint is used.
+A tensor of the module may have several mappings: the first one with a source in the checkpoint is
+used.
 
 A checkpoint with other names needs other mappings, not another model class.
 """
@@ -25,23 +28,31 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from workers.models.checkpoint_files import WeightsError, add_note, describe_contents, is_shapes_only, preview
+from workers.models.checkpoint_files import (
+    WeightsError,
+    add_note,
+    describe_contents,
+    is_shapes_only,
+    preview,
+)
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # bfloat16 holds all their values; torch has few functions for them
 _FLOATS_8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _NO_WEIGHTS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
-_SCALES = re.compile(r"scale|zero_?point|absmax|amax|qzeros|scb", re.IGNORECASE)  # in names of quantised weights
+# in names of quantised weights
+_SCALES = re.compile(r"scale|zero_?point|absmax|amax|qzeros|scb", re.IGNORECASE)
 
 M = TypeVar("M", bound=nn.Module)
 Merge = Callable[[Sequence[Tensor]], Tensor]
 
 
 class KeyMapping(NamedTuple):
-    """The checkpoint's name(s) for a tensor, the module's name, and how the sources become one tensor.
+    """The checkpoint's name(s) for a tensor, the module's name, and how the sources become one
+    tensor.
 
-    target None: the tensor is known and unused. merge gets the sources in order; by default they are concatenated along
-    dimension 0.
+    target None: the tensor is known and unused. merge gets the sources in order; by default they
+    are concatenated along dimension 0.
     """
 
     source: str | tuple[str, ...]
@@ -54,18 +65,25 @@ class KeyMapping(NamedTuple):
 
 
 def interleave_rotary(weight: Tensor, channels: int) -> Tensor:
-    """Rows [heads * channels, ...] in the half-split rotary convention (i pairs with i + C/2), as adjacent pairs.
+    """Rows [heads * channels, ...] in the half-split rotary convention (i pairs with i + C/2), as
+    adjacent pairs.
 
-    LLaMA and Chameleon in Hugging Face's layout rotate halves; this project's transformer rotates pairs (2i, 2i + 1).
+    LLaMA and Chameleon in Hugging Face's layout rotate halves; this project's transformer rotates
+    pairs (2i, 2i + 1).
     """
-    return weight.reshape(-1, 2, channels // 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
+    return (
+        weight.reshape(-1, 2, channels // 2, *weight.shape[1:])
+        .transpose(1, 2)
+        .reshape(weight.shape)
+    )
 
 
 def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> list[KeyMapping]:
-    """The tensors of a decoder layer in Hugging Face's layout, for a `Layer` of this project's transformer.
+    """The tensors of a decoder layer in Hugging Face's layout, for a `Layer` of this project's
+    transformer.
 
-    source, target: the layer's name, such as "model.layers.{l}". channels: a head's, if the file rotates halves (see
-    `interleave_rotary`).
+    source, target: the layer's name, such as "model.layers.{l}". channels: a head's, if the file
+    rotates halves (see `interleave_rotary`).
     """
 
     def interleave(weight: Tensor) -> Tensor:
@@ -89,14 +107,18 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
         KeyMapping(f"{source}.self_attn.o_proj.weight", f"{target}.attention.wo.weight"),
         *(
             KeyMapping(
-                (f"{source}.self_attn.{part}_norm.{{kind}}", f"{source}.self_attn.{part}_proj.weight"),
+                (
+                    f"{source}.self_attn.{part}_norm.{{kind}}",
+                    f"{source}.self_attn.{part}_proj.weight",
+                ),
                 f"{target}.attention.{part}_norm.{{kind}}",
                 merge_norm,
             )
             for part in "qk"
         ),
         KeyMapping(
-            (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"), f"{target}.feed_forward.w13.weight"
+            (f"{source}.mlp.gate_proj.weight", f"{source}.mlp.up_proj.weight"),
+            f"{target}.feed_forward.w13.weight",
         ),
         KeyMapping(f"{source}.mlp.down_proj.weight", f"{target}.feed_forward.w2.weight"),
         KeyMapping(f"{source}.input_layernorm.weight", f"{target}.attention_norm.weight"),
@@ -105,10 +127,11 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
 
 
 def check_dtypes(tensors: Mapping[str, Tensor], names: Iterable[str], *, where: str | Path) -> None:
-    """Check the types of the tensors with these names, which a model reads as floating-point numbers.
+    """Check the types of the tensors with these names, which a model reads as floating-point
+    numbers.
 
-    The types of models are read as they are. float64 and 8-bit floats are converted, with a note. All others are
-    refused, and 8-bit floats with scales: without them, the values would be wrong.
+    The types of models are read as they are. float64 and 8-bit floats are converted, with a note.
+    All others are refused, and 8-bit floats with scales: without them, the values would be wrong.
 
     Raises:
         WeightsError: names the file, a tensor and its type.
@@ -122,13 +145,19 @@ def check_dtypes(tensors: Mapping[str, Tensor], names: Iterable[str], *, where: 
     scales = [name for name in tensors if name not in found and _SCALES.search(name)]
     if short is not None and scales:
         raise WeightsError(
-            f"{where}: {short} has the quantised type {found[short]}, with scales ({preview(scales)}) that are not "
-            "read; give the original weights"
+            f"{where}: {short} has the quantised type {found[short]}, with scales "
+            f"({preview(scales)}) that are not read; give the original weights"
         )
     for dtype, count in Counter(found.values()).items():
         if dtype not in _FLOATS:
-            how = "rounded" if dtype == torch.float64 else "converted; the file has no scales for them"
-            add_note(f"{where}: {count} of {len(found)} weights have the type {dtype}, and are {how}")
+            how = (
+                "rounded"
+                if dtype == torch.float64
+                else "converted; the file has no scales for them"
+            )
+            add_note(
+                f"{where}: {count} of {len(found)} weights have the type {dtype}, and are {how}"
+            )
 
 
 def with_wide_floats(tensor: Tensor) -> Tensor:
@@ -137,12 +166,16 @@ def with_wide_floats(tensor: Tensor) -> Tensor:
 
 
 class _SkipInit(TorchFunctionMode):
-    """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips `torch.nn.init`, because parts
-    of it import torch's compiler, which takes seconds.
+    """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips
+    `torch.nn.init`, because parts of it import torch's compiler, which takes seconds.
     """
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init" and options["tensor"].is_meta:
@@ -153,8 +186,8 @@ class _SkipInit(TorchFunctionMode):
 def skip_init(build: Callable[[], M]) -> M:
     """build(), with weights that have no storage until `load_weights` sets them.
 
-    This skips the random initialisation, and a weight that was not loaded raises an error at its first use. Computed
-    buffers (rotation tables) have values.
+    This skips the random initialisation, and a weight that was not loaded raises an error at its
+    first use. Computed buffers (rotation tables) have values.
     """
     with _SkipInit():
         return build()
@@ -170,22 +203,42 @@ def load_weights(
 ) -> None:
     """Set every parameter and persistent buffer of `module`, using every tensor of the checkpoint.
 
-    Parameters keep their dtype and device; those of a `skip_init` module are created on the CPU in `dtype`. Inside
-    `shapes_only` everything is checked except the values, and parameters stay on the meta device.
+    Parameters keep their dtype and device; those of a `skip_init` module are created on the CPU in
+    `dtype`. Inside `shapes_only` everything is checked except the values, and parameters stay on
+    the meta device.
 
     Raises:
-        WeightsError: tensors without a mapping, parameters without a tensor, wrong types (see `check_dtypes`) or
-            shapes, or values that are not finite. The module must not be used then.
+        WeightsError: tensors without a mapping, parameters without a tensor, wrong types (see
+            `check_dtypes`) or shapes, or values that are not finite. The module must not be used
+            then.
     """
     slots, names = module.state_dict(keep_vars=True), set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
     used = {source for _, sources in found.values() for source in sources}
-    floating = {name for slot, (_, sources) in found.items() if slots[slot].is_floating_point() for name in sources}
+    floating = {
+        name
+        for slot, (_, sources) in found.items()
+        if slots[slot].is_floating_point()
+        for name in sources
+    }
     check_dtypes(tensors, [name for name in tensors if name in floating], where=where)
-    lines = (line for slot, (_, sources) in found.items() for line in _describe_missing(slot, sources, names))
+    lines = (
+        line
+        for slot, (_, sources) in found.items()
+        for line in _describe_missing(slot, sources, names)
+    )
     missing = list(dict.fromkeys(lines))
-    unused = [_pattern(source) for mapping in mappings if mapping.target is None for source in mapping.sources]
-    extra = [name for name in tensors if name not in used and not any(rule.fullmatch(name) for rule in unused)]
+    unused = [
+        _pattern(source)
+        for mapping in mappings
+        if mapping.target is None
+        for source in mapping.sources
+    ]
+    extra = [
+        name
+        for name in tensors
+        if name not in used and not any(rule.fullmatch(name) for rule in unused)
+    ]
     if missing or extra:
         raise WeightsError(f"{where}: {_mismatch(missing, extra, tensors)}")
     values = {}
@@ -195,17 +248,26 @@ def load_weights(
         value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:
             raise WeightsError(
-                f"{where}: {label} has shape {list(value.shape)}, {target} needs {list(slot.shape)}: "
-                f"the file is of another size than requested{describe_contents(tensors)}"
+                f"{where}: {label} has shape {list(value.shape)}, {target} needs "
+                f"{list(slot.shape)}: the file is of another size than "
+                f"requested{describe_contents(tensors)}"
             )
         if slot.is_meta or not value.is_meta:
             kind = dtype if slot.is_meta and slot.is_floating_point() else slot.dtype
             values[target] = value.to(kind, copy=True, memory_format=torch.contiguous_format)
-            if kind.is_floating_point and not value.is_meta and not bool(values[target].isfinite().all()):
+            if (
+                kind.is_floating_point
+                and not value.is_meta
+                and not bool(values[target].isfinite().all())
+            ):
                 raise WeightsError(f"{where}: {label} {_describe_infinite(value, kind)}")
     created = any(slot.is_meta for slot in slots.values())
     module.load_state_dict(values, strict=False, assign=created)
-    unset = [name for name, value in [*module.named_parameters(), *module.named_buffers()] if value.is_meta]
+    unset = [
+        name
+        for name, value in [*module.named_parameters(), *module.named_buffers()]
+        if value.is_meta
+    ]
     assert not unset or is_shapes_only(), f"still without storage: {unset}"
 
 
@@ -222,7 +284,9 @@ def source_names(module: nn.Module, mappings: Sequence[KeyMapping]) -> set[str]:
 
 @lru_cache(maxsize=4096)
 def _pattern(template: str) -> re.Pattern[str]:
-    """The regular expression of a template; {i} becomes a group of that name, {...} the group `rest`."""
+    """The regular expression of a template; {i} becomes a group of that name, {...} the group
+    `rest`.
+    """
     rule = ""
     for part in re.split(r"(\{\w+\}|\{\.\.\.\})", template):
         if part == "{...}":
@@ -233,12 +297,16 @@ def _pattern(template: str) -> re.Pattern[str]:
 
 
 def _substitute(template: str, match: re.Match[str]) -> str:
-    return re.sub(r"\{(\w+|\.\.\.)\}", lambda slot: match["rest" if slot[1] == "..." else slot[1]], template)
+    return re.sub(
+        r"\{(\w+|\.\.\.)\}", lambda slot: match["rest" if slot[1] == "..." else slot[1]], template
+    )
 
 
-def _find_sources(slot: str, mappings: Sequence[KeyMapping], names: set[str]) -> tuple[Merge | None, list[str]]:
-    """How a tensor of the module is merged, and from which of a checkpoint's names: by the first mapping to it with a
-    source among `names`, else by the first one.
+def _find_sources(
+    slot: str, mappings: Sequence[KeyMapping], names: set[str]
+) -> tuple[Merge | None, list[str]]:
+    """How a tensor of the module is merged, and from which of a checkpoint's names: by the first
+    mapping to it with a source among `names`, else by the first one.
     """
     candidates = [
         (mapping.merge, [_substitute(source, match) for source in mapping.sources])
@@ -250,7 +318,9 @@ def _find_sources(slot: str, mappings: Sequence[KeyMapping], names: set[str]) ->
 
 
 def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[str]:
-    """The sources that are not in `names`; if none is, the module's own name, with the sources in parentheses."""
+    """The sources that are not in `names`; if none is, the module's own name, with the sources in
+    parentheses.
+    """
     if names.isdisjoint(sources):
         return [slot if sources == [slot] else f"{slot} ({' + '.join(sources)})"]
     return [source for source in sources if source not in names]
@@ -259,7 +329,11 @@ def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[st
 def _describe_infinite(value: Tensor, kind: torch.dtype) -> str:
     """Why a tensor is not finite as `kind`, and the fix."""
     if bool(value.isfinite().all()):
-        fix = "use dtype bfloat16 or float32" if kind == torch.float16 else "give weights within its range"
+        fix = (
+            "use dtype bfloat16 or float32"
+            if kind == torch.float16
+            else "give weights within its range"
+        )
         return f"overflows in {str(kind).removeprefix('torch.')}; {fix}"
     return "holds NaN or infinite values; the file is damaged"
 
@@ -270,4 +344,7 @@ def _mismatch(missing: list[str], extra: list[str], tensors: Mapping[str, Tensor
         problems.append(f"missing weights ({len(missing)}): {preview(missing)}")
     if extra:
         problems.append(f"tensors unknown to this model ({len(extra)}): {preview(extra)}")
-    return f"{'; '.join(problems)}{describe_contents(tensors)}. Give a file of the requested family and size"
+    return (
+        f"{'; '.join(problems)}{describe_contents(tensors)}. Give a file of the requested family "
+        "and size"
+    )

@@ -1,9 +1,10 @@
 """Corrects predicted accepted lengths by trials that have run.
 
-A relaxed rule accepts other tokens, and so meets other states than the exact rule that was recorded. Its log accepted
-length is off by about a multiple of its excess; the recorded captions add an offset that a recording's predictions
-share. Both are estimated by Bayesian linear regression: offset and slope of each kind of setting (drafter and tree)
-vary about common ones, so that few trials of a kind move it little.
+A relaxed rule accepts other tokens, and so meets other states than the exact rule that was
+recorded. Its log accepted length is off by about a multiple of its excess; the recorded captions
+add an offset that a recording's predictions share. Both are estimated by Bayesian linear
+regression: offset and slope of each kind of setting (drafter and tree) vary about common ones, so
+that few trials of a kind move it little.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from workers.replay.prediction import LENGTH, Prediction
 Array = NDArray[np.float64]
 Kind = tuple[str, str]  # kinds of drafter and tree
 
-# standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line does not explain
+# standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line
+# does not explain
 _OFFSETS, _SLOPES, _NOISES = (0.003, 0.01, 0.03, 0.1), (0.03, 0.1, 0.3), (0.003, 0.01, 0.02, 0.04)
 
 
 class Observation(NamedTuple):
-    """A setting that has run: its prediction, and the mean accepted length that its trial measured."""
+    """A setting that has run: its prediction, and the mean accepted length that its trial
+    measured.
+    """
 
     config: DecodingConfig
     prediction: Prediction
@@ -47,7 +51,9 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """The regression on n observations. weights [n]: weights of the observations' covariances with a prediction."""
+    """The regression on n observations. weights [n]: weights of the observations' covariances with
+    a prediction.
+    """
 
     kinds: tuple[Kind, ...]
     excess: Array
@@ -67,22 +73,32 @@ class Correction:
             raise ValueError("a correction needs trials that have run: at least one with a drafter")
         kinds, excess, ratio = cls.columns(observations)
         noise = np.array([o.measured.error / o.measured.value for o in observations])
-        fits = [cls.with_scales(kinds, excess, ratio, noise, Scales(*s)) for s in product(_OFFSETS, _SLOPES, _NOISES)]
+        fits = [
+            cls.with_scales(kinds, excess, ratio, noise, Scales(*s))
+            for s in product(_OFFSETS, _SLOPES, _NOISES)
+        ]
         return max(fits, key=lambda fitted: fitted[0])[1]
 
     @staticmethod
     def columns(observations: Sequence[Observation]) -> tuple[tuple[Kind, ...], Array, Array]:
         """Kinds [n], excess [n], and log measured - log predicted accepted length [n]."""
         excess = [o.prediction.values["excess"].value for o in observations]
-        ratio = [math.log(o.measured.value / o.prediction.mean_accepted_length.value) for o in observations]
+        ratio = [
+            math.log(o.measured.value / o.prediction.mean_accepted_length.value)
+            for o in observations
+        ]
         return tuple(_kind(o.config) for o in observations), np.array(excess), np.array(ratio)
 
     @classmethod
     def with_scales(
         cls, kinds: tuple[Kind, ...], excess: Array, ratio: Array, noise: Array, scales: Scales
     ) -> tuple[float, Correction]:
-        """The leave-one-out log likelihood of some scales, and the fit. noise [n]: relative errors of the measured."""
-        covariance = _covariance(kinds, excess, kinds, excess, scales) + np.diag(scales.noise**2 + noise**2)
+        """The leave-one-out log likelihood of some scales, and the fit. noise [n]: relative errors
+        of the measured.
+        """
+        covariance = _covariance(kinds, excess, kinds, excess, scales) + np.diag(
+            scales.noise**2 + noise**2
+        )
         inverse = np.linalg.inv(covariance).astype(np.float64)
         weights: Array = inverse @ ratio
         variance = 1 / np.diag(inverse)
@@ -91,10 +107,15 @@ class Correction:
         return likelihood, cls(kinds, excess, scales, inverse, weights, left_out)
 
     def __call__(self, config: DecodingConfig, prediction: Prediction) -> Prediction:
-        """The prediction with a corrected mean accepted length and its error. Vanilla's is known."""
+        """The prediction with a corrected mean accepted length and its error. Vanilla's is
+        known.
+        """
         if config.is_vanilla:
             return prediction
-        length, excess = prediction.mean_accepted_length, np.array([prediction.values["excess"].value])
+        length, excess = (
+            prediction.mean_accepted_length,
+            np.array([prediction.values["excess"].value]),
+        )
         kind = (_kind(config),)
         shared = _covariance(kind, excess, self.kinds, self.excess, self.scales)[0]
         own = float(_covariance(kind, excess, kind, excess, self.scales)[0, 0])
@@ -115,6 +136,8 @@ def _covariance(
     other_excess: Array,
     scales: Scales,
 ) -> Array:
-    """Prior covariance of log ratios: offsets and slopes have a common part and one of each kind, equally large."""
+    """Prior covariance of log ratios: offsets and slopes have a common part and one of each kind,
+    equally large.
+    """
     same = np.array([[1.0 + (kind == other) for other in other_kinds] for kind in kinds])
     return same * (scales.offset**2 + scales.slope**2 * np.outer(excess, other_excess))

@@ -1,7 +1,8 @@
-"""Seconds of a pass by the shape of what is drafted, so that a setting that was never timed has a speed.
+"""Seconds of a pass by the shape of what is drafted, so that a setting that was never timed has a
+speed.
 
-What a pass costs depends on drafter, tree, sampling and kind of neighbourhood, and not on the rule's numbers. Within
-one such group it is taken as linear in the levels and nodes of the tree.
+What a pass costs depends on drafter, tree, sampling and kind of neighbourhood, and not on the
+rule's numbers. Within one such group it is taken as linear in the levels and nodes of the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ Group = tuple[object, ...]
 
 
 class ImageCost(NamedTuple):
-    """Seconds of one image: `prefill` once, `per_pass` for each later pass of the target. error: that of `per_pass`."""
+    """Seconds of one image: `prefill` once, `per_pass` for each later pass of the target. error:
+    that of `per_pass`.
+    """
 
     prefill: float
     per_pass: float
@@ -33,7 +36,9 @@ class ImageCost(NamedTuple):
         """The cost that timed images show. The error is over images, 0 for a single one."""
         timed = list(images)
         prefills = [image.seconds["prefill"] for image in timed]
-        rates = np.array([(image.latency - p) / image.passes for image, p in zip(timed, prefills, strict=True)])
+        rates = np.array(
+            [(image.latency - p) / image.passes for image, p in zip(timed, prefills, strict=True)]
+        )
         error = float(rates.std(ddof=1) / len(timed) ** 0.5) if len(timed) > 1 else 0.0
         return cls(float(np.mean(prefills)), float(rates.mean()), error)
 
@@ -64,12 +69,15 @@ class CostModel:
     timed: Mapping[DecodingConfig, ImageCost]
 
     def cost(self, config: DecodingConfig) -> ImageCost:
-        """The cost of a setting: least squares over its group's timed settings, and never outside their range.
+        """The cost of a setting: least squares over its group's timed settings, and never outside
+        their range.
 
         Raises:
             KeyError: nothing of its group was timed.
         """
-        group = {other: cost for other, cost in self.timed.items() if _group(other) == _group(config)}
+        group = {
+            other: cost for other, cost in self.timed.items() if _group(other) == _group(config)
+        }
         if not group:
             raise KeyError(_group(config))
         sizes, costs = [_terms(other) for other in group], list(group.values())
@@ -80,13 +88,18 @@ class CostModel:
         return ImageCost(float(np.mean([cost.prefill for cost in costs])), per_pass, error)
 
 
-def speedup(accepted_length: Estimate, cost: ImageCost, vanilla: ImageCost, tokens: int) -> Estimate:
+def speedup(
+    accepted_length: Estimate, cost: ImageCost, vanilla: ImageCost, tokens: int
+) -> Estimate:
     """Vanilla's seconds for an image of so many tokens over a setting's.
 
     The errors of the accepted length and of both costs are taken as independent.
     """
     passes = (tokens - 1) / accepted_length.value
-    own, baseline = cost.prefill + passes * cost.per_pass, vanilla.prefill + (tokens - 1) * vanilla.per_pass
+    own, baseline = (
+        cost.prefill + passes * cost.per_pass,
+        vanilla.prefill + (tokens - 1) * vanilla.per_pass,
+    )
     relative = (
         passes * cost.per_pass / own * accepted_length.error / accepted_length.value,
         passes * cost.error / own,

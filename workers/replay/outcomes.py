@@ -1,7 +1,9 @@
-"""What an acceptance rule would have done at recorded steps, in expectation over the acceptance tests' random numbers.
+"""What an acceptance rule would have done at recorded steps, in expectation over the acceptance
+tests' random numbers.
 
-Siblings are tried in order, as in decoding, at all inner slots of all steps at once; a node is reached with the
-product of the probabilities along its path. The only noise left is that of the recorded drafts.
+Siblings are tried in order, as in decoding, at all inner slots of all steps at once; a node is
+reached with the product of the probabilities along its path. The only noise left is that of the
+recorded drafts.
 """
 
 from __future__ import annotations
@@ -22,12 +24,13 @@ from workers.replay.recording import RecordedSteps, StepColumns
 class StepOutcomes(StepColumns):
     """Expectations of a rule at S steps.
 
-    at_least [S, D]: probability that so many drafts are accepted; 1 for none. The others are sums over the emitted
-    tokens. total_variation [S]: between each token's distribution, given the tokens before it, and
-    the target's. Exact where children are chosen, and in the mean over drafts for a chain of sampled ones with optimal
-    resampling (Cool-SD, Theorem 2); with the papers' resampling, or several sampled siblings, an upper bound: the sum
-    over sibling tests of what each adds. excess [S]: probability mass accepted beyond the exact rule's. code_distance,
-    surprise [S]: excess times these measures of the accepted token.
+    at_least [S, D]: probability that so many drafts are accepted; 1 for none. The others are sums
+    over the emitted tokens. total_variation [S]: between each token's distribution, given the
+    tokens before it, and the target's. Exact where children are chosen, and in the mean over drafts
+    for a chain of sampled ones with optimal resampling (Cool-SD, Theorem 2); with the papers'
+    resampling, or several sampled siblings, an upper bound: the sum over sibling tests of what each
+    adds. excess [S]: probability mass accepted beyond the exact rule's. code_distance, surprise
+    [S]: excess times these measures of the accepted token.
     """
 
     at_least: Tensor
@@ -53,8 +56,9 @@ def step_outcomes(
 ) -> StepOutcomes:
     """Apply a rule to steps.
 
-    kept [S, N] bool, levels [S]: use the sub-tree of these nodes, as a tree of so many drafted levels. costs: also
-    `total_variation`, which takes most of the time of a relaxed rule; otherwise it is not the rule's.
+    kept [S, N] bool, levels [S]: use the sub-tree of these nodes, as a tree of so many drafted
+    levels. costs: also `total_variation`, which takes most of the time of a relaxed rule; otherwise
+    it is not the rule's.
     """
     depth = steps.depth if kept is None else steps.depth * kept
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
@@ -70,7 +74,9 @@ def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -
     counts = set(levels.tolist())
     table = torch.ones(max(counts, default=0) + 1, _deepest(steps) + 1, device=levels.device)
     for count in counts:
-        budgets = torch.tensor(rule.schedule.checked_omegas(count), device=levels.device)[: table.shape[1] - 1]
+        budgets = torch.tensor(rule.schedule.checked_omegas(count), device=levels.device)[
+            : table.shape[1] - 1
+        ]
         table[count, 1 : len(budgets) + 1] = budgets
     return table[levels[:, None], steps.depth]
 
@@ -83,8 +89,9 @@ def _deepest(steps: RecordedSteps) -> int:
 class _Siblings:
     """The tests of all inner slots of all steps, flattened to S * I rows.
 
-    accept, excess [S, N]: once a node's parent is accepted, its own probability, and by how much it is higher
-    than the exact rule's. bias [S * I]: sum over the tests of sampled children of the total variation that each adds.
+    accept, excess [S, N]: once a node's parent is accepted, its own probability, and by how much it
+    is higher than the exact rule's. bias [S * I]: sum over the tests of sampled children of the
+    total variation that each adds.
     """
 
     def __init__(
@@ -98,7 +105,9 @@ class _Siblings:
     ) -> None:
         self.steps, self.rule, self.tables = steps, rule, tables
         self.eligible, self.omegas = eligible, omegas
-        self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(steps.inner.shape[1])
+        self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(
+            steps.inner.shape[1]
+        )
         self.children = steps.children.flatten(0, 1)
         self.residual, self.proposal = steps.target.flatten(0, 1), None
         if steps.proposal is not None:
@@ -108,12 +117,15 @@ class _Siblings:
             self.residual = self.residual.clone()
             self.proposal = None if self.proposal is None else self.proposal.clone()
         self.tested = torch.zeros(len(self.step), dtype=torch.bool, device=eligible.device)
-        self.open = torch.ones(len(self.step), device=eligible.device)  # that no earlier sibling was accepted
+        # that no earlier sibling was accepted
+        self.open = torch.ones(len(self.step), device=eligible.device)
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.excess = torch.zeros_like(self.accept)
         self.bias = torch.zeros_like(self.open)
         is_paper = costs and rule.resampling == "paper" and not rule.neighbourhood.exact
-        self.optimal = replace(rule, resampling="optimal") if is_paper and self.proposal is not None else None
+        self.optimal = (
+            replace(rule, resampling="optimal") if is_paper and self.proposal is not None else None
+        )
 
     def test(self, rank: int) -> None:
         """Test the children of one rank. Later ranks may have children where this one has none."""
@@ -140,7 +152,9 @@ class _Siblings:
             mass = NeighbourhoodMass(*(None if part is None else part[left] for part in mass))  # type: ignore[arg-type]
             self._reject(rank, rows[left], x[left], omega[left], mass)
 
-    def _reject(self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass) -> None:
+    def _reject(
+        self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass
+    ) -> None:
         """Replace the residuals of rows whose children x of this rank may be rejected."""
         r, p = self.residual[rows], None if self.proposal is None else self.proposal[rows]
         tables = self._ranked_tables(rank, rows)
@@ -154,7 +168,9 @@ class _Siblings:
             self.proposal[rows] = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
 
     def _ranked_tables(self, rank: int, rows: Tensor) -> NeighbourTables:
-        """The tables, with the ranking of the target's probs if it is recorded and no child was rejected before."""
+        """The tables, with the ranking of the target's probs if it is recorded and no child was
+        rejected before.
+        """
         if self.steps.ranking is None or rank > 0:
             return self.tables
         return replace(self.tables, ranking=self.steps.ranking.flatten(0, 1)[rows])
@@ -166,7 +182,11 @@ class _Siblings:
         rows = self.tested.nonzero()[:, 0]
         probs = self.open[rows, None] * self.residual[rows]
         step, drafted = self.step[rows, None], self.children[rows].clamp(min=0)
-        probs.scatter_add_(1, self.steps.tokens[step, drafted], self.accept[step, drafted] * (self.children[rows] >= 0))
+        probs.scatter_add_(
+            1,
+            self.steps.tokens[step, drafted],
+            self.accept[step, drafted] * (self.children[rows] >= 0),
+        )
         found = torch.zeros_like(self.open)
         found[rows] = _total_variation(probs, self.steps.target.flatten(0, 1)[rows])
         return found
@@ -177,8 +197,12 @@ def _total_variation(a: Tensor, b: Tensor) -> Tensor:
     return (a - b).abs().sum(1) / 2
 
 
-def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Tensor) -> StepOutcomes:
-    """Multiply the probabilities along every path. total_variation [S, I]: that of the token after each slot."""
+def _along_paths(
+    steps: RecordedSteps, siblings: _Siblings, total_variation: Tensor
+) -> StepOutcomes:
+    """Multiply the probabilities along every path. total_variation [S, I]: that of the token after
+    each slot.
+    """
     count, nodes = steps.tokens.shape
     row = torch.arange(count, device=siblings.accept.device)[:, None]
     reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
@@ -193,7 +217,13 @@ def _along_paths(steps: RecordedSteps, siblings: _Siblings, total_variation: Ten
         reach.scatter_add_(1, slot, at_parent * siblings.accept[row, child])
         excess.scatter_add_(1, slot, at_parent * siblings.excess[row, child])
     excess = excess[:, 1:]
-    at_least = reach.new_zeros(count, _deepest(steps) + 1).scatter_add_(1, pad(steps.depth, (1, 0)), reach)
+    at_least = reach.new_zeros(count, _deepest(steps) + 1).scatter_add_(
+        1, pad(steps.depth, (1, 0)), reach
+    )
     return StepOutcomes(
-        at_least, distance, excess.sum(1), (excess * steps.code_distance).sum(1), (excess * steps.surprise).sum(1)
+        at_least,
+        distance,
+        excess.sum(1),
+        (excess * steps.code_distance).sum(1),
+        (excess * steps.surprise).sum(1),
     )

@@ -1,8 +1,9 @@
-"""A setting's prediction from recorded steps: how many tokens a pass emits, and what the relaxation costs.
+"""A setting's prediction from recorded steps: how many tokens a pass emits, and what the relaxation
+costs.
 
-Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits others. Acceptance
-depends on the place in the image, so steps are averaged by row of the image first: in a row whose steps emit m tokens
-in the mean, 1 / m passes are made per token.
+Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits
+others. Acceptance depends on the place in the image, so steps are averaged by row of the image
+first: in a row whose steps emit m tokens in the mean, 1 / m passes are made per token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps
 from workers.replay.subtrees import subtree
 
-LENGTH, MEASURES = "mean_accepted_length", ("total_variation", "excess", "code_distance", "surprise")
+LENGTH, MEASURES = (
+    "mean_accepted_length",
+    ("total_variation", "excess", "code_distance", "surprise"),
+)
 QUANTITIES = (LENGTH, *MEASURES)
 
 
@@ -32,9 +36,9 @@ QUANTITIES = (LENGTH, *MEASURES)
 class Prediction:
     """Predicted values by name (`QUANTITIES`), with standard errors over blocks of captions.
 
-    The mean accepted length is in tokens per target pass, prefill excluded; the measures of `StepOutcomes` are means
-    per emitted token. approximate: what is drafted depends on the rule or on what was accepted before, so that the
-    replayed drafts are not quite the setting's own.
+    The mean accepted length is in tokens per target pass, prefill excluded; the measures of
+    `StepOutcomes` are means per emitted token. approximate: what is drafted depends on the rule or
+    on what was accepted before, so that the replayed drafts are not quite the setting's own.
     """
 
     values: Mapping[str, Estimate]
@@ -60,11 +64,17 @@ class Recording:
     images: int
     grid: Grid
 
-    def outcomes(self, rule: AcceptanceRule, tables: NeighbourTables, tree: TreePolicy | None = None) -> StepOutcomes:
-        """The outcomes of a rule. tree: one that the recorded trees contain, to which the rule is applied instead."""
+    def outcomes(
+        self, rule: AcceptanceRule, tables: NeighbourTables, tree: TreePolicy | None = None
+    ) -> StepOutcomes:
+        """The outcomes of a rule. tree: one that the recorded trees contain, to which the rule is
+        applied instead.
+        """
         if rule.neighbourhood.reads_ranking and self.steps.ranking is None:
             self.steps = self.steps.ranked()
-        kept, levels = (None, None) if tree is None else subtree(self.steps, self.config.policy, tree)
+        kept, levels = (
+            (None, None) if tree is None else subtree(self.steps, self.config.policy, tree)
+        )
         return step_outcomes(self.steps, rule, tables, kept=kept, levels=levels)
 
     @cached_property
@@ -73,8 +83,12 @@ class Recording:
         outcomes = step_outcomes(self.steps, self.config.acceptance, NeighbourTables(), costs=False)
         return self.predict(outcomes).mean_accepted_length.value
 
-    def predict(self, outcomes: StepOutcomes, step: Tensor | None = None, position: Tensor | None = None) -> Prediction:
-        """Predict from the outcomes of the recorded steps, or of R passes: `step` [R] stands for each at `position`."""
+    def predict(
+        self, outcomes: StepOutcomes, step: Tensor | None = None, position: Tensor | None = None
+    ) -> Prediction:
+        """Predict from the outcomes of the recorded steps, or of R passes: `step` [R] stands for
+        each at `position`.
+        """
         block = self.block if step is None else self.block[step]
         position = self.steps.position if position is None else position
         return predict(outcomes, block, position // self.grid.cols, self.images)
@@ -89,7 +103,11 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
         MetricUnavailable: fewer than two blocks.
     """
     blocks, rows = block_sizes(block).numel(), int(image_row.max()) + 1
-    columns = [torch.ones_like(outcomes.emitted), outcomes.emitted, *(getattr(outcomes, name) for name in MEASURES)]
+    columns = [
+        torch.ones_like(outcomes.emitted),
+        outcomes.emitted,
+        *(getattr(outcomes, name) for name in MEASURES),
+    ]
     sums = torch.zeros(blocks * rows, len(columns), dtype=torch.float64)
     sums.index_add_(0, (block * rows + image_row).cpu(), torch.stack(columns, dim=1).double().cpu())
     values = _per_token(with_left_out(sums.view(blocks, rows, -1)))  # [1 + blocks, 1 + measures]
@@ -99,8 +117,8 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
 
 
 def interpolate(first: Prediction, second: Prediction, weight: float) -> Prediction:
-    """Between two predictions from recordings of the same captions, with this weight of the second: linear in the
-    measures and in the log of the accepted length.
+    """Between two predictions from recordings of the same captions, with this weight of the second:
+    linear in the measures and in the log of the accepted length.
     """
     values = {
         name: _between(estimate, second.values[name], weight, log=name == LENGTH)
@@ -110,14 +128,18 @@ def interpolate(first: Prediction, second: Prediction, weight: float) -> Predict
 
 
 def _between(first: Estimate, second: Estimate, weight: float, *, log: bool) -> Estimate:
-    columns = torch.tensor([(entry.value, *entry.replicates) for entry in (first, second)], dtype=torch.float64)
+    columns = torch.tensor(
+        [(entry.value, *entry.replicates) for entry in (first, second)], dtype=torch.float64
+    )
     columns = columns.log() if log else columns
     values = (1 - weight) * columns[0] + weight * columns[1]
     return Estimate.from_replicates(values.exp() if log else values, first.n)
 
 
 def _per_token(sums: Tensor) -> Tensor:
-    """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 + measures]."""
+    """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 +
+    measures].
+    """
     steps, emitted = sums[..., :1], sums[..., 1:2]
     started = steps > 0  # a row in which no step starts counts as the others do
     parts = torch.where(started, torch.cat([steps, sums[..., 2:]], dim=-1) / emitted, 0.0)

@@ -1,4 +1,6 @@
-"""The table of predictions: one worker function writes it, and the search and `specfrontier predict` read it."""
+"""The table of predictions: one worker function writes it, and the search and `specfrontier
+predict` read it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from workers.runtime.timing import time_images
 
 
 class PredictedSetting(NamedTuple):
-    """A row of the table. params: in the study of a search; None outside of the space. cost: None if not timed."""
+    """A row of the table. params: in the study of a search; None outside of the space. cost: None
+    if not timed.
+    """
 
     config: DecodingConfig
     params: Mapping[str, Any] | None
@@ -41,7 +45,9 @@ def why_unpredictable(config: DecodingConfig) -> str | None:
 
 
 def check_predictable(configs: Iterable[DecodingConfig]) -> None:
-    """Raise ValueError if replay can describe none of these settings, or if nothing is drafted in any of them."""
+    """Raise ValueError if replay can describe none of these settings, or if nothing is drafted in
+    any of them.
+    """
     reasons = set()
     for config in configs:
         if not config.is_vanilla:
@@ -50,7 +56,10 @@ def check_predictable(configs: Iterable[DecodingConfig]) -> None:
                 return
             reasons.add(reason)
     why = "; ".join(sorted(reasons)) or "it has no setting with a drafter"
-    raise ValueError(f"space: replay can describe none of its settings ({why}); run the sweep with another sampler")
+    raise ValueError(
+        f"space: replay can describe none of its settings ({why}); run the sweep with another "
+        "sampler"
+    )
 
 
 def predict_settings(
@@ -62,10 +71,12 @@ def predict_settings(
     max_steps: int = MAX_STEPS,
     log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
-    """Record the task's captions, time some of its settings, and predict all. captions: of the sweep.
+    """Record the task's captions, time some of its settings, and predict all. captions: of the
+    sweep.
 
-    A row per setting: its digest, its config and its parameters in the study as JSON, for each of `QUANTITIES` the
-    value and its standard error, and the seconds of an image (`ImageCost`), null for a setting that was not timed.
+    A row per setting: its digest, its config and its parameters in the study as JSON, for each of
+    `QUANTITIES` the value and its standard error, and the seconds of an image (`ImageCost`), null
+    for a setting that was not timed.
 
     Raises:
         ConfigError: the model does not support a setting, or replay cannot describe it.
@@ -82,21 +93,29 @@ def predict_settings(
     predictions = [replayer.predict(config) for config in task.configs]
     arrays = {
         "digest": pa.array([config.digest() for config in task.configs], pa.string()),
-        "config": pa.array([json.dumps(config.to_mapping()) for config in task.configs], pa.string()),
+        "config": pa.array(
+            [json.dumps(config.to_mapping()) for config in task.configs], pa.string()
+        ),
         "params": pa.array(task.params, pa.string()),
         "approximate": pa.array([prediction.approximate for prediction in predictions], pa.bool_()),
     }
     for name in QUANTITIES:
-        arrays[name] = pa.array([prediction.values[name].value for prediction in predictions], pa.float64())
-        arrays[f"{name}_error"] = pa.array([prediction.values[name].error for prediction in predictions], pa.float64())
+        arrays[name] = pa.array(
+            [prediction.values[name].value for prediction in predictions], pa.float64()
+        )
+        arrays[f"{name}_error"] = pa.array(
+            [prediction.values[name].error for prediction in predictions], pa.float64()
+        )
     for field in ImageCost._fields:
-        arrays[f"cost_{field}"] = pa.array([getattr(costs.get(c), field, None) for c in task.configs], pa.float64())
+        arrays[f"cost_{field}"] = pa.array(
+            [getattr(costs.get(c), field, None) for c in task.configs], pa.float64()
+        )
     return pa.table(arrays)
 
 
 def read_predictions(table: pa.Table, captions: int) -> list[PredictedSetting]:
-    """The rows of a table. captions: number of recorded images. Old tables have no costs, and do not say whether a
-    prediction is approximate.
+    """The rows of a table. captions: number of recorded images. Old tables have no costs, and do
+    not say whether a prediction is approximate.
     """
     settings = []
     for row in table.to_pylist():
@@ -117,5 +136,7 @@ def _time(replayer: Replayer, config: DecodingConfig, batch: int) -> ImageCost:
     """The cost of a setting on two batches of images, after one image that is not timed."""
     engine, requests = replayer.engine(config, batch), replayer.requests
     list(engine.run(requests[:1]))
-    _, _, results = time_images(lambda requests: list(engine.run(requests)), requests[: 2 * batch], engine.device)
+    _, _, results = time_images(
+        lambda requests: list(engine.run(requests)), requests[: 2 * batch], engine.device
+    )
     return ImageCost.of(result.statistics for result in results)

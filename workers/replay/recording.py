@@ -1,8 +1,10 @@
-"""Steps of the exact rule, recorded for replay: the drafts, the drafter's probs and the target's, and nothing else.
+"""Steps of the exact rule, recorded for replay: the drafts, the drafter's probs and the target's,
+and nothing else.
 
-A step takes (rows of target + rows of proposal) x V x 4 bytes: one row of the target's probs for each slot with
-children, and one of the drafter's where children are sampled. At V = 16384 a chain of 5 takes 0.63 MiB, and an EAGLE-2
-tree of 58 nodes, 21 of them with children, 1.32 MiB (python -m benchmarks.replay --memory).
+A step takes (rows of target + rows of proposal) x V x 4 bytes: one row of the target's probs for
+each slot with children, and one of the drafter's where children are sampled. At V = 16384 a chain
+of 5 takes 0.63 MiB, and an EAGLE-2 tree of 58 nodes, 21 of them with children, 1.32 MiB (python -m
+benchmarks.replay --memory).
 """
 
 from __future__ import annotations
@@ -32,31 +34,39 @@ class StepColumns:
     def select(self, rows: Tensor) -> Self:
         """The steps at indices [n]."""
         columns: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return type(self)(**{name: None if column is None else column[rows] for name, column in columns.items()})
+        return type(self)(
+            **{name: None if column is None else column[rows] for name, column in columns.items()}
+        )
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
         """All steps of recordings of one tree policy; smaller trees are padded."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
-        return cls(**{name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0)) for name in names})
+        return cls(
+            **{
+                name: _concat([getattr(part, name) for part in parts], _EMPTY.get(name, 0))
+                for name in names
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedSteps(StepColumns):
     """S steps whose trees have at most N nodes, C children of a slot, and I slots with children.
 
-    image [S]: key of the image's random numbers. position [S]: index of the first token that the step emits. remaining
-    [S]: tokens that the image still needs. levels [S]: levels drafted. tokens [S, N]. depth [S, N]: 1-based, 0 for a
-    node that was not drafted. inner [S, I]: the slots with children, parents first (slot 0 is the root, slot i is node
-    i - 1). children [S, I, C]: node of each child by rank, -1 for none. target [S, I, V]: the target's probs after each
-    inner slot. proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen. scores
-    [S, N]: the log confidence by which a dynamic tree chose its nodes.
+    image [S]: key of the image's random numbers. position [S]: index of the first token that the
+    step emits. remaining [S]: tokens that the image still needs. levels [S]: levels drafted. tokens
+    [S, N]. depth [S, N]: 1-based, 0 for a node that was not drafted. inner [S, I]: the slots with
+    children, parents first (slot 0 is the root, slot i is node i - 1). children [S, I, C]: node of
+    each child by rank, -1 for none. target [S, I, V]: the target's probs after each inner slot.
+    proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen.
+    scores [S, N]: the log confidence by which a dynamic tree chose its nodes.
 
-    ranking [S, I, V], int32: the tokens by rising target probs, ties by index; kept only for rules that need it, never
-    in files.
+    ranking [S, I, V], int32: the tokens by rising target probs, ties by index; kept only for rules
+    that need it, never in files.
 
-    code_distance, surprise [S, N]: how far a node's token lies in the mean from a token of the target's: the squared
-    distance in code space, and the difference of log probs in nats.
+    code_distance, surprise [S, N]: how far a node's token lies in the mean from a token of the
+    target's: the squared distance in code space, and the difference of log probs in nats.
     """
 
     image: Tensor
@@ -90,7 +100,9 @@ def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
     padded = []
     for tensor in tensors:
         missing = [size - present for size, present in zip(sizes, tensor.shape[1:], strict=True)]
-        padded.append(pad(tensor, [side for count in reversed(missing) for side in (0, count)], value=empty))
+        padded.append(
+            pad(tensor, [side for count in reversed(missing) for side in (0, count)], value=empty)
+        )
     return torch.cat(padded)
 
 
@@ -106,17 +118,23 @@ class StepRecorder:
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
         """Record a pass. logits [B, N+1, V]: the target's guided logits."""
-        numbers = rng.uniform(batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted))
+        numbers = rng.uniform(
+            batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted)
+        )
         rows = (numbers < self._share).nonzero()[:, 0]
         if len(rows):
-            self._parts.append(_steps(batch, tree, logits, self._sampling, self._codebook).select(rows))
+            self._parts.append(
+                _steps(batch, tree, logits, self._sampling, self._codebook).select(rows)
+            )
 
     def steps(self) -> RecordedSteps:
         """All passes so far."""
         return RecordedSteps.concat(self._parts)
 
 
-def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, codebook: Tensor) -> RecordedSteps:
+def _steps(
+    batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, codebook: Tensor
+) -> RecordedSteps:
     """The pass of every row."""
     children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
     is_leaf = (children < 0).all(2)
@@ -139,22 +157,30 @@ def _steps(batch: Batch, tree: DraftTree, logits: Tensor, sampling: Sampling, co
         children=node,
         target=target,
         proposal=proposal,
-        scores=None if tree.scores is None else tree.scores.clamp_min(torch.finfo(tree.scores.dtype).min),
+        scores=None
+        if tree.scores is None
+        else tree.scores.clamp_min(torch.finfo(tree.scores.dtype).min),
         code_distance=code_distance,
         surprise=surprise,
     )
 
 
-def _node_measures(tokens: Tensor, children: Tensor, target: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
-    """Code distance and surprise [B, N] of tokens [B, N], the children [B, I, C] of slots with probs [B, I, V]."""
+def _node_measures(
+    tokens: Tensor, children: Tensor, target: Tensor, codebook: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Code distance and surprise [B, N] of tokens [B, N], the children [B, I, C] of slots with
+    probs [B, I, V].
+    """
     batch, nodes = tokens.shape
     x = tokens.gather(1, children.clamp(min=0).flatten(1)).view_as(children)
     squares, logs = codebook.square().sum(1), target.clamp_min(torch.finfo(target.dtype).tiny).log()
     products = (codebook[x] * (target @ codebook)[:, :, None]).sum(-1)
     distance = squares[x] - 2 * products + (target @ squares)[..., None]
     surprise = (target * logs).sum(-1, keepdim=True) - logs.gather(2, x)
-    place = torch.where(children < 0, nodes, children).flatten(1)  # the last column takes what is no node
+    # the last column takes what is no node
+    place = torch.where(children < 0, nodes, children).flatten(1)
     both = [
-        distance.new_zeros(batch, nodes + 1).scatter(1, place, m.flatten(1))[:, :nodes] for m in (distance, surprise)
+        distance.new_zeros(batch, nodes + 1).scatter(1, place, m.flatten(1))[:, :nodes]
+        for m in (distance, surprise)
     ]
     return both[0], both[1]

@@ -1,4 +1,6 @@
-"""Records the exact rule once for each drafter, sampling and kind of tree, then predicts any setting among them."""
+"""Records the exact rule once for each drafter, sampling and kind of tree, then predicts any
+setting among them.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ MAX_STEPS = 512  # steps of a recording, about
 
 
 class RecordingKey(NamedTuple):
-    """Settings with one key share recordings. trees: how the children of a fixed tree are chosen, or the
-    kind of another tree.
+    """Settings with one key share recordings. trees: how the children of a fixed tree are chosen,
+    or the kind of another tree.
     """
 
     drafter: DrafterChoice
@@ -41,7 +43,11 @@ class RecordingKey(NamedTuple):
 
 def _runs(settings: Sequence[DecodingConfig]) -> list[DecodingConfig]:
     """The settings to run and record for all settings with one `recording_key`."""
-    config = replace(settings[0], policy=union_policy([setting.policy for setting in settings]), acceptance=EXACT)
+    config = replace(
+        settings[0],
+        policy=union_policy([setting.policy for setting in settings]),
+        acceptance=EXACT,
+    )
     if not config.drafter.keeps_window:
         return [config]
     assert isinstance(config.policy, Chain), "a window is a chain"
@@ -59,17 +65,29 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
         ConfigError: replay cannot describe the setting.
     """
     if config.sampling is None or config.sampling.temperature == 0:
-        raise ConfigError(("sampling", "temperature"), "replay needs sampling: a temperature above 0")
+        raise ConfigError(
+            ("sampling", "temperature"), "replay needs sampling: a temperature above 0"
+        )
     if config.drafter.keeps_window and not isinstance(config.policy, Chain):
-        raise ConfigError(("tree", "policy"), f"replay cannot describe a {config.policy.kind!r} window; use 'chain'")
+        raise ConfigError(
+            ("tree", "policy"),
+            f"replay cannot describe a {config.policy.kind!r} window; use 'chain'",
+        )
     if not config.drafter.has_weights and not config.drafter.keeps_window:
-        problem = f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
+        problem = (
+            f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
+        )
         raise ConfigError(("drafter",), problem)
     if config.acceptance.verification.implementation:
-        problem = f"{config.acceptance.verification.kind!r} emits tokens that no recorded pass has tested"
+        problem = (
+            f"{config.acceptance.verification.kind!r} emits tokens that no recorded pass has tested"
+        )
         raise ConfigError(("acceptance", "verification"), problem)
     if config.acceptance.verification.reads_later_drafts:
-        problem = f"replay tests drafts one at a time, and {config.acceptance.verification.kind!r} tests them together"
+        problem = (
+            f"replay tests drafts one at a time, and {config.acceptance.verification.kind!r} tests "
+            "them together"
+        )
         raise ConfigError(("acceptance", "verification"), problem)
     policy = config.policy
     union_policy([policy])
@@ -80,14 +98,27 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
 class Replayer:
     """Predictions for settings of one model. requests: the images that are recorded.
 
-    max_steps: about so many steps are kept of a recording, at random, which bounds memory and time of a prediction. The
-    first prediction by a rule of groups adds a ranking, half as large as the probs of a step.
+    max_steps: about so many steps are kept of a recording, at random, which bounds memory and time
+    of a prediction. The first prediction by a rule of groups adds a ranking, half as large as the
+    probs of a step.
     """
 
     def __init__(
-        self, models: Models, requests: Sequence[Request], *, seed: int = 0, batch: int = 32, max_steps: int = MAX_STEPS
+        self,
+        models: Models,
+        requests: Sequence[Request],
+        *,
+        seed: int = 0,
+        batch: int = 32,
+        max_steps: int = MAX_STEPS,
     ) -> None:
-        self.models, self.requests, self.seed, self.batch, self.max_steps = models, requests, seed, batch, max_steps
+        self.models, self.requests, self.seed, self.batch, self.max_steps = (
+            models,
+            requests,
+            seed,
+            batch,
+            max_steps,
+        )
         self._recordings: dict[RecordingKey, list[Recording]] = {}
 
     def record(self, configs: Iterable[DecodingConfig]) -> None:
@@ -100,8 +131,11 @@ class Replayer:
         for config in configs:
             if not config.is_vanilla:
                 groups.setdefault(recording_key(config), []).append(config)
-        runs = {key: _runs(settings) for key, settings in groups.items()}  # checks all before the first image
-        self._recordings |= {key: [self._record(config) for config in configs] for key, configs in runs.items()}
+        # checks all before the first image
+        runs = {key: _runs(settings) for key, settings in groups.items()}
+        self._recordings |= {
+            key: [self._record(config) for config in configs] for key, configs in runs.items()
+        }
 
     def predict(self, config: DecodingConfig) -> Prediction:
         """The prediction for a setting whose recording exists.
@@ -112,7 +146,10 @@ class Replayer:
         """
         if config.is_vanilla:
             return Prediction.vanilla(len(self.requests))
-        recordings, tables = self._recordings[recording_key(config)], build_tables(config, self.models.target)
+        recordings, tables = (
+            self._recordings[recording_key(config)],
+            build_tables(config, self.models.target),
+        )
         if config.drafter.keeps_window:
             return predict_window(recordings, config, tables)
         (recording,) = recordings
@@ -122,20 +159,33 @@ class Replayer:
             return replace(recording.predict(*simulated), approximate=True)
         return recording.predict(outcomes_of(config.policy))
 
-    def engine(self, config: DecodingConfig, batch: int, observer: Observer | None = None) -> Engine:
+    def engine(
+        self, config: DecodingConfig, batch: int, observer: Observer | None = None
+    ) -> Engine:
         """An engine that decodes images with a setting."""
         drafter = self.models.drafters.get(config.drafter.kind)
-        return Engine(self.models.target, config, drafter, seed=self.seed, batch_size=batch, observer=observer)
+        return Engine(
+            self.models.target,
+            config,
+            drafter,
+            seed=self.seed,
+            batch_size=batch,
+            observer=observer,
+        )
 
     def _record(self, config: DecodingConfig) -> Recording:
         assert config.sampling is not None
         # a pass emits at least one token, and two or three in the mean
         most = len(self.requests) * self.models.target.grid.tokens
-        recorder = StepRecorder(config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most))
+        recorder = StepRecorder(
+            config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most)
+        )
         list(self.engine(config, self.batch, recorder).run(self.requests))
         steps = recorder.steps()
         captions = [request.caption_id for request in self.requests]
-        keys = image_keys(self.seed, captions, [request.sample for request in self.requests], steps.image.device)
+        keys = image_keys(
+            self.seed, captions, [request.sample for request in self.requests], steps.image.device
+        )
         place = {caption: index % BLOCKS for index, caption in enumerate(dict.fromkeys(captions))}
         blocks = torch.tensor([place[caption] for caption in captions], device=keys.device)
         block = blocks[(steps.image[:, None] == keys).long().argmax(1)]

@@ -1,8 +1,10 @@
-"""Policies with a `size_map` in replay: they adapt sizes along simulated images, and recorded steps stand for passes.
+"""Policies with a `size_map` in replay: they adapt sizes along simulated images, and recorded steps
+stand for passes.
 
-What a pass emits depends on the size of its tree, and that on what passes before it emitted. So images are simulated:
-a pass at a token is replaced by its image's recorded step nearest on the grid, with the tree of the size that
-the policy asks for, and the number of accepted drafts is sampled from the outcomes' probabilities.
+What a pass emits depends on the size of its tree, and that on what passes before it emitted. So
+images are simulated: a pass at a token is replaced by its image's recorded step nearest on the
+grid, with the tree of the size that the policy asks for, and the number of accepted drafts is
+sampled from the outcomes' probabilities.
 """
 
 from __future__ import annotations
@@ -25,15 +27,22 @@ _REPLICAS = 4  # simulated images of each recorded one
 
 
 def simulate(
-    steps: RecordedSteps, policy: TreePolicy, grid: Grid, outcomes_of: Callable[[TreePolicy], StepOutcomes]
+    steps: RecordedSteps,
+    policy: TreePolicy,
+    grid: Grid,
+    outcomes_of: Callable[[TreePolicy], StepOutcomes],
 ) -> tuple[StepOutcomes, Tensor, Tensor]:
-    """The outcomes of R simulated passes, the recorded step [R] that stands for each, and its token position [R].
+    """The outcomes of R simulated passes, the recorded step [R] that stands for each, and its token
+    position [R].
 
     outcomes_of: the outcomes of the recorded steps with the tree of one of the policy's sizes.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
-    replica, device = torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS), keys.device
+    replica, device = (
+        torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS),
+        keys.device,
+    )
     keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
     widest = min(max(size.width for size in policy.sizes), steps.target.shape[2])
     sizes: SizeMap = load_object(policy.size_map)(policy, grid.cols, widest)
@@ -50,18 +59,24 @@ def simulate(
             rows = active[(depth[active] == size[0]) & (width[active] == size[1])]
             step = nearest[rows, emitted[rows]]
             outcomes = known[size].select(step)
-            number = rng.uniform(keys[rows], emitted[rows], rng.Purpose.ACCEPT, torch.zeros_like(rows))
+            number = rng.uniform(
+                keys[rows], emitted[rows], rng.Purpose.ACCEPT, torch.zeros_like(rows)
+            )
             accepted[rows] = (number[:, None] < outcomes.at_least[:, 1:]).sum(1)
             parts.append((outcomes, step, emitted[rows]))
         accepted = torch.minimum(accepted, (grid.tokens - 1 - emitted).clamp(min=0))
         sizes.record(emitted, depth, width, accepted)
         emitted[active] += accepted[active] + 1
-    columns = [torch.cat(column) for column in zip(*((part[1], part[2]) for part in parts), strict=True)]
+    columns = [
+        torch.cat(column) for column in zip(*((part[1], part[2]) for part in parts), strict=True)
+    ]
     return StepOutcomes.concat([part[0] for part in parts]), columns[0], columns[1]
 
 
 def nearest_steps(steps: RecordedSteps, grid: Grid) -> tuple[Tensor, Tensor]:
-    """The keys [M] of the recorded images, and the index [M, tokens] of each one's step nearest to a token."""
+    """The keys [M] of the recorded images, and the index [M, tokens] of each one's step nearest to
+    a token.
+    """
     keys, image = torch.unique(steps.image, return_inverse=True)
     token = torch.arange(grid.tokens, device=keys.device)
     rows = token[:, None] // grid.cols - steps.position // grid.cols

@@ -1,7 +1,8 @@
 """One recording for many trees: the tree to record, and each policy's own tree inside it.
 
-For policies with `sizes` the recorded tree contains the trees of several sizes, each whole. A wide tree alone would not
-do: with flat distributions, the children of its many shallow nodes leave no place for the deep nodes of a narrow tree.
+For policies with `sizes` the recorded tree contains the trees of several sizes, each whole. A wide
+tree alone would not do: with flat distributions, the children of its many shallow nodes leave no
+place for the deep nodes of a narrow tree.
 """
 
 from __future__ import annotations
@@ -28,11 +29,15 @@ _MAX_NODES = 256  # nodes of a recorded tree; it lacks the least likely beyond t
 
 @dataclass(frozen=True, slots=True)
 class NestedTrees(TreePolicy):
-    """All nodes of dynamic trees of several sizes. Only replay records it; no sweep can ask for it."""
+    """All nodes of dynamic trees of several sizes. Only replay records it; no sweep can ask for
+    it.
+    """
 
     kind: ClassVar[str] = "nested"
     implementation: ClassVar[str] = "workers.replay.subtrees:NestedDrafting"
-    trees: Annotated[tuple[tuple[int, int, int], ...], "depth, width and nodes of each dynamic tree", Range(1)]
+    trees: Annotated[
+        tuple[tuple[int, int, int], ...], "depth, width and nodes of each dynamic tree", Range(1)
+    ]
 
     @classmethod
     def of(cls, policies: Iterable[TreePolicy]) -> Self:
@@ -44,7 +49,9 @@ class NestedTrees(TreePolicy):
 
     def contains(self, tree: TreeSize) -> bool:
         """Whether a tree is, or is a part of, one of these."""
-        return any(tree[:2] == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.trees)
+        return any(
+            tree[:2] == (depth, width) and tree.nodes <= nodes for depth, width, nodes in self.trees
+        )
 
     @property
     def sizes(self) -> tuple[TreeSize, ...]:
@@ -60,7 +67,8 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
     """A policy whose trees contain those of all `policies`.
 
     Raises:
-        ConfigError: no recording serves them all, or one of them has no fixed place in a larger tree.
+        ConfigError: no recording serves them all, or one of them has no fixed place in a larger
+            tree.
     """
     fixed = {policy: policy.fixed for policy in policies if policy.fixed is not None}
     if len(fixed) == len(set(policies)) and len({shape.sampled for shape in fixed.values()}) == 1:
@@ -70,16 +78,20 @@ def union_policy(policies: Sequence[TreePolicy]) -> TreePolicy:
             return largest
         return Static(paths=tuple(paths), children="sampled" if shape.sampled else "top")
     kinds = sorted({policy.kind for policy in policies})
-    if len(kinds) == 1 and all(policy.sizes and bool(policy.size_map) == policy.adapts_to_rule for policy in policies):
+    if len(kinds) == 1 and all(
+        policy.sizes and bool(policy.size_map) == policy.adapts_to_rule for policy in policies
+    ):
         return NestedTrees.of(policies)
     problem = (
-        f"replay cannot describe {', '.join(kinds)} by one recording; it can for fixed trees, and for a policy that "
-        "declares its trees' sizes"
+        f"replay cannot describe {', '.join(kinds)} by one recording; it can for fixed trees, and "
+        "for a policy that declares its trees' sizes"
     )
     raise ConfigError(("tree", "policy"), problem)
 
 
-def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> tuple[Tensor, Tensor]:
+def subtree(
+    steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy
+) -> tuple[Tensor, Tensor]:
     """The nodes [S, N] of the policy's own trees in recorded ones, and their drafted levels [S].
 
     Raises:
@@ -94,24 +106,32 @@ def subtree(steps: RecordedSteps, recorded: TreePolicy, policy: TreePolicy) -> t
         if own <= set(paths) and policy.fixed.sampled == recorded.fixed.sampled:
             nodes = torch.tensor([path in own for path in paths], device=levels.device)
             return nodes.expand(len(steps), -1), levels
-    raise ConfigError(("tree",), f"the recorded {recorded.kind} tree does not contain {policy}; record a larger one")
+    raise ConfigError(
+        ("tree",),
+        f"the recorded {recorded.kind} tree does not contain {policy}; record a larger one",
+    )
 
 
 def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
-    """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes` surest of all are
-    kept."""
+    """EAGLE-2's two choices: the `width` surest nodes of a level are expanded, and the `nodes`
+    surest of all are kept.
+    """
     assert steps.scores is not None, "a dynamic tree is recorded with its scores"
     count, nodes = steps.tokens.shape
     row, drafted = torch.arange(count, device=steps.tokens.device)[:, None], steps.depth > 0
     no_slot = nodes + 1
-    children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)  # by slot
-    slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)  # smaller trees are padded
+    # by slot
+    children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)
+    # smaller trees are padded
+    slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)
     children_of[row, slots] = steps.children
     candidates, expanded = torch.zeros_like(drafted), torch.zeros_like(row).expand(count, 1)
     for _ in range(size.depth):
         children = children_of[row, expanded][..., : size.width].flatten(1)
         level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
-        level = level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
+        level = (
+            level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
+        )
         candidates |= level
         best = surest(steps.scores, level, size.width)
         order = (~best).int().sort(dim=1, stable=True).indices[:, : size.width]
@@ -120,8 +140,8 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
 
 
 class _Level(NamedTuple):
-    """Candidates of one level: tokens, scores (log confidences) and parents (candidates of all levels, -1 for the root)
-    [B, C], and which of them the trees of each width have [B, W, C].
+    """Candidates of one level: tokens, scores (log confidences) and parents (candidates of all
+    levels, -1 for the root) [B, C], and which of them the trees of each width have [B, W, C].
     """
 
     tokens: Tensor
@@ -145,9 +165,15 @@ class NestedDrafting(DynamicTree):
 
     def draft(self, batch: Batch) -> DraftTree:
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], self.width)
-        narrow = torch.arange(self.width, device=tokens.device) < self._widths[:, None]  # [W, width]
+        # [W, width]
+        narrow = torch.arange(self.width, device=tokens.device) < self._widths[:, None]
         levels = [
-            _Level(tokens[:, 0], scores[:, 0], torch.full_like(tokens[:, 0], -1), narrow.expand(batch.size, -1, -1))
+            _Level(
+                tokens[:, 0],
+                scores[:, 0],
+                torch.full_like(tokens[:, 0], -1),
+                narrow.expand(batch.size, -1, -1),
+            )
         ]
         start = 0  # first id of the level above
         for depth in range(2, self.max_levels + 1):
@@ -155,11 +181,20 @@ class NestedDrafting(DynamicTree):
             expanded = self._expanded(above, depth)
             index, exists = _first(expanded.any(1))
             step, tokens = self.top_children(
-                self.drafter.expand(batch, above.tokens.gather(1, index), index // self.width if depth > 2 else None),
+                self.drafter.expand(
+                    batch,
+                    above.tokens.gather(1, index),
+                    index // self.width if depth > 2 else None,
+                ),
                 self.width,
             )
-            scores = above.scores.gather(1, index).masked_fill(~exists, -torch.inf)[..., None] + step
-            own = expanded.gather(2, index[:, None].expand(-1, len(self._widths), -1)) & exists[:, None]
+            scores = (
+                above.scores.gather(1, index).masked_fill(~exists, -torch.inf)[..., None] + step
+            )
+            own = (
+                expanded.gather(2, index[:, None].expand(-1, len(self._widths), -1))
+                & exists[:, None]
+            )
             levels.append(
                 _Level(
                     tokens.flatten(1),
@@ -181,7 +216,9 @@ class NestedDrafting(DynamicTree):
 
     def _choose(self, levels: list[_Level]) -> DraftTree:
         """The nodes that a tree of some size keeps."""
-        tokens, scores, parents = (torch.cat(column, 1) for column in list(zip(*levels, strict=True))[:3])
+        tokens, scores, parents = (
+            torch.cat(column, 1) for column in list(zip(*levels, strict=True))[:3]
+        )
         members = torch.cat([level.members for level in levels], 2)
         sizes = torch.tensor([level.tokens.shape[1] for level in levels], device=tokens.device)
         depth = torch.arange(1, len(levels) + 1, device=tokens.device).repeat_interleave(sizes)
@@ -193,7 +230,9 @@ class NestedDrafting(DynamicTree):
         candidates = tokens, scores.masked_fill(~kept, -torch.inf)
         drafted = torch.full_like(order[:, 0], len(levels))
         parents = torch.where(parents < 0, root, parents)
-        return self._assemble(candidates, order, parents, depth[order], drafted, len(levels), self.width)
+        return self._assemble(
+            candidates, order, parents, depth[order], drafted, len(levels), self.width
+        )
 
 
 def surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
@@ -204,8 +243,8 @@ def surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
 
 
 def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The indices [B, E] of each row's true entries in order, padded with others, and which of them are true. Reads
-    their largest number from the device: a recording need not be quick.
+    """The indices [B, E] of each row's true entries in order, padded with others, and which of them
+    are true. Reads their largest number from the device: a recording need not be quick.
     """
     index = (~mask).int().sort(dim=1, stable=True).indices[:, : int(mask.sum(1).max())]
     return index, mask.gather(1, index)

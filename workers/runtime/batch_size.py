@@ -1,7 +1,8 @@
-"""The batch size of `quality.batch: auto`: the largest power of two that fits the memory, up to a bound.
+"""The batch size of `quality.batch: auto`: the largest power of two that fits the memory, up to a
+bound.
 
-The bound on a CPU is measured (docs/speed.md). That on a GPU is not: it is large enough for the target's matrix
-products to take longer than reading its weights.
+The bound on a CPU is measured (docs/speed.md). That on a GPU is not: it is large enough for the
+target's matrix products to take longer than reading its weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ IMAGES_PER_DECODE = 64  # decoded from tokens together; fewer where memory runs 
 def automatic_batch(shapes: Models, config: DecodingConfig, memory: int | None) -> int:
     """The batch size of a config; 1 if none fits.
 
-    shapes: models with the config's drafter, on the meta device if there is a `memory`: bytes of a GPU that models and
-    decoding may take. None: a CPU.
+    shapes: models with the config's drafter, on the meta device if there is a `memory`: bytes of a
+    GPU that models and decoding may take. None: a CPU.
 
     Raises:
         ValueError: the models do not support the config.

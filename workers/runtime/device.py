@@ -48,8 +48,8 @@ def device_name(device: torch.device) -> str:
 
 
 def this_device(device: torch.device) -> Device:
-    """What times the sessions of this process: the threads of a CPU, or a GPU. A GPU with and one without CUDA graphs
-    are two devices.
+    """What times the sessions of this process: the threads of a CPU, or a GPU. A GPU with and one
+    without CUDA graphs are two devices.
     """
     if device.type == "cuda":
         return Device(torch.cuda.get_device_name(device) + ("" if are_supported(device) else EAGER))
@@ -75,8 +75,8 @@ def compute_facts(device: torch.device) -> dict[str, Any]:
 def training_dtype(device: torch.device, bf16: bool | None = None) -> tuple[torch.dtype, str]:
     """The dtype of a training's matrix products, and the reason in words.
 
-    bf16 None: bfloat16 where the device has instructions for it. Without them it is ten times slower than float32 on a
-    CPU.
+    bf16 None: bfloat16 where the device has instructions for it. Without them it is ten times
+    slower than float32 on a CPU.
     """
     reason = "as configured"
     if bf16 is None:
@@ -91,7 +91,9 @@ def _bf16_support(device: torch.device) -> tuple[bool, str]:
             found = torch.cuda.is_bf16_supported(including_emulation=False)
         return found, f"this GPU has {'' if found else 'no '}bfloat16 instructions"
     names = [name for name in _CPU_BF16 if name in _cpu_flags()]
-    return bool(names), f"this CPU has {names[0] if names else 'neither ' + ' nor '.join(_CPU_BF16)}"
+    return bool(
+        names
+    ), f"this CPU has {names[0] if names else 'neither ' + ' nor '.join(_CPU_BF16)}"
 
 
 def _cpu_flags() -> Collection[str]:

@@ -1,4 +1,6 @@
-"""Images that earlier sweeps of the same models have generated: a new sweep takes their rows over."""
+"""Images that earlier sweeps of the same models have generated: a new sweep takes their rows
+over.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,22 @@ _IDENTIFYING = ("caption_id", "sample", "caption")
 
 @dataclass(frozen=True, slots=True)
 class EarlierImages:
-    """The images of one earlier sweep, whose results depend on the same weights, seed and extractors.
+    """The images of one earlier sweep, whose results depend on the same weights, seed and
+    extractors.
 
     shards: the names of the files that hold them, by their config's digest.
     """
 
     storage: Storage
     shards: Mapping[str, Sequence[str]]
-    _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)  # by digest: file, caption's text
+    # by digest: file, caption's text
+    _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, plain: Mapping[str, Any]) -> Self | None:
-        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}; None if it cannot be reached."""
+        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}; None if it
+        cannot be reached.
+        """
         try:
             return cls(Storage(plain["store"]), plain["shards"])
         except ValueError as error:
@@ -41,19 +47,26 @@ class EarlierImages:
             return None
 
     def find(self, shard: QualityShard, requests: Sequence[Request]) -> pa.Table | None:
-        """The rows of a shard's images, in the order of `requests`; None unless this sweep has them all, readable.
+        """The rows of a shard's images, in the order of `requests`; None unless this sweep has them
+        all, readable.
 
-        An image depends on its config, its caption and its sample alone, so it may be in a shard of any size.
+        An image depends on its config, its caption and its sample alone, so it may be in a shard of
+        any size.
         """
         known = self._places(shard.config.digest())
         if not known:
             return None
         places = [known.get((request.caption_id, request.sample)) for request in requests]
         found = {place[0] for place in places if place}
-        if any(not place or place[1] != request.caption for place, request in zip(places, requests, strict=True)):
+        if any(
+            not place or place[1] != request.caption
+            for place, request in zip(places, requests, strict=True)
+        ):
             return None
         try:
-            tables = [read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(found)]
+            tables = [
+                read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(found)
+            ]
         except (OSError, ShardError):
             return None
         table = pa.concat_tables(tables)
@@ -63,7 +76,11 @@ class EarlierImages:
 
     def captions(self, digest: str) -> list[tuple[int, str]]:
         """Id and text of each caption of a setting's images, in their order."""
-        return list(dict.fromkeys((caption, text) for (caption, _), (_, text) in self._places(digest).items()))
+        return list(
+            dict.fromkeys(
+                (caption, text) for (caption, _), (_, text) in self._places(digest).items()
+            )
+        )
 
     def _places(self, digest: str) -> dict[_Image, tuple[str, str]]:
         if digest not in self._files:
@@ -71,13 +88,17 @@ class EarlierImages:
         return self._files[digest]
 
     def _index(self, names: Sequence[str]) -> dict[_Image, tuple[str, str]]:
-        """The file and the caption's text of each image; those in files that cannot be read are left out."""
+        """The file and the caption's text of each image; those in files that cannot be read are
+        left out.
+        """
         found: dict[_Image, tuple[str, str]] = {}
         for name in names:
             try:
                 table, _ = read_shard(self.storage, name, _IDENTIFYING, kind=QualityShard.kind)
             except (OSError, ShardError):
                 continue
-            for caption, sample, text in zip(*(table[column].to_pylist() for column in _IDENTIFYING), strict=True):
+            for caption, sample, text in zip(
+                *(table[column].to_pylist() for column in _IDENTIFYING), strict=True
+            ):
                 found[caption, sample] = (name, text)
         return found

@@ -1,5 +1,5 @@
-"""One engine per decoding config, which is reused across shards. Runs can be cancelled, and are retried at half the
-batch size if memory runs out.
+"""One engine per decoding config, which is reused across shards. Runs can be cancelled, and are
+retried at half the batch size if memory runs out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class CancellableEngine(Engine):
 
 
 class Engines:
-    """Engines of one model by config. A config that the model does not support is refused before anything runs."""
+    """Engines of one model by config. A config that the model does not support is refused before
+    anything runs.
+    """
 
     def __init__(self, models: Models, seed: int, is_cancelled: Callable[[], bool]) -> None:
         self.models, self.seed, self.is_cancelled = models, seed, is_cancelled
@@ -59,8 +61,11 @@ class Engines:
         self._engines.move_to_end(config)
         return self._engines[config]
 
-    def generate(self, config: DecodingConfig, requests: Sequence[Request], batch: int) -> tuple[list[Result], int]:
-        """The results in the order of the requests, and the batch size used: `batch`, or half of it if memory ran out.
+    def generate(
+        self, config: DecodingConfig, requests: Sequence[Request], batch: int
+    ) -> tuple[list[Result], int]:
+        """The results in the order of the requests, and the batch size used: `batch`, or half of it
+        if memory ran out.
 
         Raises:
             ConfigError: the model does not support the config.
@@ -85,8 +90,8 @@ class Engines:
     ) -> list[Result]:
         """Like `generate`, without the retry at half the batch size.
 
-        alternating: configs whose engines keep their batches and graphs meanwhile, because they take turns with this
-        one.
+        alternating: configs whose engines keep their batches and graphs meanwhile, because they
+        take turns with this one.
         """
 
         def run() -> list[Result]:
@@ -97,8 +102,11 @@ class Engines:
             try:
                 return list(engine.run(requests))
             except (RuntimeError, MemoryError):
-                del self._engines[config]  # the interrupted pass leaves its timer and caches in an undefined state
+                # the interrupted pass leaves its timer and caches in an undefined state
+                del self._engines[config]
                 raise
 
-        results = {(r.request.caption_id, r.request.sample): r for r in guard_memory(run, f"batch {batch}")}
+        results = {
+            (r.request.caption_id, r.request.sample): r for r in guard_memory(run, f"batch {batch}")
+        }
         return [results[request.caption_id, request.sample] for request in requests]

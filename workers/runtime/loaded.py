@@ -15,7 +15,13 @@ from workers.data.captions import captions_hash, read_captions
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 from workers.decoding.statistics import Result
-from workers.loading.models_yaml import Entry, folder_entry, load_entry, metric_bytes, shape_only_models
+from workers.loading.models_yaml import (
+    Entry,
+    folder_entry,
+    load_entry,
+    metric_bytes,
+    shape_only_models,
+)
 from workers.metrics.extractors import Extractors, ImageScores
 from workers.metrics.library import library_metrics
 from workers.metrics.metric import METRICS
@@ -37,16 +43,18 @@ def _open_store(spec: WorkerSpec) -> Storage:
     """The sweep's store.
 
     Raises:
-        ValueError: it is not the driver's store, such as a folder of the same name on another machine.
+        ValueError: it is not the driver's store, such as a folder of the same name on another
+            machine.
     """
     storage = Storage(spec.store)
     is_drivers = spec.token is None or (
-        storage.exists(_STORE_TOKEN) and storage.read(_STORE_TOKEN).decode("utf-8", "replace") == spec.token
+        storage.exists(_STORE_TOKEN)
+        and storage.read(_STORE_TOKEN).decode("utf-8", "replace") == spec.token
     )
     if not is_drivers:
         raise ValueError(
-            f"{storage.display_name}: on {platform.node()} this is not the folder that the driver writes to; "
-            "give --out a bucket, or a folder that all machines share"
+            f"{storage.display_name}: on {platform.node()} this is not the folder that the driver "
+            "writes to; give --out a bucket, or a folder that all machines share"
         )
     return storage
 
@@ -67,7 +75,9 @@ class LoadedSweep:
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)
         self._memory, self._batches = memory, dict[DecodingConfig, int]()
-        self._entry = entry = folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
+        self._entry = entry = (
+            folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
+        )
         with collect_notes() as notes:
             self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
@@ -98,7 +108,10 @@ class LoadedSweep:
         self.sweep_reference = SweepReference(self.storage, spec.reference, self.extractors, side)
         self.reference = self.sweep_reference.facts
         select_metrics(spec.metrics, self.available, self.metrics)
-        self._measured = {"memory": memory, "numerics": measure_numerics(target, self.extractors, texts)}
+        self._measured = {
+            "memory": memory,
+            "numerics": measure_numerics(target, self.extractors, texts),
+        }
 
     @property
     def available(self) -> set[str]:
@@ -107,7 +120,9 @@ class LoadedSweep:
 
     def facts(self) -> dict[str, Any]:
         """What was loaded and what it can compute, as plain data."""
-        metrics, unavailable = select_metrics([*self.metrics, *self.spec.batch_metrics], self.available, self.metrics)
+        metrics, unavailable = select_metrics(
+            [*self.metrics, *self.spec.batch_metrics], self.available, self.metrics
+        )
         source = str(self.spec.captions.get("source", "scenes"))
         return {
             "capabilities": self.capabilities.to_mapping(),
@@ -116,7 +131,11 @@ class LoadedSweep:
             "precision": self.experiment.precision,
             "metrics": {metric.name: metric.to_mapping() for metric in metrics},
             "without": unavailable | dict(self.extractors.unavailable),
-            "captions": {"count": len(self.captions), "hash": self.experiment.captions, "source": source},
+            "captions": {
+                "count": len(self.captions),
+                "hash": self.experiment.captions,
+                "source": source,
+            },
             "reference": self.reference,
             "notes": self.notes,
             **self._measured,
@@ -137,7 +156,10 @@ class LoadedSweep:
         if self._memory is None:
             return automatic_batch(self.models, config, None)
         with collect_notes():  # loading reported them
-            shapes, nets = shape_only_models(self._entry, target.dtype), sum(metric_bytes(self._entry).values())
+            shapes, nets = (
+                shape_only_models(self._entry, target.dtype),
+                sum(metric_bytes(self._entry).values()),
+            )
         return automatic_batch(shapes, config, self._memory - nets)
 
     def score(self, results: list[Result]) -> ImageScores:

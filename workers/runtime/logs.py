@@ -1,4 +1,6 @@
-"""A worker's log: its own file in the sweep's folder, with its tasks, their times, and tracebacks of errors."""
+"""A worker's log: its own file in the sweep's folder, with its tasks, their times, and tracebacks
+of errors.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from workers.data.storage import Storage
 _FOLDER = "logs"
 _LOGGER = "workers"  # parent of the loggers of all modules in this package
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-# exception class in workers.runtime.engines, matched by name because importing that module imports torch
+# exception class in workers.runtime.engines, matched by name because importing that module imports
+# torch
 _CANCELLED = "Cancelled"
 
 
@@ -30,8 +33,8 @@ class _WorkerHandler(logging.StreamHandler[TextIO]):
 
 
 def open_log(storage: Storage, worker: str) -> logging.Logger:
-    """The worker's logger. If the storage is a folder, everything that this process logs is also appended to
-    logs/<worker>.log; otherwise it goes to standard error, which Ray keeps.
+    """The worker's logger. If the storage is a folder, everything that this process logs is also
+    appended to logs/<worker>.log; otherwise it goes to standard error, which Ray keeps.
 
     Raises:
         OSError: the file cannot be written, or is a link out of the folder.
@@ -45,7 +48,13 @@ def open_log(storage: Storage, worker: str) -> logging.Logger:
         handler = _WorkerHandler(io.TextIOWrapper(file, encoding="utf-8"))
         handler.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(handler)
-    logger.info("%s starts on %s as process %d, for %s", worker, platform.node(), os.getpid(), storage.display_name)
+    logger.info(
+        "%s starts on %s as process %d, for %s",
+        worker,
+        platform.node(),
+        os.getpid(),
+        storage.display_name,
+    )
     return logger
 
 
@@ -77,7 +86,11 @@ def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = 
     captions: the worker's specification of them; the description then names their source.
     """
     kind, config = task.get("kind"), task.get("config") or {}
-    span = f" of captions {task['start']} to {task['stop'] - 1}" if "start" in task and "stop" in task else ""
+    span = (
+        f" of captions {task['start']} to {task['stop'] - 1}"
+        if "start" in task and "stop" in task
+        else ""
+    )
     span += f" of {captions['source']}" if span and captions else ""
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]
     method = " ".join(part for part in parts if part)
@@ -85,4 +98,8 @@ def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = 
 
 
 def _kind(section: Any, key: str) -> str:
-    return str(section.get(key) or section.get("kind") or "") if isinstance(section, Mapping) else str(section or "")
+    return (
+        str(section.get(key) or section.get("kind") or "")
+        if isinstance(section, Mapping)
+        else str(section or "")
+    )

@@ -1,4 +1,6 @@
-"""Memory: running out of it (recognised, freed, retried with less at once), and sizes for people."""
+"""Memory: running out of it (recognised, freed, retried with less at once), and sizes for
+people.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ class OutOfMemory(RuntimeError):
 
 
 def guard_memory(work: Callable[[], _Output], size: str) -> _Output:
-    """The output of `work`. If memory runs out, unused memory is freed and the error says at what `size`.
+    """The output of `work`. If memory runs out, unused memory is freed and the error says at what
+    `size`.
 
     Raises:
         OutOfMemory: memory ran out.
@@ -29,17 +32,20 @@ def guard_memory(work: Callable[[], _Output], size: str) -> _Output:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        problem = str(error).partition("\n")[0] or type(error).__name__  # a MemoryError may have no text
+        # a MemoryError may have no text
+        problem = str(error).partition("\n")[0] or type(error).__name__
     # Outside of the handler: the error holds the frames that it passed, and they hold the memory.
     free_memory()
     raise OutOfMemory(f"out of memory at {size}: {problem}")
 
 
-def in_chunks(work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item], size: int) -> list[_Output]:
+def in_chunks(
+    work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item], size: int
+) -> list[_Output]:
     """The outputs of `work` on the items in order, at most `size` at a time.
 
-    If memory runs out, that chunk is retried in halves, as often as needed, and later chunks have the size that
-    fitted. The output for an item must not depend on the other items of its chunk.
+    If memory runs out, that chunk is retried in halves, as often as needed, and later chunks have
+    the size that fitted. The output for an item must not depend on the other items of its chunk.
 
     Raises:
         OutOfMemory: one item alone does not fit.
@@ -59,10 +65,11 @@ def in_chunks(work: Callable[[Sequence[_Item]], _Output], items: Sequence[_Item]
 
 
 def limit_memory(device: torch.device, share: float) -> int | None:
-    """Limit this process to a share of a GPU's memory; returns the bytes that tensors may take (None: on a CPU).
+    """Limit this process to a share of a GPU's memory; returns the bytes that tensors may take
+    (None: on a CPU).
 
-    A process that shares a GPU would otherwise take the memory that another one needs next. Of each share,
-    `RESERVED_BYTES` are for what CUDA itself keeps.
+    A process that shares a GPU would otherwise take the memory that another one needs next. Of each
+    share, `RESERVED_BYTES` are for what CUDA itself keeps.
     """
     if device.type != "cuda":
         return None
@@ -77,7 +84,9 @@ def limit_memory(device: torch.device, share: float) -> int | None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the CPU."""
     text = str(error).lower()
-    by_text = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    by_text = isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
     return by_text or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 

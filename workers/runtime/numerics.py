@@ -1,5 +1,5 @@
-"""What a worker's hardware computes, in numbers: workers whose numbers agree generate the same images,
-except where rounding decides a near-tie.
+"""What a worker's hardware computes, in numbers: workers whose numbers agree generate the same
+images, except where rounding decides a near-tie.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ CAPTIONS = 2
 _VALUES = 64  # of each output
 
 
-def measure_numerics(target: Target, extractors: Extractors, captions: Sequence[str]) -> dict[str, Any]:
-    """A digest and some values of the logits after a prefill and one pass, and of an image's features.
+def measure_numerics(
+    target: Target, extractors: Extractors, captions: Sequence[str]
+) -> dict[str, Any]:
+    """A digest and some values of the logits after a prefill and one pass, and of an image's
+    features.
 
-    The pass is that of vanilla, whose first token is sampled: only a near-tie could make it differ between devices. The
-    cost is that of two passes, one image and its features.
+    The pass is that of vanilla, whose first token is sampled: only a near-tie could make it differ
+    between devices. The cost is that of two passes, one image and its features.
     """
     logits: list[Tensor] = []
 
@@ -41,10 +44,17 @@ def measure_numerics(target: Target, extractors: Extractors, captions: Sequence[
         engine.step(batch)
         tokens = torch.arange(target.grid.tokens, device=target.device) % target.vocab_size
         image = target.decode(tokens[None])
-        features = [extractor.extract(image).float().cpu() for extractor in extractors.by_role.values()]
+        features = [
+            extractor.extract(image).float().cpu() for extractor in extractors.by_role.values()
+        ]
     outputs = {"logits": logits, "features": features}
-    digest = hashlib.sha256(b"".join(part.numpy().tobytes() for parts in outputs.values() for part in parts))
-    values = {name: [value for part in parts for value in _some_values(part)] for name, parts in outputs.items()}
+    digest = hashlib.sha256(
+        b"".join(part.numpy().tobytes() for parts in outputs.values() for part in parts)
+    )
+    values = {
+        name: [value for part in parts for value in _some_values(part)]
+        for name, parts in outputs.items()
+    }
     return {"digest": digest.hexdigest()[:16], **values}
 
 
@@ -56,7 +66,9 @@ def _some_values(part: Tensor) -> list[float]:
 
 
 def max_difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
-    """The largest difference between two workers' values, relative to the largest value of its kind."""
+    """The largest difference between two workers' values, relative to the largest value of its
+    kind.
+    """
     if first["digest"] == other["digest"]:
         return 0.0
     differences = []
@@ -65,5 +77,7 @@ def max_difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         if ours.shape != theirs.shape:
             return float("inf")
         if ours.numel():
-            differences.append(float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30)))
+            differences.append(
+                float((ours - theirs).abs().max() / ours.abs().max().clamp_min(1e-30))
+            )
     return max(differences, default=0.0)

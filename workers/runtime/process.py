@@ -1,15 +1,18 @@
-"""What a process computes with: the threads of torch, NumPy and SciPy, and memory that it keeps when it is freed.
+"""What a process computes with: the threads of torch, NumPy and SciPy, and memory that it keeps
+when it is freed.
 
-OpenMP reads its environment once, when torch or another library loads it. So commands call `use_threads` before they
-import one, and worker processes start with `process_environment`. This module imports none of them.
+OpenMP reads its environment once, when torch or another library loads it. So commands call
+`use_threads` before they import one, and worker processes start with `process_environment`. This
+module imports none of them.
 
-Threads wait passively: one that waits for the others of a parallel loop spins for some ten microseconds, then sleeps.
-By default it would spin on, and with other work on the machine the threads that still compute would wait for cores on
-which others spin. If it slept at once, the many short loops of a small model would wait for it to wake.
+Threads wait passively: one that waits for the others of a parallel loop spins for some ten
+microseconds, then sleeps. By default it would spin on, and with other work on the machine the
+threads that still compute would wait for cores on which others spin. If it slept at once, the many
+short loops of a small model would wait for it to wake.
 
-By default glibc gives a block of more than 32 MiB back to the system when it is freed, and the next one is made of new
-pages, which the kernel clears when they are first used. The steps of a tree over a large vocabulary make many such
-tensors. Other systems' allocators are left as they are.
+By default glibc gives a block of more than 32 MiB back to the system when it is freed, and the next
+one is made of new pages, which the kernel clears when they are first used. The steps of a tree over
+a large vocabulary make many such tensors. Other systems' allocators are left as they are.
 """
 
 from __future__ import annotations
@@ -20,20 +23,25 @@ import sys
 from pathlib import Path
 
 COUNT, WAIT_POLICY, SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
-_PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}  # GNU's OpenMP, which torch brings, counts its spins
+# GNU's OpenMP, which torch brings, counts its spins
+_PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}
 _CPU_LIMIT, _LOAD = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/loadavg")
 
 _MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # of mallopt(3)
 _KEPT_BYTES = (1 << 31) - 1  # at the end of the heap; more goes back to the system
 #: For a process to come. One arena: those of other threads give large blocks back as before.
-_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES), "MALLOC_ARENA_MAX": "1"}
+_VARIABLES = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
+    "MALLOC_ARENA_MAX": "1",
+}
 
 _USERS_COUNT = os.environ.get(COUNT)  # before a command sets it
 
 
 def use_threads(count: int | None = None) -> None:
-    """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS says, else one for
-    each free core. A wait policy that the user has set stays.
+    """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS
+    says, else one for each free core. A wait policy that the user has set stays.
     """
     os.environ.update(_waiting())
     if count is None and COUNT in os.environ:
@@ -45,14 +53,16 @@ def use_threads(count: int | None = None) -> None:
 
 
 def prefer_threads(count: int) -> None:
-    """Make this process compute with `count` threads, at most one for each core, unless the user's OMP_NUM_THREADS says
-    otherwise."""
+    """Make this process compute with `count` threads, at most one for each core, unless the user's
+    OMP_NUM_THREADS says otherwise.
+    """
     if _USERS_COUNT is None:
         use_threads(min(count, cores()))
 
 
 def check_working_directory() -> None:
-    """Check that the working directory exists: without it MKL ends the process at the first use of torch.
+    """Check that the working directory exists: without it MKL ends the process at the first use of
+    torch.
 
     Raises:
         FileNotFoundError: it was deleted.
@@ -60,12 +70,14 @@ def check_working_directory() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise FileNotFoundError("the working directory was deleted; change to another folder") from None
+        raise FileNotFoundError(
+            "the working directory was deleted; change to another folder"
+        ) from None
 
 
 def process_environment(count: int) -> dict[str, str]:
-    """Environment of a process that computes with `count` threads, and keeps in all of them the memory that it frees.
-    A wait policy and glibc's variables that the user has set stay.
+    """Environment of a process that computes with `count` threads, and keeps in all of them the
+    memory that it frees. A wait policy and glibc's variables that the user has set stay.
     """
     return {COUNT: str(count), **_waiting(), **(_user_variables() or _VARIABLES)}
 
@@ -83,7 +95,9 @@ def free_cores() -> int:
 
 def cores() -> int:
     """Cores that this process may use, by its affinity and its container's limit; at least 1."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = _CPU_LIMIT.read_text().split()
         return max(1, min(count, int(quota) // int(period)))
@@ -92,8 +106,8 @@ def cores() -> int:
 
 
 def _busy_cores() -> float:
-    """Cores of the machine that other work keeps busy: the load average of the last minute, or the number of tasks that
-    run now if it is lower, as just after a long command.
+    """Cores of the machine that other work keeps busy: the load average of the last minute, or the
+    number of tasks that run now if it is lower, as just after a long command.
     """
     try:
         average, _, _, running, *_ = _LOAD.read_text().split()
@@ -103,7 +117,9 @@ def _busy_cores() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Make the main thread of this process keep the memory that it frees, unless the user has set glibc's variables."""
+    """Make the main thread of this process keep the memory that it frees, unless the user has set
+    glibc's variables.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None and not _user_variables():
         mallopt(_MMAP_MAX, 0)

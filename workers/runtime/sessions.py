@@ -27,7 +27,8 @@ def run_session(
     session: TimingSession,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """Time a session's captions with all of its configs in turn; returns the rows and the metadata of its file.
+    """Time a session's captions with all of its configs in turn; returns the rows and the metadata
+    of its file.
 
     captions: the sweep's. The rest: see `time_session`.
     """
@@ -46,7 +47,8 @@ def time_session(
     session: TimingSession,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[list[dict[str, Any]], Device, str]:
-    """Time requests with all configs of a session in turn; returns the rows, what timed them, and when it started.
+    """Time requests with all configs of a session in turn; returns the rows, what timed them, and
+    when it started.
 
     advance: called after each batch of a config, measured or not.
 
@@ -68,12 +70,15 @@ def time_session(
             repetitions=session.repetitions,
             seed=session.number,
             is_enough=lambda found: relative_noise(found) <= session.precision,
-            encode=lambda requests: target.encode([request.caption for request in requests], guided=False),
+            encode=lambda requests: target.encode(
+                [request.caption for request in requests], guided=False
+            ),
             advance=advance,
         )
 
     while True:
         device, started = this_device(target.device), datetime.now(UTC).isoformat()
         rows = [row for batch in session.batches for row in time_batches(batch)]
-        if this_device(target.device) == device:  # otherwise graphs were given up: some settings had them, some not
+        # otherwise graphs were given up: some settings had them, some not
+        if this_device(target.device) == device:
             return rows, device, started

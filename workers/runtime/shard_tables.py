@@ -46,7 +46,9 @@ def requests_of(captions: Sequence[Caption], shard: Shard, samples: int = 1) -> 
     if shard.stop > len(captions):
         raise ValueError(f"captions {shard.start}..{shard.stop}: the sweep has {len(captions)}")
     chosen = captions[shard.start : shard.stop]
-    return [Request(caption.id, caption.text, sample) for caption in chosen for sample in range(samples)]
+    return [
+        Request(caption.id, caption.text, sample) for caption in chosen for sample in range(samples)
+    ]
 
 
 def shard_metadata(
@@ -70,14 +72,16 @@ def quality_table(
     features: Mapping[str, Tensor] | None = None,
     scores: Mapping[str, Tensor] | None = None,
 ) -> pa.Table:
-    """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name; row i is image i's.
+    """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name;
+    row i is image i's.
 
-    Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes; rounds (their number);
-    seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's share; batch; features.<extractor>;
-    score.<name>.
+    Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes;
+    rounds (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
+    share; batch; features.<extractor>; score.<name>.
 
     Raises:
-        ValueError: another number of features or scores than images, or a feature that is not finite in float16.
+        ValueError: another number of features or scores than images, or a feature that is not
+            finite in float16.
     """
     requests, statistics = [r.request for r in results], [r.statistics for r in results]
     columns = {
@@ -99,31 +103,41 @@ def quality_table(
         table = table.append_column(FEATURES + name, _features(name, rows, len(requests)))
     for name, values in (scores or {}).items():
         if values.shape != (len(requests),):
-            raise ValueError(f"score {name!r}: shape {list(values.shape)} for {len(requests)} images")
+            raise ValueError(
+                f"score {name!r}: shape {list(values.shape)} for {len(requests)} images"
+            )
         table = table.append_column(SCORES + name, pa.array(values.detach().double().cpu().numpy()))
     return table
 
 
 def _lists(rows: Sequence[Tensor]) -> pa.Array:
     offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate([row.cpu().numpy() for row in rows]), pa.int32()))
+    return pa.ListArray.from_arrays(
+        offsets, pa.array(np.concatenate([row.cpu().numpy() for row in rows]), pa.int32())
+    )
 
 
 def _features(name: str, rows: Tensor, count: int) -> pa.Array:
     if rows.dim() != 2 or rows.shape[0] != count:
-        raise ValueError(f"features {name!r}: shape {list(rows.shape)} for {count} images; needed [{count}, d]")
+        raise ValueError(
+            f"features {name!r}: shape {list(rows.shape)} for {count} images; needed [{count}, d]"
+        )
     rounded = rows.detach().half().float().cpu()
     if not rounded.isfinite().all():
-        raise ValueError(f"features {name!r}: not finite as float16, in which they are kept (NaN, or beyond 65504)")
+        raise ValueError(
+            f"features {name!r}: not finite as float16, in which they are kept (NaN, or beyond "
+            "65504)"
+        )
     return float_lists(rounded)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardReader:
-    """Reads the shards of a store. features: for each column of `MetricInputs.images`, the extractor whose features
-    shards hold. scores: names of the per-image scores that they hold. positions: position of each caption's id in the
-    sweep's list. with_tokens: read the images' tokens too. unusable: why shards could not be read, by name, so that all
-    of them are known at once (see `check`). taken: images of those read that earlier sweeps generated.
+    """Reads the shards of a store. features: for each column of `MetricInputs.images`, the
+    extractor whose features shards hold. scores: names of the per-image scores that they hold.
+    positions: position of each caption's id in the sweep's list. with_tokens: read the images'
+    tokens too. unusable: why shards could not be read, by name, so that all of them are known at
+    once (see `check`). taken: images of those read that earlier sweeps generated.
     """
 
     storage: Storage
@@ -137,7 +151,9 @@ class ShardReader:
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of each quality shard, in the order of their first captions."""
         columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
-        columns += [FEATURES + extractor for extractor in self.features.values()] + [TOKENS] * self.with_tokens
+        columns += [FEATURES + extractor for extractor in self.features.values()] + [
+            TOKENS
+        ] * self.with_tokens
         parts = [self._image_columns(table) for table in self._read(names, "quality", columns)]
         return sorted(parts, key=lambda part: int(part[POSITION].min()))
 
@@ -149,17 +165,23 @@ class ShardReader:
         """Tokens and emitted tokens per pass of all images, by caption and sample."""
         tables = list(self._read(names, "quality", ["caption_id", "sample", "tokens", "emitted"]))
         self.check()
-        return pa.concat_tables(tables).sort_by([("caption_id", "ascending"), ("sample", "ascending")])
+        return pa.concat_tables(tables).sort_by(
+            [("caption_id", "ascending"), ("sample", "ascending")]
+        )
 
     def check(self) -> None:
         """Raise ShardError if shards could not be read."""
         if self.unusable:
             raise ShardError(self.unusable)
 
-    def _read(self, names: Iterable[str], kind: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def _read(
+        self, names: Iterable[str], kind: str, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
         """The tables of shards; those that are damaged or missing are noted in `unusable`."""
         for name in names:
-            for table, metadata in self._opened(name, partial(read_shard, columns=columns, kind=kind, fix="")):
+            for table, metadata in self._opened(
+                name, partial(read_shard, columns=columns, kind=kind, fix="")
+            ):
                 if TAKEN_FROM in metadata:
                     self.taken[name] = table.num_rows
                 yield table
@@ -189,11 +211,15 @@ class ShardReader:
             **({TOKENS: tokens_of(table)} if self.with_tokens else {}),
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
-        return columns | {column: features_of(table, extractor) for column, extractor in self.features.items()}
+        return columns | {
+            column: features_of(table, extractor) for column, extractor in self.features.items()
+        }
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:
-    """A column, or all entries of a column of lists one list after the other, as int64 or float64."""
+    """A column, or all entries of a column of lists one list after the other, as int64 or
+    float64.
+    """
     column = table.column(name).combine_chunks()
     values = column.flatten() if pa.types.is_list(column.type) else column
     numbers = torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

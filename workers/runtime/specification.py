@@ -1,4 +1,6 @@
-"""A worker's configuration as plain data: the store, the models to load, captions, reference, seed and metrics."""
+"""A worker's configuration as plain data: the store, the models to load, captions, reference, seed
+and metrics.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +13,23 @@ from typing import Any
 class WorkerSpec:
     """The start of a worker.
 
-    store: the sweep's folder or URI. models: an entry of models.yaml as plain data (`Entry.to_mapping`); None: the
-    built-in model. device: "auto", "cpu", "cuda" or "cuda:N". captions, reference: those sections of the sweep (None:
-    no reference). seed: the seed of all images. metrics: requested names; None: all. batch_metrics: those of
-    speed at other batch sizes than the first. torchmetrics: the sweep's own metrics by name (`library_metrics`).
-    worker: its name in results. token: content of the store's file store.id, if the driver wrote one.
-    gpu_share: share of the GPU's memory.
-    earlier: sweeps whose images are taken over, each as `EarlierImages.open` reads it.
+    store: the sweep's folder or URI. models: an entry of models.yaml as plain data
+    (`Entry.to_mapping`); None: the built-in model. device: "auto", "cpu", "cuda" or "cuda:N".
+    captions, reference: those sections of the sweep (None: no reference). seed: the seed of all
+    images. metrics: requested names; None: all. batch_metrics: those of speed at other batch sizes
+    than the first. torchmetrics: the sweep's own metrics by name (`library_metrics`). worker: its
+    name in results. token: content of the store's file store.id, if the driver wrote one.
+    gpu_share: share of the GPU's memory. earlier: sweeps whose images are taken over, each as
+    `EarlierImages.open` reads it.
     """
 
     store: str
     token: str | None = None
     models: Mapping[str, Any] | None = None
     device: str = "auto"
-    captions: Mapping[str, Any] = field(default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1})
+    captions: Mapping[str, Any] = field(
+        default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1}
+    )
     reference: Mapping[str, Any] | None = None
     seed: int = 0
     metrics: Sequence[str] | None = None

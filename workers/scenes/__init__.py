@@ -1,1 +1,3 @@
-"""Procedural captioned scenes, which the built-in model generates: their captions and their images."""
+"""Procedural captioned scenes, which the built-in model generates: their captions and their
+images.
+"""

@@ -1,7 +1,8 @@
 """The words of the procedural scenes: attribute slots, and captions to and from attribute rows.
 
-A scene is a row of `len(SLOTS)` small integers, each an index into its slot's values. Objects stand in *spatial* order
-(the left or upper one first), so that "A left of B" and "B right of A" are one row.
+A scene is a row of `len(SLOTS)` small integers, each an index into its slot's values. Objects stand
+in *spatial* order (the left or upper one first), so that "A left of B" and "B right of A" are one
+row.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ SIZES = ("small", "large")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black")
 PATTERNS = ("plain", "striped", "dotted")
 
-#: (slot name, its values). A lone object has "none" in every `second_` slot; a pair has position "centre".
+#: (slot name, its values). A lone object has "none" in every `second_` slot; a pair has position
+#: "centre".
 SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("background", BACKGROUNDS),
     ("background_colour", BACKGROUND_COLOURS),
@@ -35,30 +37,60 @@ SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 SLOT_INDEX: Mapping[str, int] = {name: i for i, (name, _) in enumerate(SLOTS)}
 
-_PLACES = {"left": "on the left", "right": "on the right", "top": "at the top", "bottom": "at the bottom"}
+_PLACES = {
+    "left": "on the left",
+    "right": "on the right",
+    "top": "at the top",
+    "bottom": "at the bottom",
+}
 _SYNONYMS = {
-    "big": "large", "huge": "large", "little": "small", "tiny": "small", "gray": "grey", "violet": "purple",
-    "chequered": "checkered", "checked": "checkered", "stripy": "striped", "spotted": "dotted", "disc": "circle",
-    "disk": "circle", "box": "square", "solid": "plain", "centered": "centre", "center": "centre", "middle": "centre",
-    "gradient": "smooth", "upper": "top", "lower": "bottom",
-}  # fmt: skip
-_FILLERS = frozenset(("a", "an", "the", "one", "of", "and", "with", "is", "are", "at", "in", "on", "to", "coloured"))
+    "big": "large",
+    "huge": "large",
+    "little": "small",
+    "tiny": "small",
+    "gray": "grey",
+    "violet": "purple",
+    "chequered": "checkered",
+    "checked": "checkered",
+    "stripy": "striped",
+    "spotted": "dotted",
+    "disc": "circle",
+    "disk": "circle",
+    "box": "square",
+    "solid": "plain",
+    "centered": "centre",
+    "center": "centre",
+    "middle": "centre",
+    "gradient": "smooth",
+    "upper": "top",
+    "lower": "bottom",
+}
+_FILLERS = frozenset(
+    ("a", "an", "the", "one", "of", "and", "with", "is", "are", "at", "in", "on", "to", "coloured")
+)
 _RELATION = re.compile(
-    r"\b(?:(?:to|on) the )?(left|right) of\b|\b(above|over|on top of)\b|\b(below|under|beneath|underneath)\b"
+    r"\b(?:(?:to|on) the )?(left|right) of\b|\b(above|over|on top "
+    r"of)\b|\b(below|under|beneath|underneath)\b"
 )
 _MAX_LENGTH = 1000  # the patterns take time that grows with its square
 _BACKGROUND = re.compile(
-    r"(?:\b(?:on|over|against|before|with|in front of) )?(?:(?:a|an|the) )?((?:\w+ ){0,3}?)background\b"
+    r"(?:\b(?:on|over|against|before|with|in front of) )?(?:(?:a|an|the) )?((?:\w+ "
+    r"){0,3}?)background\b"
 )
 
 
 def caption(row: Sequence[int]) -> str:
-    """The caption of a row [12], e.g. "a small red ring above a large blue star on a smooth pink background"."""
+    """The caption of a row [12], e.g. "a small red ring above a large blue star on a smooth pink
+    background".
+    """
     value = {name: values[int(row[i])] for i, (name, values) in enumerate(SLOTS)}
 
     def thing(which: str) -> str:
         pattern = "" if value[f"{which}_pattern"] == "plain" else value[f"{which}_pattern"] + " "
-        return f"a {value[f'{which}_size']} {value[f'{which}_colour']} {pattern}{value[f'{which}_shape']}"
+        return (
+            f"a {value[f'{which}_size']} {value[f'{which}_colour']} "
+            f"{pattern}{value[f'{which}_shape']}"
+        )
 
     words = thing("first")
     if value["relation"] != "alone":
@@ -69,25 +101,35 @@ def caption(row: Sequence[int]) -> str:
 
 
 def parse(text: str) -> tuple[int, ...]:
-    """The attribute row [12] of a caption; lenient about articles, word order, synonyms and omitted parts.
+    """The attribute row [12] of a caption; lenient about articles, word order, synonyms and omitted
+    parts.
 
-    An object needs a shape and a colour. Left out, the size is large, the pattern plain, the position the centre and
-    the background smooth grey. "A right of B" and "A below B" are turned into spatial order.
+    An object needs a shape and a colour. Left out, the size is large, the pattern plain, the
+    position the centre and the background smooth grey. "A right of B" and "A below B" are turned
+    into spatial order.
 
     Raises:
-        ValueError: an unknown word (the known ones are listed), a missing shape or colour, a contradiction, more than
-            1,000 characters.
+        ValueError: an unknown word (the known ones are listed), a missing shape or colour, a
+            contradiction, more than 1,000 characters.
     """
     if len(text) > _MAX_LENGTH:
         raise ValueError(
-            f"caption {text[:40]!r}...: {len(text)} characters; a caption of a scene has at most {_MAX_LENGTH}"
+            f"caption {text[:40]!r}...: {len(text)} characters; a caption of a scene has at most "
+            f"{_MAX_LENGTH}"
         )
     words = " ".join(_SYNONYMS.get(word, word) for word in re.findall(r"[a-z]+", text.lower()))
-    chosen = {"background": "smooth", "background_colour": "grey", "relation": "alone", "position": "centre"}
+    chosen = {
+        "background": "smooth",
+        "background_colour": "grey",
+        "relation": "alone",
+        "position": "centre",
+    }
     if found := _BACKGROUND.search(words):
         tables = {"background": BACKGROUNDS, "background_colour": BACKGROUND_COLOURS}
         # "plain" is the word that people use for a background without texture
-        chosen |= _classify(found.group(1).replace("plain", "smooth"), tables, "the background", text)
+        chosen |= _classify(
+            found.group(1).replace("plain", "smooth"), tables, "the background", text
+        )
         words = words[: found.start()] + " " + words[found.end() :]
     related = _RELATION.search(words)
     if related is None:
@@ -113,14 +155,20 @@ def _object(words: str, which: str, text: str, *, placed: bool) -> dict[str, str
     found = _classify(words, tables, f"the {which} object", text)
     for part, example in (("shape", SHAPES), ("colour", COLOURS)):
         if part not in found:
-            raise ValueError(f"caption {text!r}: {which} object has no {part}; name one of: {', '.join(example)}")
+            raise ValueError(
+                f"caption {text!r}: {which} object has no {part}; name one of: {', '.join(example)}"
+            )
     position = {"position": found.pop("position")} if "position" in found else {}
     found = {"size": "large", "pattern": "plain"} | found
     return {f"{which}_{part}": value for part, value in found.items()} | position
 
 
-def _classify(words: str, tables: Mapping[str, Sequence[str]], where: str, text: str) -> dict[str, str]:
-    """Sorts words into the slots of `tables`; the values of different slots in one table are distinct words."""
+def _classify(
+    words: str, tables: Mapping[str, Sequence[str]], where: str, text: str
+) -> dict[str, str]:
+    """Sorts words into the slots of `tables`; the values of different slots in one table are
+    distinct words.
+    """
     found: dict[str, str] = {}
     for word in words.split():
         if word in _FILLERS:
@@ -129,13 +177,19 @@ def _classify(words: str, tables: Mapping[str, Sequence[str]], where: str, text:
         if slot is None:
             offered = {name: filter(_is_offered, values) for name, values in tables.items()}
             known = "; ".join(f"{name}: {', '.join(values)}" for name, values in offered.items())
-            raise ValueError(f"caption {text!r}: {where} has an unknown word {word!r}; known words are {known}")
+            raise ValueError(
+                f"caption {text!r}: {where} has an unknown word {word!r}; known words are {known}"
+            )
         if found.setdefault(slot, word) != word:
             two = f"{found[slot]!r} and {word!r}"
-            raise ValueError(f"caption {text!r}: {where} has two values for {slot}: {two}; keep one")
+            raise ValueError(
+                f"caption {text!r}: {where} has two values for {slot}: {two}; keep one"
+            )
     return found
 
 
 def _is_offered(word: str) -> bool:
-    """False for dots: they are in the captions of training and sweeps, but the built-in codec loses them."""
+    """False for dots: they are in the captions of training and sweeps, but the built-in codec loses
+    them.
+    """
     return word != "dotted"

@@ -1,8 +1,10 @@
-"""Procedural captioned scenes, 48x48 RGB: one or two objects on a background, rendered by vectorised torch.
+"""Procedural captioned scenes, 48x48 RGB: one or two objects on a background, rendered by
+vectorised torch.
 
-Scene i of a seed is a pure function of (seed, i): every random number comes from a counter-based hash, so neither the
-batch nor the order in which scenes are rendered changes any. Backgrounds are smooth (many codes fit equally well) or
-textured; outlines are anti-aliased from signed distances, so they are crisp; fine grain lies over everything.
+Scene i of a seed is a pure function of (seed, i): every random number comes from a counter-based
+hash, so neither the batch nor the order in which scenes are rendered changes any. Backgrounds are
+smooth (many codes fit equally well) or textured; outlines are anti-aliased from signed distances,
+so they are crisp; fine grain lies over everything.
 
 Shape legend: n scenes, k random numbers, H = W = 48 pixels.
 """
@@ -23,13 +25,23 @@ _RADIUS_ALONE, _RADIUS_PAIR = (8.0, 14.0), (6.5, 10.0)  # pixels; small, large
 _OFF_CENTRE, _PAIR_OFFSET = 8, 12  # pixels from the middle of the image
 
 _RGB = {
-    "red": (0.86, 0.12, 0.14), "orange": (0.96, 0.52, 0.08), "yellow": (0.98, 0.86, 0.15), "green": (0.13, 0.62, 0.22),
-    "blue": (0.12, 0.30, 0.85), "purple": (0.55, 0.18, 0.70), "white": (0.95, 0.95, 0.95), "black": (0.12, 0.12, 0.14),
-}  # fmt: skip
+    "red": (0.86, 0.12, 0.14),
+    "orange": (0.96, 0.52, 0.08),
+    "yellow": (0.98, 0.86, 0.15),
+    "green": (0.13, 0.62, 0.22),
+    "blue": (0.12, 0.30, 0.85),
+    "purple": (0.55, 0.18, 0.70),
+    "white": (0.95, 0.95, 0.95),
+    "black": (0.12, 0.12, 0.14),
+}
 _BACKGROUND_RGB = {
-    "grey": (0.58, 0.59, 0.61), "brown": (0.52, 0.38, 0.27), "blue": (0.50, 0.64, 0.82), "green": (0.50, 0.68, 0.47),
-    "pink": (0.86, 0.62, 0.69), "yellow": (0.86, 0.79, 0.50),
-}  # fmt: skip
+    "grey": (0.58, 0.59, 0.61),
+    "brown": (0.52, 0.38, 0.27),
+    "blue": (0.50, 0.64, 0.82),
+    "green": (0.50, 0.68, 0.47),
+    "pink": (0.86, 0.62, 0.69),
+    "yellow": (0.86, 0.79, 0.50),
+}
 
 # Purposes of random numbers: the counter's upper half, so that no two uses share a number.
 _ATTRIBUTES, _BACKGROUND, _PLACES, _GRAIN = range(4)
@@ -40,11 +52,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_GOLDEN, _MIX_1, _MIX_2 = _signed(0x9E3779B97F4A7C15), _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
+_GOLDEN, _MIX_1, _MIX_2 = (
+    _signed(0x9E3779B97F4A7C15),
+    _signed(0xBF58476D1CE4E5B9),
+    _signed(0x94D049BB133111EB),
+)
 
 
 def _mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele et al. 2014) on int64, which wraps; masks turn the shifts into logical ones."""
+    """SplitMix64's finaliser (Steele et al. 2014) on int64, which wraps; masks turn the shifts into
+    logical ones.
+    """
     z = z * _GOLDEN + 1
     z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX_1
     z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX_2
@@ -63,7 +81,9 @@ def _uniform(seed: int, indices: Tensor, purpose: int, k: int) -> Tensor:
 
 
 def sample_attributes(seed: int, indices: range | Tensor) -> Tensor:
-    """Random attribute rows, int64 [n, 12], of scenes `indices` of `seed`; no object has its background's colour."""
+    """Random attribute rows, int64 [n, 12], of scenes `indices` of `seed`; no object has its
+    background's colour.
+    """
     index = torch.as_tensor(indices, dtype=torch.int64)
     u = _uniform(seed, index, _ATTRIBUTES, len(SLOTS) + 1)
     sizes = torch.tensor([len(values) for _, values in SLOTS], device=index.device)
@@ -95,10 +115,12 @@ def sample_captions(seed: int, count: int) -> list[str]:
 
 
 def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: bool = True) -> Tensor:
-    """Render attribute rows [n, 12] as scenes `indices` of `seed`: float32 [n, 3, 48, 48] in [0, 1].
+    """Render attribute rows [n, 12] as scenes `indices` of `seed`: float32 [n, 3, 48, 48] in [0,
+    1].
 
-    Attributes fix what the caption says; (seed, index) fixes the rest: exact places, gradient, phase of stripes, grain.
-    `grain=False` leaves out only the grain: what a perfect denoiser would return.
+    Attributes fix what the caption says; (seed, index) fixes the rest: exact places, gradient,
+    phase of stripes, grain. `grain=False` leaves out only the grain: what a perfect denoiser would
+    return.
 
     Raises:
         ValueError: attributes and indices differ in number, or the rows are not 12 wide.
@@ -106,7 +128,9 @@ def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: boo
     index = torch.as_tensor(indices, dtype=torch.int64, device=attributes.device)
     if attributes.dim() != 2 or attributes.shape != (len(index), len(SLOTS)):
         shape, needed = list(attributes.shape), [len(index), len(SLOTS)]
-        raise ValueError(f"render: attributes have shape {shape} for {len(index)} indices; needed: {needed}")
+        raise ValueError(
+            f"render: attributes have shape {shape} for {len(index)} indices; needed: {needed}"
+        )
     rows = attributes.long()
     axis = torch.arange(IMAGE_SIZE, device=rows.device, dtype=torch.float32)
     image = _draw_background(rows, _uniform(seed, index, _BACKGROUND, 12), axis)
@@ -117,7 +141,9 @@ def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: boo
 
 
 def _grain(seed: int, index: Tensor) -> Tensor:
-    """Film grain of unit variance, a little correlated between neighbours so that it survives averaging; [n, H, W]."""
+    """Film grain of unit variance, a little correlated between neighbours so that it survives
+    averaging; [n, H, W].
+    """
     side = IMAGE_SIZE + 1
     words = _hash(seed, index, _GRAIN, side * side).reshape(-1, side, side)
     # The sum of four 16-bit uniforms is close to normal: mean 2, variance 4 / 12.
@@ -140,34 +166,55 @@ def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
 
     v = u[:, :, None, None]
     angle = 2 * math.pi * v[:, 0]
-    slope = ((x / IMAGE_SIZE - 0.5) * torch.cos(angle) + (y / IMAGE_SIZE - 0.5) * torch.sin(angle)).expand(n, -1, -1)
-    cloud = sum(wave(v[:, 3 * i], 0.6 + 1.2 * v[:, 3 * i + 1], v[:, 3 * i + 2]) for i in range(1, 4))
-    # Integer phases: the edges of stripes and checks lie between pixels, so they are sharp without anti-aliasing.
+    slope = (
+        (x / IMAGE_SIZE - 0.5) * torch.cos(angle) + (y / IMAGE_SIZE - 0.5) * torch.sin(angle)
+    ).expand(n, -1, -1)
+    cloud = sum(
+        wave(v[:, 3 * i], 0.6 + 1.2 * v[:, 3 * i + 1], v[:, 3 * i + 2]) for i in range(1, 4)
+    )
+    # Integer phases: the edges of stripes and checks lie between pixels, so they are sharp without
+    # anti-aliasing.
     shift_x, shift_y = (v[:, 1] * 16).floor(), (v[:, 2] * 16).floor()
     across = torch.where(v[:, 3] < 0.5, x + shift_x, y + shift_y)
     stripes = 1 - 2 * ((across / 4).floor() % 2)
     checks = 1 - 2 * ((((x + shift_x) / 8).floor() + ((y + shift_y) / 8).floor()) % 2)
     texture = torch.where(kind == 2, stripes, checks)
-    field = torch.where(kind == 0, 0.40 * slope, torch.where(kind == 1, 0.075 * cloud, 0.14 * texture + 0.10 * slope))
-    return palette[rows[:, SLOT_INDEX["background_colour"]]][:, :, None, None] * (1 + field[:, None])
+    field = torch.where(
+        kind == 0,
+        0.40 * slope,
+        torch.where(kind == 1, 0.075 * cloud, 0.14 * texture + 0.10 * slope),
+    )
+    return palette[rows[:, SLOT_INDEX["background_colour"]]][:, :, None, None] * (
+        1 + field[:, None]
+    )
 
 
 def _draw_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     """Draws the second object, then the first; u [n, 4] uniforms place them (whole pixels)."""
     middle = IMAGE_SIZE / 2
     relation, position = rows[:, SLOT_INDEX["relation"]], rows[:, SLOT_INDEX["position"]]
-    off = torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], device=rows.device)[position] * _OFF_CENTRE  # x, y
+    # x, y
+    off = (
+        torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], device=rows.device)[position]
+        * _OFF_CENTRE
+    )
     for which, sign in (("second", 1), ("first", -1)):
         jitter = (u[:, :2] if which == "first" else u[:, 2:]) * 2 - 1
         alone = off + (jitter * 3).round()
-        # In a pair, the coordinate that carries the relation moves less, so that the objects never touch.
-        left = torch.stack([sign * _PAIR_OFFSET + jitter[:, 0].round(), (jitter[:, 1] * 6).round()], 1)
-        above = torch.stack([(jitter[:, 0] * 6).round(), sign * _PAIR_OFFSET + jitter[:, 1].round()], 1)
+        # In a pair, the coordinate that carries the relation moves less, so that the objects never
+        # touch.
+        left = torch.stack(
+            [sign * _PAIR_OFFSET + jitter[:, 0].round(), (jitter[:, 1] * 6).round()], 1
+        )
+        above = torch.stack(
+            [(jitter[:, 0] * 6).round(), sign * _PAIR_OFFSET + jitter[:, 1].round()], 1
+        )
         paired = torch.where((relation == 1)[:, None], left, above)
         centre = middle + torch.where((relation == 0)[:, None], alone, paired)
         shift = 0 if which == "first" else 1  # `second_` slots start with "none"
         shape, size, colour, pattern = (
-            rows[:, SLOT_INDEX[f"{which}_{part}"]] - shift for part in ("shape", "size", "colour", "pattern")
+            rows[:, SLOT_INDEX[f"{which}_{part}"]] - shift
+            for part in ("shape", "size", "colour", "pattern")
         )
         radii = torch.tensor([_RADIUS_ALONE, _RADIUS_PAIR], device=rows.device)
         radius = radii[(relation > 0).long(), size.clamp(min=0)][:, None, None]
@@ -181,24 +228,37 @@ def _draw_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tenso
     return image
 
 
-def _paint(colour: Tensor, pattern: Tensor, x: Tensor, y: Tensor, radius: Tensor, distance: Tensor) -> Tensor:
-    """The object's colours [n, 3, H, W]: shaded from the upper left, or patterned, with a dark outline."""
+def _paint(
+    colour: Tensor, pattern: Tensor, x: Tensor, y: Tensor, radius: Tensor, distance: Tensor
+) -> Tensor:
+    """The object's colours [n, 3, H, W]: shaded from the upper left, or patterned, with a dark
+    outline.
+    """
     base = torch.tensor(list(_RGB.values()), device=colour.device)[colour.clamp(min=0)]
-    light = (base * torch.tensor([0.30, 0.59, 0.11], device=colour.device)).sum(1, keepdim=True) > 0.55
+    light = (base * torch.tensor([0.30, 0.59, 0.11], device=colour.device)).sum(
+        1, keepdim=True
+    ) > 0.55
     other = torch.where(light, base * 0.5, base + 0.62 * (1 - base))[:, :, None, None]
     x, y = x.expand(distance.shape), y.expand(distance.shape)
     shade = 1 - 0.18 * ((x + y) / radius).clamp(-1.2, 1.2)
     stripes = ((y + 24) % 4) < 2
-    dots = torch.hypot((x + 50) % 4 - 2, (y + 50) % 4 - 2)  # one at the object's centre, then every 4 pixels
+    # one at the object's centre, then every 4 pixels
+    dots = torch.hypot((x + 50) % 4 - 2, (y + 50) % 4 - 2)
     kind = pattern[:, None, None]
-    amount = torch.where(kind == 1, stripes.float(), torch.where(kind == 2, (1.6 - dots).clamp(0, 1), 0.0))
-    inner = torch.lerp(base[:, :, None, None] * shade[:, None], other.expand(-1, -1, *x.shape[1:]), amount[:, None])
+    amount = torch.where(
+        kind == 1, stripes.float(), torch.where(kind == 2, (1.6 - dots).clamp(0, 1), 0.0)
+    )
+    inner = torch.lerp(
+        base[:, :, None, None] * shade[:, None], other.expand(-1, -1, *x.shape[1:]), amount[:, None]
+    )
     edge = (distance + _OUTLINE + 0.5).clamp(0, 1)[:, None]
     return torch.lerp(inner, inner * 0.35, edge)
 
 
 def _distance(shape: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Signed distance to each scene's shape, negative inside, in units of its radius; [n, H, W]; shape -1: far off."""
+    """Signed distance to each scene's shape, negative inside, in units of its radius; [n, H, W];
+    shape -1: far off.
+    """
     result = torch.full((len(shape), y.shape[1], x.shape[2]), 10.0, device=x.device)
     for number, name in enumerate(SHAPES):
         chosen = (shape == number).nonzero()[:, 0]
@@ -220,7 +280,8 @@ def _shape_distance(name: str, x: Tensor, y: Tensor) -> Tensor:
         a, b = x.abs(), y.abs()
         return torch.minimum(torch.maximum(a - 1, b - 0.36), torch.maximum(b - 1, a - 0.36))
     assert name == "star", name
-    # Five points: fold the plane into one tenth; the edge is the line from the tip (1.12, 0) to the inner corner.
+    # Five points: fold the plane into one tenth; the edge is the line from the tip (1.12, 0) to the
+    # inner corner.
     tenth = math.pi / 5
     angle = torch.atan2(x, -y).remainder(2 * tenth)
     angle = torch.minimum(angle, 2 * tenth - angle)
@@ -228,4 +289,6 @@ def _shape_distance(name: str, x: Tensor, y: Tensor) -> Tensor:
     tip, corner = 1.12, (0.50 * math.cos(tenth), 0.50 * math.sin(tenth))
     normal = (corner[1], tip - corner[0])
     length = math.hypot(*normal)
-    return ((radius * torch.cos(angle) - tip) * normal[0] + radius * torch.sin(angle) * normal[1]) / length
+    return (
+        (radius * torch.cos(angle) - tip) * normal[0] + radius * torch.sin(angle) * normal[1]
+    ) / length

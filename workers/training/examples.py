@@ -1,9 +1,10 @@
 """What AR models and drafters train on: captions and the tokens of one image for each.
 
-A drafter for an existing target trains on images that the target itself generates. That is most of the cost, so they
-are kept in small files, each named by everything that it depends on: a resumed run, or another run on the same
-captions, generates none of them again. The target's features are not kept (100,000 images of LlamaGen-XL would take
-100 GB, of a 7B model nearly 1 TB); a teacher-forced pass computes them again.
+A drafter for an existing target trains on images that the target itself generates. That is most of
+the cost, so they are kept in small files, each named by everything that it depends on: a resumed
+run, or another run on the same captions, generates none of them again. The target's features are
+not kept (100,000 images of LlamaGen-XL would take 100 GB, of a 7B model nearly 1 TB); a
+teacher-forced pass computes them again.
 
 Shape legend: B images, N tokens of an image.
 """
@@ -69,10 +70,12 @@ def sample_images(
     batch: int = 32,
     log: Callable[[str], None] = print,
 ) -> Tensor:
-    """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own sampling defaults.
+    """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own
+    sampling defaults.
 
-    `identity` names the target's weights. Files that exist in `folder` are read, the others are generated and written.
-    In a process group, each process generates its share of them, and all processes see the folder.
+    `identity` names the target's weights. Files that exist in `folder` are read, the others are
+    generated and written. In a process group, each process generates its share of them, and all
+    processes see the folder.
 
     Raises:
         ValueError: a caption that the target cannot read.
@@ -80,7 +83,10 @@ def sample_images(
     """
     folder.mkdir(parents=True, exist_ok=True)
     group = ProcessGroup.current()
-    chunks = [captions[start : start + _IMAGES_PER_FILE] for start in range(0, len(captions), _IMAGES_PER_FILE)]
+    chunks = [
+        captions[start : start + _IMAGES_PER_FILE]
+        for start in range(0, len(captions), _IMAGES_PER_FILE)
+    ]
     facts = [identity, target.name, target.sampling.to_mapping(), seed]
     names = [digest([*facts, [[c.id, c.text] for c in chunk]]) for chunk in chunks]
     files = [folder / f"tokens-{name}.safetensors" for name in names]
@@ -91,7 +97,10 @@ def sample_images(
         _generate(engine, chunks[number], files[number])
         left = (time.monotonic() - started) / done * (len(missing) - done) / 60
         complete = sum(file.exists() for file in files)
-        log(f"generated images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} min left")
+        log(
+            f"generated images: {complete} of {len(files)} files of {_IMAGES_PER_FILE}, {left:.1f} "
+            "min left"
+        )
     group.barrier()
     return torch.cat([load_tensors(file)["tokens"] for file in files])
 

@@ -1,7 +1,9 @@
-"""The transformer's forward pass for training: complete sequences, real arithmetic, and on a CPU plain attention.
+"""The transformer's forward pass for training: complete sequences, real arithmetic, and on a CPU
+plain attention.
 
-It is the same function of the same weights as `Transformer.forward` (a test holds them equal). Unlike that, it can be
-compiled, which complex rotations prevent, and a drafter that is unrolled can attend to keys of several levels.
+It is the same function of the same weights as `Transformer.forward` (a test holds them equal).
+Unlike that, it can be compiled, which complex rotations prevent, and a drafter that is unrolled can
+attend to keys of several levels.
 
 Shape legend: R rows, S positions, D width, H heads, K key-value heads, C channels of a head.
 """
@@ -20,7 +22,9 @@ from workers.models.transformer import Attention, Layer, Transformer
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Factors for `rotate`, both [S, 1, C]: x * cos + swap(x) * sin turns adjacent channel pairs."""
+    """Factors for `rotate`, both [S, 1, C]: x * cos + swap(x) * sin turns adjacent channel
+    pairs.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -41,9 +45,15 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 def project(attention: Attention, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-    """Rotated, scaled queries and rotated keys, and values, each [R, H, S, C], of normalised inputs x [R, S, D]."""
+    """Rotated, scaled queries and rotated keys, and values, each [R, H, S, C], of normalised inputs
+    x [R, S, D].
+    """
     heads, kv_heads = attention.heads, attention.kv_heads
-    q, k, v = attention.wqkv(x).unflatten(-1, (-1, attention.channels)).split([heads, kv_heads, kv_heads], dim=2)
+    q, k, v = (
+        attention.wqkv(x)
+        .unflatten(-1, (-1, attention.channels))
+        .split([heads, kv_heads, kv_heads], dim=2)
+    )
     if attention.q_norm is not None and attention.k_norm is not None:
         q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
     q, k = rotate(q, by) * attention.channels**-0.5, rotate(k, by)
@@ -60,7 +70,9 @@ def finish(layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
 
 
 def features(model: Transformer, x: Tensor, positions: Tensor) -> Tensor:
-    """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast for bf16."""
+    """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast
+    for bf16.
+    """
     by, size = rotation(model, positions), x.shape[1]
     causal = additive_mask(torch.ones(size, size, dtype=torch.bool, device=x.device).tril())
     for layer in model.layers:

@@ -1,4 +1,5 @@
-"""Training of drafters with held-out metrics, and `DrafterJob`: the training of a drafter for a user's target.
+"""Training of drafters with held-out metrics, and `DrafterJob`: the training of a drafter for a
+user's target.
 
 The weights with the best held-out top-3 accuracy are kept.
 """
@@ -56,7 +57,9 @@ AnyDrafter = Drafter | ARModel
 
 def kind_of(drafter: AnyDrafter) -> str:
     """The drafter's kind, which begins the names of its files."""
-    return {EagleLayer: "eagle", Eagle3Layer: "eagle3", MedusaHeads: "medusa"}.get(type(drafter), "independent")
+    return {EagleLayer: "eagle", Eagle3Layer: "eagle3", MedusaHeads: "medusa"}.get(
+        type(drafter), "independent"
+    )
 
 
 def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None) -> AnyDrafter:
@@ -77,8 +80,9 @@ def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterRecipe(Distillation):
-    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak learning rate.
-    draft_vocab: the codes that an EAGLE-3 layer drafts, the most frequent ones of the training images; None: all.
+    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak
+    learning rate. draft_vocab: the codes that an EAGLE-3 layer drafts, the most frequent ones of
+    the training images; None: all.
     """
 
     batch: int = 16
@@ -105,19 +109,29 @@ class DrafterRecipe(Distillation):
         """
         held = max(1, round(self.held_out * examples))
         if examples - held < 1:
-            raise ValueError(f"{examples} captions are too few to train and evaluate a drafter: give at least 2")
+            raise ValueError(
+                f"{examples} captions are too few to train and evaluate a drafter: give at least 2"
+            )
         return held
 
     def schedule(self, examples: int) -> TrainConfig:
-        """The training settings for this many examples: AdamW, linear decay, and a linear warm-up of at most a tenth of
-        the steps.
+        """The training settings for this many examples: AdamW, linear decay, and a linear warm-up
+        of at most a tenth of the steps.
         """
         steps = self.steps or max(1, self.epochs * examples // self.batch)
         return TrainConfig(
-            steps=steps, batch=self.batch, rate=self.rate, warmup=min(self.warmup, steps // 10), decay=1.0,
-            clip=0.0, clip_value=self.clip_value, ema=0.0, seed=self.seed,
-            save_every=self.save_every, log_every=min(50, self.save_every),
-        )  # fmt: skip
+            steps=steps,
+            batch=self.batch,
+            rate=self.rate,
+            warmup=min(self.warmup, steps // 10),
+            decay=1.0,
+            clip=0.0,
+            clip_value=self.clip_value,
+            ema=0.0,
+            seed=self.seed,
+            save_every=self.save_every,
+            log_every=min(50, self.save_every),
+        )
 
 
 def train_drafter(
@@ -133,24 +147,31 @@ def train_drafter(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> AnyDrafter:
-    """Trains a drafter by its `loss` on the first of `data` and evaluates it on the second; returns the averaged one.
+    """Trains a drafter by its `loss` on the first of `data` and evaluates it on the second; returns
+    the averaged one.
 
-    The weights with the best held-out top-3 accuracy are written to out/<kind>.safetensors, unless the file's own
-    accuracy is better; `facts` go into its header. The checkpoint and the journal are written to out/<name>.*; name
-    None: the kind. resume: continue from the checkpoint if there is one. In a process group, all processes call this
-    with the same arguments, and `out` is a folder that all of them see.
+    The weights with the best held-out top-3 accuracy are written to out/<kind>.safetensors, unless
+    the file's own accuracy is better; `facts` go into its header. The checkpoint and the journal
+    are written to out/<name>.*; name None: the kind. resume: continue from the checkpoint if there
+    is one. In a process group, all processes call this with the same arguments, and `out` is a
+    folder that all of them see.
 
     Raises:
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
     """
     group = ProcessGroup.current()
     group.share(config.batch)
-    weights, scales = out / f"{kind_of(drafter)}.safetensors", tuple(dict.fromkeys((1.0, target.sampling.cfg)))
+    weights, scales = (
+        out / f"{kind_of(drafter)}.safetensors",
+        tuple(dict.fromkeys((1.0, target.sampling.cfg))),
+    )
 
     def on_save(current: AnyDrafter) -> Figures:
         evaluated = current.as_target() if isinstance(current, ARModel) else current
         figures = evaluate_drafter(target, evaluated, data[1], scales=scales, batch=config.batch)
-        if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(_BEST, 0.0):
+        if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(
+            _BEST, 0.0
+        ):
             own = current.settings() if isinstance(current, ARModel) else header(target, current)
             save(weights, current, {**own, "recipe": dict(facts), "held_out": figures})
         return figures
@@ -168,9 +189,9 @@ def train_drafter(
 class DrafterJob:
     """A drafter for an entry's target, trained on images that the target generates from `captions`.
 
-    kind: one of `workers.training.DRAFTERS`. out: a folder for weights, checkpoint, journal and generated images; all
-    processes of a group see it. launch: a name of this start of a group, by which processes that Ray has restarted find
-    the training that they resume.
+    kind: one of `workers.training.DRAFTERS`. out: a folder for weights, checkpoint, journal and
+    generated images; all processes of a group see it. launch: a name of this start of a group, by
+    which processes that Ray has restarted find the training that they resume.
     """
 
     entry: Entry
@@ -181,7 +202,9 @@ class DrafterJob:
     launch: str = ""
 
     def file(self, ending: str) -> Path:
-        """The training's `safetensors` (weights), `checkpoint.pt`, `journal.jsonl`, `job.json` or `log`."""
+        """The training's `safetensors` (weights), `checkpoint.pt`, `journal.jsonl`, `job.json` or
+        `log`.
+        """
         return self.out / f"{self.kind}.{ending}"
 
     def check(self, target: Target) -> None:
@@ -192,7 +215,9 @@ class DrafterJob:
         """
         self.recipe.split(len(self.captions))
         if not 1 <= (self.recipe.draft_vocab or 1) <= target.vocab_size:
-            raise ValueError(f"--draft-vocab {self.recipe.draft_vocab}: the target has {target.vocab_size} codes")
+            raise ValueError(
+                f"--draft-vocab {self.recipe.draft_vocab}: the target has {target.vocab_size} codes"
+            )
         if self.kind == "independent":
             independent_conditioner(target)
 
@@ -203,10 +228,12 @@ class DrafterJob:
         resume: bool = False,
         log: Callable[[str], None] = print,
     ) -> Path:
-        """Generates the images, then trains; returns the weight file. All processes of a group call it.
+        """Generates the images, then trains; returns the weight file. All processes of a group call
+        it.
 
         Raises:
-            ValueError: a resumed training was started with other models, captions or options; see `train_drafter`.
+            ValueError: a resumed training was started with other models, captions or options; see
+                `train_drafter`.
             WeightsError: the target's files cannot be read.
         """
         models, recipe, group = load_entry(self.entry, device), self.recipe, ProcessGroup.current()
@@ -225,7 +252,9 @@ class DrafterJob:
         )
         data = Examples([caption.text for caption in self.captions], tokens)
         # a checkpoint that is still there is this training's
-        return train_by_recipe(models.target, self.kind, data, self.out, recipe, resume=True, log=log)
+        return train_by_recipe(
+            models.target, self.kind, data, self.out, recipe, resume=True, log=log
+        )
 
     def can_resume(self) -> bool:
         """Whether the output folder has a training that was started.
@@ -237,8 +266,8 @@ class DrafterJob:
         started = self._started_with()
         if started and (difference := _difference(started, self._facts())):
             raise ValueError(
-                f"{self.file('job.json')}: this training was started with another {difference}; give the same, or omit "
-                "--resume"
+                f"{self.file('job.json')}: this training was started with another {difference}; "
+                "give the same, or omit --resume"
             )
         return bool(started)
 
@@ -287,7 +316,9 @@ def train_by_recipe(
     target.requires_grad_(False)
     target.set_encoder_batch(config.batch)
     count = recipe.draft_vocab or target.vocab_size
-    drafter = new_drafter(kind, target, recipe.seed, frequent_codes(data.tokens, target.vocab_size, count))
+    drafter = new_drafter(
+        kind, target, recipe.seed, frequent_codes(data.tokens, target.vocab_size, count)
+    )
     if isinstance(drafter, ARModel):
         loss = ar_loss(drafter, train_data)
     else:
@@ -295,7 +326,9 @@ def train_by_recipe(
     if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
     facts, data_pair = asdict(recipe), (train_data, held_out)
-    train_drafter(target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, log=log)
+    train_drafter(
+        target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, log=log
+    )
     return weights
 
 

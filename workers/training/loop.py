@@ -1,8 +1,8 @@
 """The training loop: deterministic batches, averaged weights, checkpoints that resume exactly.
 
-With several processes, each computes the loss of its share of every batch, and gradients are averaged. Only the main
-process writes files and logs. This module starts no process: the launcher (Ray Train, torchrun) sets up
-`torch.distributed`.
+With several processes, each computes the loss of its share of every batch, and gradients are
+averaged. Only the main process writes files and logs. This module starts no process: the launcher
+(Ray Train, torchrun) sets up `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from workers.runtime.device import training_dtype
 
-#: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption dropout, noise).
+#: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption
+#: dropout, noise).
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
 Figures = dict[str, float]
 Model = TypeVar("Model", bound=nn.Module)
@@ -37,12 +38,14 @@ FIRST_LINE_S, LINE_INTERVAL_S = 5.0, 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Hyperparameters of a training by AdamW; a subclass may have other optimisers or another schedule.
+    """Hyperparameters of a training by AdamW; a subclass may have other optimisers or another
+    schedule.
 
-    The learning rate warms up linearly over `warmup` steps to its peak `rate`, stays there, and decays linearly to zero
-    over the last fraction `decay` of the steps. clip bounds the norm of all gradients, clip_value each of their
-    entries; 0 is no bound. ema: decay of the averaged weights; 0: the average is the current weights. bf16: mixed
-    precision; None: where the device has instructions for it.
+    The learning rate warms up linearly over `warmup` steps to its peak `rate`, stays there, and
+    decays linearly to zero over the last fraction `decay` of the steps. clip bounds the norm of all
+    gradients, clip_value each of their entries; 0 is no bound. ema: decay of the averaged weights;
+    0: the average is the current weights. bf16: mixed precision; None: where the device has
+    instructions for it.
     """
 
     steps: int
@@ -64,13 +67,19 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
             raise ValueError(
-                f"training needs at least 1 step and 1 example per batch, got steps={self.steps}, batch={self.batch}"
+                f"training needs at least 1 step and 1 example per batch, got steps={self.steps}, "
+                f"batch={self.batch}"
             )
         if not 0 <= self.decay <= 1 or not 0 <= self.ema < 1:
-            raise ValueError(f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, ema={self.ema}")
+            raise ValueError(
+                f"decay must lie in [0, 1] and ema in [0, 1), got decay={self.decay}, "
+                f"ema={self.ema}"
+            )
 
     def optimisers(self, model: nn.Module, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
-        """The optimisers of all parameters that need gradients. dtype: the one in which products are computed."""
+        """The optimisers of all parameters that need gradients. dtype: the one in which products
+        are computed.
+        """
         trainable = [p for p in model.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trainable, self.rate, self.betas, weight_decay=self.weight_decay)]
 
@@ -107,15 +116,21 @@ class ProcessGroup:
         """This process's part of a batch.
 
         Raises:
-            ValueError: the batch is not a multiple of `size`, so the mean over shares would differ from the batch's.
+            ValueError: the batch is not a multiple of `size`, so the mean over shares would differ
+                from the batch's.
         """
         if batch % self.size:
-            raise ValueError(f"a batch of {batch} cannot be shared evenly by {self.size} workers; make it a multiple")
+            raise ValueError(
+                f"a batch of {batch} cannot be shared evenly by {self.size} workers; make it a "
+                "multiple"
+            )
         own = batch // self.size
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def average(self, tensors: Iterable[Tensor]) -> None:
-        """Replaces each tensor by its mean over all processes; one transfer for all tensors of a dtype."""
+        """Replaces each tensor by its mean over all processes; one transfer for all tensors of a
+        dtype.
+        """
         if self.size == 1:
             return
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -140,10 +155,15 @@ def _permutation(seed: int, epoch: int, size: int) -> Tensor:
 
 
 def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
-    """The example indices [batch] of a step, determined by the arguments; every epoch is one permutation of `size`."""
+    """The example indices [batch] of a step, determined by the arguments; every epoch is one
+    permutation of `size`.
+    """
     positions = torch.arange(step * batch, (step + 1) * batch)
     epochs, within = positions // size, positions % size
-    parts = [_permutation(seed, epoch, size)[within[epochs == epoch]] for epoch in sorted(set(epochs.tolist()))]
+    parts = [
+        _permutation(seed, epoch, size)[within[epochs == epoch]]
+        for epoch in sorted(set(epochs.tolist()))
+    ]
     return torch.cat(parts)
 
 
@@ -159,15 +179,16 @@ def train(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> tuple[Model, list[Figures]]:
-    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged model and the
-    journal's entries.
+    """Trains the parameters of `model` that need gradients on `size` examples; returns the averaged
+    model and the journal's entries.
 
-    `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and export it) and returns
-    held-out metrics. At the same steps the state is saved to out/<name>.checkpoint.pt; `resume` continues from it if it
-    exists, with the same losses as an uninterrupted run. out/<name>.journal.jsonl has one line per step with the loss,
-    and one per save with the held-out metrics; a resumed run first removes the lines after its checkpoint. In a process
-    group, `loss_of` gets the whole batch and selects its share, so that its random numbers do not depend on the number
-    of processes.
+    `on_save` gets the averaged model every `save_every` steps and at the end (to evaluate and
+    export it) and returns held-out metrics. At the same steps the state is saved to
+    out/<name>.checkpoint.pt; `resume` continues from it if it exists, with the same losses as an
+    uninterrupted run. out/<name>.journal.jsonl has one line per step with the loss, and one per
+    save with the held-out metrics; a resumed run first removes the lines after its checkpoint. In a
+    process group, `loss_of` gets the whole batch and selects its share, so that its random numbers
+    do not depend on the number of processes.
 
     Raises:
         ValueError: no examples; a checkpoint of another config; a loss that is not finite.
@@ -181,10 +202,13 @@ def train(
     if resume and checkpoint.exists():
         run.restore(checkpoint)
     if run.journal is not None:
-        run.journal.write_text("".join(json.dumps(entry) + "\n" for entry in run.entries), encoding="utf-8")
+        run.journal.write_text(
+            "".join(json.dumps(entry) + "\n" for entry in run.entries), encoding="utf-8"
+        )
         log(f"{name}: computing in {str(run.dtype).removeprefix('torch.')} ({run.dtype_reason})")
     pace = Pace(run.steps, config.log_every)
-    losses: list[Tensor] = []  # on the device; copied to the host rarely, because a copy waits for the device
+    # on the device; copied to the host rarely, because a copy waits for the device
+    losses: list[Tensor] = []
     for step in range(run.steps, config.steps):
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
         with torch.autocast(run.device.type, torch.bfloat16, enabled=run.dtype == torch.bfloat16):
@@ -202,7 +226,10 @@ def train(
             run.copy_untrained()
             if on_save is not None:
                 figures = on_save(run.average)
-                log(f"{name} step {step + 1} held out: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+                log(
+                    f"{name} step {step + 1} held out: "
+                    + ", ".join(f"{k} {v:.4f}" for k, v in figures.items())
+                )
                 run.record([{"step": step + 1, **figures}])
             run.store(checkpoint)
     return run.average, run.entries
@@ -211,12 +238,14 @@ def train(
 class Pace:
     """Times the steps of a run from step `first` on.
 
-    A line is due at the end of the first step that ends `FIRST_LINE_S` after the start, then every `log_every` steps
-    and every `LINE_INTERVAL_S` seconds. The first step, which may compile the model, does not count once there are
-    others.
+    A line is due at the end of the first step that ends `FIRST_LINE_S` after the start, then every
+    `log_every` steps and every `LINE_INTERVAL_S` seconds. The first step, which may compile the
+    model, does not count once there are others.
     """
 
-    def __init__(self, first: int, log_every: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, first: int, log_every: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._first, self._log_every, self._clock = first, log_every, clock
         self._start = self._last_line = clock()
         self._first_end = self._start  # of the first step
@@ -233,7 +262,9 @@ class Pace:
         return due
 
     def describe(self, done: int, steps: int) -> str:
-        """The mean time of a step after `done` steps, and the time that the rest of all `steps` takes."""
+        """The mean time of a step after `done` steps, and the time that the rest of all `steps`
+        takes.
+        """
         count = done - self._first
         since, timed = (self._first_end, count - 1) if count > 1 else (self._start, count)
         seconds = (self._clock() - since) / timed
@@ -250,7 +281,9 @@ def _common_dtype(dtype: torch.dtype, reason: str, device: torch.device) -> tupl
 
 
 class _Run(Generic[Model]):
-    """The state of a run: model, average, optimisers, and the journal's entries of the steps that are done."""
+    """The state of a run: model, average, optimisers, and the journal's entries of the steps that
+    are done.
+    """
 
     def __init__(self, model: Model, config: TrainConfig, name: str, journal: Path | None) -> None:
         self.model, self.average, self.config = model, copy.deepcopy(model), config
@@ -258,15 +291,23 @@ class _Run(Generic[Model]):
         self.entries: list[Figures] = []
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
-        self.dtype, self.dtype_reason = _common_dtype(*training_dtype(self.device, config.bf16), self.device)
+        self.dtype, self.dtype_reason = _common_dtype(
+            *training_dtype(self.device, config.bf16), self.device
+        )
         self.optimisers = config.optimisers(model, self.dtype)
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["peak_lr"] = group["lr"]
         self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
 
     def update(self, step: int) -> None:
-        """One step of the optimisers and of the averaged weights, from the parameters' gradients."""
-        config, rate, beta = self.config, self.config.learning_rate(step), self.config.first_beta(step)
+        """One step of the optimisers and of the averaged weights, from the parameters'
+        gradients.
+        """
+        config, rate, beta = (
+            self.config,
+            self.config.learning_rate(step),
+            self.config.first_beta(step),
+        )
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:
@@ -278,9 +319,12 @@ class _Run(Generic[Model]):
                     group["betas"] = (beta, group["betas"][1])
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        # a smaller decay in the first steps, so that the average forgets the initial weights quickly
+        # a smaller decay in the first steps, so that the average forgets the initial weights
+        # quickly
         with torch.no_grad():
-            torch._foreach_lerp_(self.averaged, self.trainable, 1 - min(config.ema, (step + 1) / (step + 10)))
+            torch._foreach_lerp_(
+                self.averaged, self.trainable, 1 - min(config.ema, (step + 1) / (step + 10))
+            )
 
     def copy_untrained(self) -> None:
         """Copies the model's buffers and frozen parameters to the averaged model."""
@@ -302,14 +346,23 @@ class _Run(Generic[Model]):
         losses.clear()
         for step, value in enumerate(values, start=self.steps):
             if not math.isfinite(value):
-                raise ValueError(f"{self.name}: the loss is {value} at step {step}; lower the learning rate")
-        self.record([{"step": step, "loss": value} for step, value in enumerate(values, start=self.steps + 1)])
+                raise ValueError(
+                    f"{self.name}: the loss is {value} at step {step}; lower the learning rate"
+                )
+        self.record(
+            [
+                {"step": step, "loss": value}
+                for step, value in enumerate(values, start=self.steps + 1)
+            ]
+        )
         self.steps += len(values)
 
     def status(self, pace: Pace) -> str:
         """The line for the log."""
         config, step = self.config, self.steps
-        recent = [entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry]
+        recent = [
+            entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry
+        ]
         recent = recent[-config.log_every :]
         return (
             f"{self.name} step {step}/{config.steps} loss {sum(recent) / len(recent):.4f} "
@@ -317,7 +370,9 @@ class _Run(Generic[Model]):
         )
 
     def store(self, path: Path) -> None:
-        """Writes the checkpoint under another name and renames it, so that a killed run leaves no partial file."""
+        """Writes the checkpoint under another name and renames it, so that a killed run leaves no
+        partial file.
+        """
         state = {
             "config": self.fixed_settings(),
             "model": self.model.state_dict(),
@@ -338,8 +393,8 @@ class _Run(Generic[Model]):
         for key, value in settings.items():
             if earlier[key] != value:
                 raise ValueError(
-                    f"{path}: this training was started with another {key} ({earlier[key]}, now {value}); "
-                    "use the same, or start again"
+                    f"{path}: this training was started with another {key} ({earlier[key]}, now "
+                    f"{value}); use the same, or start again"
                 )
         self.model.load_state_dict(state["model"])
         self.average.load_state_dict(state["average"])

@@ -1,4 +1,5 @@
-"""What drafters read in training, and an EAGLE layer unrolled over its own outputs, as when it drafts.
+"""What drafters read in training, and an EAGLE layer unrolled over its own outputs, as when it
+drafts.
 
 That is the training-time test of EAGLE-3 (Li et al. 2025) and the idea of HASS (Zhang et al. 2024).
 
@@ -19,8 +20,9 @@ from workers.training.forward import finish, project, rotation
 
 
 class Slots(NamedTuple):
-    """What the drafters read: embeddings [R, S, D], features [R, S, D] (or tapped hidden states [R, S, taps * D])
-    and mask [R, 1, S, S] (True: visible); and the features [R, N - 1, D] that the last N - 1 slots should predict.
+    """What the drafters read: embeddings [R, S, D], features [R, S, D] (or tapped hidden states [R,
+    S, taps * D]) and mask [R, 1, S, S] (True: visible); and the features [R, N - 1, D] that the
+    last N - 1 slots should predict.
     """
 
     embeddings: Tensor
@@ -35,12 +37,13 @@ class Slots(NamedTuple):
 
 
 def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
-    """Outputs [R, S, D] at draft levels 1..`levels`; slot s predicts the feature at position s + 1. An EAGLE-3 layer's
-    features are its states.
+    """Outputs [R, S, D] at draft levels 1..`levels`; slot s predicts the feature at position s + 1.
+    An EAGLE-3 layer's features are its states.
 
-    At level j, slot s stands for a draft whose j - 1 predecessors are drafts too: it reads the level j - 1 prediction
-    of slot s - 1 instead of a true feature, and attends to slots s - i at level j - i for i < j - 1, to earlier ones at
-    level 1. The first j - 1 image slots have no such history at level j; the loss leaves them out.
+    At level j, slot s stands for a draft whose j - 1 predecessors are drafts too: it reads the
+    level j - 1 prediction of slot s - 1 instead of a true feature, and attends to slots s - i at
+    level j - i for i < j - 1, to earlier ones at level 1. The first j - 1 image slots have no such
+    history at level j; the loss leaves them out.
     """
     embeddings, features, mask, _ = inputs
     if levels == 1:
@@ -59,7 +62,8 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
         q, k, v = project(block.attention, x, rope)
         keys.append(k)
         values.append(v)
-        # slot s - i at level j - i is diagonal i of the scores against that level's keys; other slots are at level 1
+        # slot s - i at level j - i is diagonal i of the scores against that level's keys; other
+        # slots are at level 1
         hidden = ~mask | (distance < level)
         bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(hidden, float("-inf"))
         recent = [_diagonal(q, keys[level - i], i) for i in range(level)]
@@ -78,7 +82,9 @@ def _shift(x: Tensor, offset: int) -> Tensor:
 
 
 def _diagonal(q: Tensor, k: Tensor, offset: int) -> Tensor:
-    """Scores [R, H, S, 1] of each slot's query against the key `offset` slots before; -inf where there is none."""
+    """Scores [R, H, S, 1] of each slot's query against the key `offset` slots before; -inf where
+    there is none.
+    """
     scores = (q * _shift(k, offset)).float().sum(-1, keepdim=True)
     missing = torch.arange(q.shape[2], device=q.device)[:, None] < offset
     return scores.masked_fill(missing, float("-inf")) if offset else scores

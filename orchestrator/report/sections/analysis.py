@@ -1,4 +1,6 @@
-"""The search behind a report: importances of what it searched, and the hypervolume over the images spent."""
+"""The search behind a report: importances of what it searched, and the hypervolume over the images
+spent.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from workers.metrics.definition import Metric
 if TYPE_CHECKING:
     from optuna.study import Study
 
-MIN_TRIALS = 20  # with parameters: a quarter of them is the best group, and five is the least that Optuna advises
+# with parameters: a quarter of them is the best group, and five is the least that Optuna advises
+MIN_TRIALS = 20
 _BEST_SHARE = 0.25
 
 
@@ -33,13 +36,15 @@ def analysis(subject: Subject) -> dict[str, Any]:
 
 
 def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
-    """How much each searched parameter matters for being among the best quarter of the trials in each metric.
+    """How much each searched parameter matters for being among the best quarter of the trials in
+    each metric.
 
-    Optuna's PED-ANOVA evaluator computes them from the sweep's study, rebuilt from its trials. It also covers
-    parameters that only some branches of the space have.
+    Optuna's PED-ANOVA evaluator computes them from the sweep's study, rebuilt from its trials. It
+    also covers parameters that only some branches of the space have.
 
     Returns:
-        trials: how many the study has; needed: how many it must have. metrics: {metric: {parameter: share}}, shares
+        trials: how many the study has; needed: how many it must have. metrics: {metric: {parameter:
+            share}}, shares
         summing to 1; empty with too few trials or without a space.
     """
     usable = [
@@ -71,11 +76,15 @@ def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
             continue
         values = [record.metrics[metric.name].value for metric in metrics]
         study.add_trial(
-            optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values)
+            optuna.trial.create_trial(
+                params=trial.params, distributions=trial.distributions, values=values
+            )
         )
     facts["trials"] = len(study.trials)
     if len(study.trials) >= MIN_TRIALS:
-        facts["metrics"] = {metric.name: _importance(study, index, metric) for index, metric in enumerate(metrics)}
+        facts["metrics"] = {
+            metric.name: _importance(study, index, metric) for index, metric in enumerate(metrics)
+        }
     return facts
 
 
@@ -95,8 +104,9 @@ def _importance(study: Study, index: int, metric: Metric) -> dict[str, float]:
 
 
 def hypervolumes(front: Front) -> list[dict[str, Any]]:
-    """The hypervolume of each sweep's front after each of its trials, in the order in which they finished, up to the
-    reference point of all: `name`, `images` spent and `volume`."""
+    """The hypervolume of each sweep's front after each of its trials, in the order in which they
+    finished, up to the reference point of all: `name`, `images` spent and `volume`.
+    """
     reference, metrics = front.reference_point(), front.metrics
     found = []
     for name, sweep in front.sweeps.items():
@@ -108,7 +118,9 @@ def hypervolumes(front: Front) -> list[dict[str, Any]]:
             if record.number in candidates:
                 rows.append(values_of([record], metrics)[0])
             curve["images"].append(images)
-            curve["volume"].append(float(f"{hypervolume(rows, reference, directions(metrics)):.6g}") if rows else 0.0)
+            curve["volume"].append(
+                float(f"{hypervolume(rows, reference, directions(metrics)):.6g}") if rows else 0.0
+            )
         found.append(curve)
     return found
 

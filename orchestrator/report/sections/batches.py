@@ -9,7 +9,9 @@ from workers.metrics.estimate import Estimate
 
 
 def batches(subject: Subject) -> dict[str, Any] | None:
-    """The sizes, and a row for each trial on the front: its name, its setting, and value and error at each size."""
+    """The sizes, and a row for each trial on the front: its name, its setting, and value and error
+    at each size.
+    """
     members = subject.front.members if subject.front is not None else []
     speeds = [trial.record.by_batch("speedup", trial.batch) for trial in members]
     sizes = sorted({size for found in speeds for size in found})
@@ -26,5 +28,7 @@ def _measured(speed: Estimate | None) -> list[float | None] | None:
     return None if speed is None else [speed.value, speed.known_error]
 
 
-_LEAD = "What speculation gains falls with the batch: a larger one keeps the device busy without it."
+_LEAD = (
+    "What speculation gains falls with the batch: a larger one keeps the device busy without it."
+)
 SECTIONS.add("batches", Section("Speed-up over batch", 35, batches, lead=_LEAD))

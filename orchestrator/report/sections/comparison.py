@@ -13,7 +13,10 @@ def comparison(subject: Subject) -> dict[str, Any] | None:
     if subject.comparison is None:
         return None
     notes = [f"{text}." for text in subject.warnings]
-    return asdict(subject.comparison) | {"metrics": [metric.name for metric in subject.axes], "notes": notes}
+    return asdict(subject.comparison) | {
+        "metrics": [metric.name for metric in subject.axes],
+        "notes": notes,
+    }
 
 
 SECTIONS.add("comparison", Section("The fronts compared", 10, comparison))

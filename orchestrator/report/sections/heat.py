@@ -14,21 +14,26 @@ _MAX_CELLS = 60_000  # of all heat maps together
 
 
 _LEAD = (
-    "The accepted length of the target pass that emitted each token: how many tokens that pass emitted. All maps share "
-    "one scale. A mean accepted length (`mean_accepted_length`) counts every pass once, so it is below the mean of a "
-    "map, where a pass counts once for each of its tokens."
+    "The accepted length of the target pass that emitted each token: how many tokens that pass "
+    "emitted. All maps share one scale. A mean accepted length (`mean_accepted_length`) counts "
+    "every pass once, so it is below the mean of a map, where a pass counts once for each of its "
+    "tokens."
 )
 
 
 def heat(subject: Subject) -> dict[str, Any] | None:
     """Mean accepted length of the passes that emitted each token, by trial, as far as they fit.
 
-    Skips trials whose shards are missing or damaged; `note` of the subject is called with a sentence about each.
+    Skips trials whose shards are missing or damaged; `note` of the subject is called with a
+    sentence about each.
 
     Returns:
-        rows, columns: of the first trial's token grid; trials of another grid are skipped. low, high: ends of the
-        scale that all trials share. cells: {key: values in raster order, None where no pass emitted a token}. means:
-        {key: mean accepted length, over passes}; the mean of the cells is larger, because a pass counts there once for
+        rows, columns: of the first trial's token grid; trials of another grid are skipped. low,
+            high: ends of the
+        scale that all trials share. cells: {key: values in raster order, None where no pass emitted
+            a token}. means:
+        {key: mean accepted length, over passes}; the mean of the cells is larger, because a pass
+            counts there once for
         each of its tokens. ramp: colours of the scale. None without any trial.
     """
     trials = subject.trials
@@ -50,7 +55,14 @@ def heat(subject: Subject) -> dict[str, Any] | None:
     if not found:
         return None
     ends = {"low": min(found), "high": max(found)}
-    return {"rows": grid[0], "columns": grid[1], **ends, "cells": cells, "means": means, "ramp": RAMP}
+    return {
+        "rows": grid[0],
+        "columns": grid[1],
+        **ends,
+        "cells": cells,
+        "means": means,
+        "ramp": RAMP,
+    }
 
 
 def _lengths(trial: PageTrial) -> list[list[int]] | ValueError:
@@ -58,7 +70,9 @@ def _lengths(trial: PageTrial) -> list[list[int]] | ValueError:
     lengths: list[list[int]] = []
     try:
         for shard in trial.record.image_shards:
-            table = read_table(trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map")
+            table = read_table(
+                trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map"
+            )
             lengths += table["emitted"].to_pylist()
     except ValueError as error:
         return error

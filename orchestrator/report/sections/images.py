@@ -1,5 +1,6 @@
-"""Images of several trials for the same captions, decoded from the tokens in the store: one sheet of tiles per trial;
-and the image grids that the trials' details show."""
+"""Images of several trials for the same captions, decoded from the tokens in the store: one sheet
+of tiles per trial; and the image grids that the trials' details show.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Sheet = tuple[tuple[int, int], int, str]  # size of a tile in pixels, number of 
 CAPTIONS, COLUMNS = 60, 10
 _MAX_SIDE = 128  # pixels of a tile
 _MAX_CHARACTERS = 1_300_000  # of all sheets together
-_MAX_BYTES_ON_CPU = 2 << 30  # of a target's files; larger targets are loaded for a report on a GPU only
+# of a target's files; larger targets are loaded for a report on a GPU only
+_MAX_BYTES_ON_CPU = 2 << 30
 _MAX_PIXELS = 1 << 18  # of the images that are decoded at once
 _GRID_GAP = 2
 GRID_SIDE = 288  # pixels of the longer side of an image grid in the page
@@ -41,24 +43,32 @@ _MAX_GRID_CHARACTERS = 500_000  # of all image grids together
 def images(subject: Subject) -> dict[str, Any]:
     """Sheets of the trials in the order of their importance, as far as they fit.
 
-    Each sweep's own target decodes the tokens. Without `decode`, or if a target fails to load or to decode,
-    `from_tokens` is false and the tiles are those of the image grids that the sweeps wrote. Skips what is missing or
-    damaged, and trials of other captions than the first one's; `note` is called with a sentence about what is left out.
+    Each sweep's own target decodes the tokens. Without `decode`, or if a target fails to load or to
+    decode, `from_tokens` is false and the tiles are those of the image grids that the sweeps wrote.
+    Skips what is missing or damaged, and trials of other captions than the first one's; `note` is
+    called with a sentence about what is left out.
 
     Returns:
-        captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet. sheets: {key: data
+        captions: of the tiles, in order. width, height: of a tile in pixels. columns: of a sheet.
+            sheets: {key: data
         URI}; empty if no trial has any.
     """
     trials, note = subject.trials, subject.note
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
     count = min((len(rows) for _, rows in found), default=0)
-    from_tokens = subject.decode and all(read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found)
+    from_tokens = subject.decode and all(
+        read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found
+    )
     if from_tokens:
         try:
             sheets = _decoded_sheets(found)
         except Exception as error:  # of any kind: the report is worth more than these images
-            reason = f"{type(error).__name__}: {error}" if not isinstance(error, (ValueError, OSError)) else str(error)
+            reason = (
+                f"{type(error).__name__}: {error}"
+                if not isinstance(error, (ValueError, OSError))
+                else str(error)
+            )
             note(f"the report shows the first images of each trial only: {reason}")
             from_tokens = False
     if not from_tokens:
@@ -66,9 +76,14 @@ def images(subject: Subject) -> dict[str, Any]:
     if not sheets:
         return {"sheets": {}}
     (width, height), *_ = next(iter(sheets.values()))
-    captions = [caption for caption, _ in found[0][1].values()][: min(count for _, count, _ in sheets.values())]
+    captions = [caption for caption, _ in found[0][1].values()][
+        : min(count for _, count, _ in sheets.values())
+    ]
     shape = {"captions": captions, "width": width, "height": height, "columns": COLUMNS}
-    return shape | {"sheets": {name: uri for name, (_, _, uri) in sheets.items()}, "from_tokens": from_tokens}
+    return shape | {
+        "sheets": {name: uri for name, (_, _, uri) in sheets.items()},
+        "from_tokens": from_tokens,
+    }
 
 
 def _captions(trial: PageTrial) -> tuple[Any, Any]:
@@ -77,7 +92,9 @@ def _captions(trial: PageTrial) -> tuple[Any, Any]:
 
 
 def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial, Rows]]:
-    """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per key; notes others."""
+    """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per
+    key; notes others.
+    """
     others = iter(_unique(trials))
     found: dict[str, tuple[PageTrial, Rows]] = {}
     first: Rows = {}
@@ -90,7 +107,9 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
             found[trial.key] = trial, first
             break
     left = list(others)
-    for trial, rows in zip(left, in_parallel(partial(_rows, wanted=first.keys()), left), strict=True):
+    for trial, rows in zip(
+        left, in_parallel(partial(_rows, wanted=first.keys()), left), strict=True
+    ):
         if isinstance(rows, ValueError):
             note(str(rows))
         elif not rows:
@@ -99,8 +118,8 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
             found[trial.key] = trial, {key: rows[key] for key in first}
         else:
             note(
-                f"{trial.sweep.storage.display_name}: trial {trial.record.number} has other captions than the first; "
-                "the report does not compare its images"
+                f"{trial.sweep.storage.display_name}: trial {trial.record.number} has other "
+                "captions than the first; the report does not compare its images"
             )
     return list(found.values())
 
@@ -114,25 +133,36 @@ def _unique(trials: Iterable[PageTrial]) -> list[PageTrial]:
 
 
 def _rows(trial: PageTrial, wanted: Set[Key]) -> Rows | ValueError:
-    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; the error of a damaged one."""
+    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; the error
+    of a damaged one.
+    """
     rows: Rows = {}
     for shard in trial.record.image_shards:
         try:
             columns = ["caption_id", "sample", "caption", "tokens"]
-            table = read_table(trial.sweep.storage, shard, columns, fix="the report lacks its images")
+            table = read_table(
+                trial.sweep.storage, shard, columns, fix="the report lacks its images"
+            )
         except ValueError as error:
             return error
-        rows |= {(r["caption_id"], r["sample"]): (str(r["caption"]), r["tokens"]) for r in table.to_pylist()}
+        rows |= {
+            (r["caption_id"], r["sample"]): (str(r["caption"]), r["tokens"])
+            for r in table.to_pylist()
+        }
         if rows.keys() >= wanted if wanted else len(rows) >= CAPTIONS:
             break
     return rows
 
 
 def _decoded_sheets(found: Sequence[tuple[PageTrial, Rows]]) -> dict[str, Sheet]:
-    """Sheets of the images that the sweeps' targets decode. Raises what loading and decoding raise."""
+    """Sheets of the images that the sweeps' targets decode. Raises what loading and decoding
+    raise.
+    """
     sweeps = {trial.index: trial.sweep for trial, _ in found}
     targets = {index: _load_target(sweep) for index, sweep in sweeps.items()}
-    return _sheets((trial.key, _decode(targets[trial.index], trial.sweep, rows)) for trial, rows in found)
+    return _sheets(
+        (trial.key, _decode(targets[trial.index], trial.sweep, rows)) for trial, rows in found
+    )
 
 
 def _sheets(tiled: Iterable[tuple[str, list[Image.Image]]]) -> dict[str, Sheet]:
@@ -158,14 +188,17 @@ def _decode(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
     batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
     tokens = torch.tensor([list(own) for _, own in rows.values()], device=target.device)
     starts = range(0, len(tokens), batch)
-    return [picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + batch]))]
+    return [
+        picture for at in starts for picture in to_pictures(target.decode(tokens[at : at + batch]))
+    ]
 
 
 def _load_target(sweep: Sweep) -> Target:
     """The target that generated the sweep's images.
 
     Raises:
-        ValueError, OSError: its files are missing, damaged, others than the sweep's, or too large for this machine.
+        ValueError, OSError: its files are missing, damaged, others than the sweep's, or too large
+            for this machine.
     """
     import torch
 
@@ -178,16 +211,24 @@ def _load_target(sweep: Sweep) -> Target:
         size = sum(size_on_disk(Path(path)) for path in entry.family.target_files.values())
         if device.type == "cpu" and size > _MAX_BYTES_ON_CPU:
             gib = f"{size / 2**30:.0f} GiB"
-            raise ValueError(f"{sweep.models}: the target's files have {gib}; write the report on a GPU machine")
+            raise ValueError(
+                f"{sweep.models}: the target's files have {gib}; write the report on a GPU machine"
+            )
         hashes = sweep.identity.models
-        if any(hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key):
-            raise ValueError(f"{sweep.models}: the model's files have changed since the sweep; restore them")
+        if any(
+            hashes.get(key, found) != found for key, found in entry.hashes.items() if "." not in key
+        ):
+            raise ValueError(
+                f"{sweep.models}: the model's files have changed since the sweep; restore them"
+            )
         with collect_notes():  # the launch reported them
             return entry.family.load(device, entry.dtype_on(device))
 
 
 def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
-    """The images of a trial's grid; none if it is missing, damaged, or of another size than the sweep's images."""
+    """The images of a trial's grid; none if it is missing, damaged, or of another size than the
+    sweep's images.
+    """
     side, grid = trial.sweep.identity.image_size, _stored_grid(trial)
     if side is None or not isinstance(grid, Image.Image):
         return []
@@ -224,7 +265,8 @@ def _sheet(tiles: Sequence[Image.Image]) -> tuple[tuple[int, int], str]:
 
 
 def embed_grids(trials: Iterable[PageTrial], note: Note = ignore) -> dict[str, Any]:
-    """{key: "uri", "width", "height"} of the grids of trials in the order of their importance, as far as they fit.
+    """{key: "uri", "width", "height"} of the grids of trials in the order of their importance, as
+    far as they fit.
 
     Skips a missing or damaged grid. note: called with a sentence about each damaged file.
     """

@@ -30,7 +30,9 @@ def setup(subject: Subject) -> list[dict[str, Any]]:
 
 
 def facts(sweep: Sweep) -> Facts:
-    """Everything that all trials share and the results depend on; omits facts that the identity does not state."""
+    """Everything that all trials share and the results depend on; omits facts that the identity
+    does not state.
+    """
     identity = sweep.identity
     found: Facts = [
         ("warnings", [*waiting_note(sweep), *sweep_notes(sweep)]),
@@ -47,7 +49,10 @@ def facts(sweep: Sweep) -> Facts:
         ("versions", _pairs(identity.versions)),
         ("experiment", _lines(identity.experiment)),
         ("started", _lines(_time(identity.started))),
-        ("last trial finished", _lines(_time(max((record.finished for record in sweep.records), default="")))),
+        (
+            "last trial finished",
+            _lines(_time(max((record.finished for record in sweep.records), default=""))),
+        ),
     ]
     return [(name, lines) for name, lines in found if lines]
 
@@ -86,7 +91,9 @@ def _source(entry: Mapping[str, Any] | None, unit: str, key: str) -> list[str]:
     if not entry:
         return []
     count, source = entry.get("count"), entry.get("source")
-    return _lines(" of ".join(_lines(None if count is None else f"{count:,} {unit}", source)), entry.get(key))
+    return _lines(
+        " of ".join(_lines(None if count is None else f"{count:,} {unit}", source)), entry.get(key)
+    )
 
 
 def _image(identity: Identity) -> list[str]:

@@ -14,15 +14,20 @@ from search_spaces.trial import flat_types
 
 _KINDS: dict[type, str] = {int: "numbers", float: "numbers", bool: "true or false", str: "text"}
 _STOPPED = (
-    "Another trial was better in all objectives on the same images. Their values are of fewer images than those of "
-    "complete trials and cannot be compared with them, so they are on no plot and no front."
+    "Another trial was better in all objectives on the same images. Their values are of fewer "
+    "images than those of complete trials and cannot be compared with them, so they are on no "
+    "plot and no front."
 )
 
 
 def trials(subject: Subject) -> dict[str, Any]:
-    """columns: in order, with key, name, kind of value and part: whether it is of a trial, one of its metrics, or a
-    parameter of its setting. patterns: see `script_patterns`."""
-    columns = [dict(zip(("key", "name", "kind", "part"), column, strict=True)) for column in _columns(subject)]
+    """columns: in order, with key, name, kind of value and part: whether it is of a trial, one of
+    its metrics, or a parameter of its setting. patterns: see `script_patterns`.
+    """
+    columns = [
+        dict(zip(("key", "name", "kind", "part"), column, strict=True))
+        for column in _columns(subject)
+    ]
     flags = [column["key"] for column in columns if column["kind"] == _KINDS[bool]]
     return {"columns": columns, "patterns": script_patterns(flags)}
 
@@ -31,7 +36,9 @@ def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     text, flag, number = (_KINDS[kind] for kind in (str, bool, float))
     yield "number", "#", number, "trial"
     words = ["sweep"] if len(subject.sweeps) > 1 else []
-    yield from ((name, name, text, "trial") for name in [*words, "setting", "acceptance", "tree", "drafter"])
+    yield from (
+        (name, name, text, "trial") for name in [*words, "setting", "acceptance", "tree", "drafter"]
+    )
     for name in dict.fromkeys([*(metric.name for metric in subject.axes), *subject.metrics]):
         yield name, metric_title(name), number, "metric"
     types = flat_types()
@@ -51,4 +58,7 @@ def incomplete(subject: Subject, state: State) -> dict[str, State] | None:
 SECTIONS.add("trials", Section("All trials", 50, trials, link="Trials"))
 failed, stopped = partial(incomplete, state=FAILED), partial(incomplete, state=STOPPED)
 SECTIONS.add("failed", Section("Failed trials", 60, failed, script="incomplete"))
-SECTIONS.add("stopped", Section("Trials that stopped early", 70, stopped, lead=_STOPPED, script="incomplete"))
+SECTIONS.add(
+    "stopped",
+    Section("Trials that stopped early", 70, stopped, lead=_STOPPED, script="incomplete"),
+)

@@ -17,7 +17,8 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.record import ROOT
 from benchmarks.gpu.table import table
 
-ALLOWED = {"numpy", "pyyaml", "safetensors", "torch", "transformers"}  # and Triton, which comes with torch
+# and Triton, which comes with torch
+ALLOWED = {"numpy", "pyyaml", "safetensors", "torch", "transformers"}
 MODULES = {"pillow": "PIL"}  # where it is not the package's name
 MISSING = """
 from importlib.machinery import PathFinder
@@ -31,9 +32,23 @@ def blocked() -> set[str]:
     """The modules of all other packages that the project depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     listed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    names = {line.split(";")[0].split("[")[0].split(">")[0].strip() for line in listed} - ALLOWED - {"triton"}
+    names = (
+        {line.split(";")[0].split("[")[0].split(">")[0].strip() for line in listed}
+        - ALLOWED
+        - {"triton"}
+    )
     found = {MODULES.get(name, name.replace("-", "_")) for name in names}
-    assert {"optuna", "ray", "pyarrow", "mlflow", "scipy", "torchmetrics", "PIL", "rich", "typer"} <= found
+    assert {
+        "optuna",
+        "ray",
+        "pyarrow",
+        "mlflow",
+        "scipy",
+        "torchmetrics",
+        "PIL",
+        "rich",
+        "typer",
+    } <= found
     return found
 
 
@@ -41,7 +56,10 @@ def blocked() -> set[str]:
 def test_all_parts_run_with_torch_and_little_else(tmp_path: Path) -> None:
     """From a checkout whose other packages are missing; a second run measures nothing."""
     (tmp_path / "sitecustomize.py").write_text(MISSING.format(names=blocked()))
-    out, environment = tmp_path / "gpu.json", os.environ | {"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
+    out, environment = (
+        tmp_path / "gpu.json",
+        os.environ | {"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+    )
 
     def run() -> str:
         done = subprocess.run(
@@ -55,12 +73,17 @@ def test_all_parts_run_with_torch_and_little_else(tmp_path: Path) -> None:
     (found,) = json.loads(out.read_text())["runs"]
     assert found["machine"]["torch"] == torch.__version__
     assert found["parts"].keys() == command.LIMITS_S.keys()
-    rows: dict[str, list[dict[str, Any]]] = {name: part["rows"] for name, part in found["parts"].items()}
+    rows: dict[str, list[dict[str, Any]]] = {
+        name: part["rows"] for name, part in found["parts"].items()
+    }
     assert all(part["complete"] for part in found["parts"].values())
     assert not [row for part in rows.values() for row in part if "error" in row]
-    assert {row["skipped"].partition(":")[0] for part in rows.values() for row in part if "skipped" in row} == {
-        "no CUDA"
-    }
+    assert {
+        row["skipped"].partition(":")[0]
+        for part in rows.values()
+        for row in part
+        if "skipped" in row
+    } == {"no CUDA"}
     assert {row["differing"] for row in rows["kernels"] if "differing" in row} == {0}
     assert all(row["step_s"] > row["floor_s"] > 0 for row in rows["speed"] if "step_s" in row)
     assert all(0 < row["outside_share"] < 1 for row in rows["speed"] if "outside_share" in row)
@@ -83,10 +106,17 @@ def test_the_parts_take_half_an_hour() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [((), "--scale tiny"), (("--table", "--out", "missing.json"), "missing.json"), (("--part", "all"), "kernels")],
+    [
+        ((), "--scale tiny"),
+        (("--table", "--out", "missing.json"), "missing.json"),
+        (("--part", "all"), "kernels"),
+    ],
 )
 def test_what_is_wrong_is_said(
-    arguments: tuple[str, ...], text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu", *arguments])
@@ -97,20 +127,43 @@ def test_what_is_wrong_is_said(
 
 
 MACHINE = {
-    "device": "a GPU", "driver": "550.1", "torch": "2.11", "triton": None, "commit": "abc", "code": "123",
+    "device": "a GPU",
+    "driver": "550.1",
+    "torch": "2.11",
+    "triton": None,
+    "commit": "abc",
+    "code": "123",
     "scale": "full",
-}  # fmt: skip
+}
 
 
 def test_the_table_has_units_and_says_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     speed = [
-        {"case": "XL, vanilla", "step_s": 0.0042, "peak_bytes": 3 << 30, "outside_share": 0.125, "case_s": 9.0},
-        {"case": "XL, static", "step_s": 0.005, "peak_bytes": None, "outside_share": 0.5, "case_s": 9.0},
+        {
+            "case": "XL, vanilla",
+            "step_s": 0.0042,
+            "peak_bytes": 3 << 30,
+            "outside_share": 0.125,
+            "case_s": 9.0,
+        },
+        {
+            "case": "XL, static",
+            "step_s": 0.005,
+            "peak_bytes": None,
+            "outside_share": 0.5,
+            "case_s": 9.0,
+        },
         {"case": "7B, static", "error": "OutOfMemoryError: no", "case_s": 9.0},
         {"case": "7B, dynamic", "error": "OutOfMemoryError: no", "case_s": 9.0},
-        {"case": "profile", "attention_calls": {"a|b": 2.0}, "graphs": True, "costs": [1.0, 1.5], "steps": 3},
+        {
+            "case": "profile",
+            "attention_calls": {"a|b": 2.0},
+            "graphs": True,
+            "costs": [1.0, 1.5],
+            "steps": 3,
+        },
     ]
     parts = {"speed": {"complete": False, "rows": speed}}
     out = tmp_path / "gpu.json"

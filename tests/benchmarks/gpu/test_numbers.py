@@ -31,7 +31,9 @@ def models() -> Models:
 
 
 def test_seconds_are_of_a_finished_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a device that runs behind its launches: the clock stops after it is idle, and the mean is of one call."""
+    """On a device that runs behind its launches: the clock stops after it is idle, and the mean is
+    of one call.
+    """
     device = SimpleNamespace(now=0.0, busy_until=0.0)
 
     def launch() -> None:
@@ -43,7 +45,9 @@ def test_seconds_are_of_a_finished_call(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(clock, "synchronize", wait)
     monkeypatch.setattr(time, "perf_counter", lambda: device.now)
-    assert clock.seconds_of(launch, Setup(CPU.device, is_tiny=False))["eager_s"] == pytest.approx(10, rel=0.02)
+    assert clock.seconds_of(launch, Setup(CPU.device, is_tiny=False))["eager_s"] == pytest.approx(
+        10, rel=0.02
+    )
     assert clock.seconds_of(launch, CPU, is_first=True)["eager_s"] == 11
 
 
@@ -53,11 +57,18 @@ def test_rows_of_all_seeds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
 
     def inputs(*_: Any, seed: int, **__: Any) -> SimpleNamespace:
         found = path + 1 if seed == 0 else path
-        return SimpleNamespace(plain=lambda: (path, count, residual), launch=lambda: lambda: (found, count, residual))
+        return SimpleNamespace(
+            plain=lambda: (path, count, residual), launch=lambda: lambda: (found, count, residual)
+        )
 
     monkeypatch.setattr(kernels, "inputs", inputs)
     row = kernels.agreement(Setup(CPU.device, is_tiny=False), AcceptanceRule(), 4, sampled=False)
-    assert row == {"rows": 32 * kernels.SEEDS, "differing": 32, "residual_error": 0.0, "mean_accepted": 1.0}
+    assert row == {
+        "rows": 32 * kernels.SEEDS,
+        "differing": 32,
+        "residual_error": 0.0,
+        "mean_accepted": 1.0,
+    }
 
 
 def test_each_mode_runs_as_it_is_named(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +90,9 @@ def test_each_mode_runs_as_it_is_named(models: Models, monkeypatch: pytest.Monke
 
 def test_pools_are_those_of_graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [((0, 0), 500), ((0, 1), 30), ((0, 1), 10), ((2, 0), 2)]
-    snapshot = [{"segment_pool_id": pool, "total_size": size} for pool, size in segments] + [{"total_size": 1000}]
+    snapshot = [{"segment_pool_id": pool, "total_size": size} for pool, size in segments] + [
+        {"total_size": 1000}
+    ]
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
     for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda _: 0)
@@ -87,16 +100,29 @@ def test_pools_are_those_of_graphs_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (row["pools"], row["pool_bytes"]) == (2, 42)
 
 
-def test_seconds_of_an_image_are_a_share_of_its_batch(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "time_images", lambda *arguments: (0.0, 8.0, time_images(*arguments)[2]))
+def test_seconds_of_an_image_are_a_share_of_its_batch(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        plan, "time_images", lambda *arguments: (0.0, 8.0, time_images(*arguments)[2])
+    )
     assert plan.images(CPU, lambda: models, "vanilla", 2)["eager_image_s"] == 4.0
 
 
-def test_greedy_images_need_no_random_numbers(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So images of one caption are equal whatever their numbers are, and a method has vanilla's, but for rounding."""
+def test_greedy_images_need_no_random_numbers(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So images of one caption are equal whatever their numbers are, and a method has vanilla's,
+    but for rounding.
+    """
     numbers = iter(range(4))
-    monkeypatch.setattr(precision, "held_out_requests", lambda *_: [Request(next(numbers), "a dog")])
-    found = [precision.greedy(lambda: models, preset(name), 1) for name in ("vanilla", "vanilla", "eagle2", "eagle2")]
+    monkeypatch.setattr(
+        precision, "held_out_requests", lambda *_: [Request(next(numbers), "a dog")]
+    )
+    found = [
+        precision.greedy(lambda: models, preset(name), 1)
+        for name in ("vanilla", "vanilla", "eagle2", "eagle2")
+    ]
     assert all(tokens.equal(found[0]) for tokens in found)
 
 

@@ -54,7 +54,11 @@ def test_every_program_of_the_kernel_is_compared() -> None:
         if (fused := FusedRule.of(rule, sampled=sampled)) is not None
     }  # fmt: skip
     assert {kind for kind, *_ in programs} == {0, 1, 2, 3}
-    assert {(paper, exact) for _, paper, exact, _ in programs} == {(False, False), (False, True), (True, True)}
+    assert {(paper, exact) for _, paper, exact, _ in programs} == {
+        (False, False),
+        (False, True),
+        (True, True),
+    }
     assert {sampled for *_, sampled in programs} == {False, True}
     assert rules["exact"] == AcceptanceRule()
     assert preset("lantern").acceptance in rules.values()
@@ -113,7 +117,9 @@ def test_a_pass_that_cannot_be_captured_is_an_error(
         graphs_part.compare(lambda: models, "vanilla", 1, 1)
 
 
-def test_captures_of_a_trial_are_counted(captured: None, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_of_a_trial_are_counted(
+    captured: None, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     row = memory.trial(SETUP, lambda: models, preset("eagle1"))
     assert row["images"] == 6
     assert row["captured_passes"] > 0
@@ -140,20 +146,27 @@ def test_what_is_kept_over_trials_is_counted(captured: None, models: Models) -> 
 def test_a_profile_separates_models_from_the_rest(models: Models) -> None:
     row = speed.profile(SETUP, lambda: models, preset("eagle1"), 1)
     assert 0 < row["outside_share"] < 1
-    layers, passes = 2, preset("eagle1").policy.bounds.depth  # of the target, and of the EAGLE layer
+    # of the target, and of the EAGLE layer
+    layers, passes = 2, preset("eagle1").policy.bounds.depth
     assert sum(row["attention_calls"].values()) == layers + passes
     assert "forward" not in vars(models.target.transformer), "the forwards are restored"
 
 
 def test_kernels_are_counted_by_where_they_were_launched() -> None:
     """As torch's profiler gives them: kernels hang on the operation that launched them."""
-    whole = SimpleNamespace(name=speed._INSIDE, cpu_parent=None, kernels=[kernel(speed._INSIDE, 99)])
+    whole = SimpleNamespace(
+        name=speed._INSIDE, cpu_parent=None, kernels=[kernel(speed._INSIDE, 99)]
+    )
     attention = SimpleNamespace(name=speed._ATTENTION, cpu_parent=whole, kernels=[])
     fused = SimpleNamespace(
-        name="aten::_scaled_dot_product_efficient_attention", cpu_parent=attention, kernels=[kernel("fmha", 6)]
+        name="aten::_scaled_dot_product_efficient_attention",
+        cpu_parent=attention,
+        kernels=[kernel("fmha", 6)],
     )
     product = SimpleNamespace(name="aten::mm", cpu_parent=whole, kernels=[kernel("gemm", 3)])
-    accept = SimpleNamespace(name="specfrontier::accept_tree", cpu_parent=None, kernels=[kernel("accept_path", 1)])
+    accept = SimpleNamespace(
+        name="specfrontier::accept_tree", cpu_parent=None, kernels=[kernel("accept_path", 1)]
+    )
     row = speed.summary([whole, attention, fused, product, accept], 1, is_cuda=True)
     assert row["device_s"] == pytest.approx(10e-6)
     assert row["outside_share"] == pytest.approx(0.1)
@@ -178,7 +191,9 @@ def test_steps_are_measured_until_the_tokens_are_there(models: Models) -> None:
 
 def test_steps_across_fixed_row_ends_are_measured() -> None:
     """Lumina's images have a fixed token after each row."""
-    target = randomise(published_shape("lumina-mgpt-7b-768", torch.float32, tiny=True), SETUP.device)
+    target = randomise(
+        published_shape("lumina-mgpt-7b-768", torch.float32, tiny=True), SETUP.device
+    )
     models = Models(target, {})
     steps, drawn = speed.decode(engine_for(models, DecodingConfig(), batch=1), models, 1, 50, 60)
     assert len(steps) == drawn == 50

@@ -26,14 +26,18 @@ def record(tmp_path: Path) -> Record:
     return Record(tmp_path / "new" / "gpu.json", MACHINE)
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, record: Record, names: str, seconds: float = 60) -> list[str]:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, record: Record, names: str, seconds: float = 60
+) -> list[str]:
     """The names of the rows after a run in this process."""
     monkeypatch.setenv("MEASURED_CASES", names)
     run_part(record, PART, SETUP, seconds)
     return [row["case"] for row in record.part("measured_cases")["rows"]]
 
 
-def test_a_case_that_fails_is_a_row_and_others_are_measured(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_a_case_that_fails_is_a_row_and_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     assert measured(monkeypatch, record, "one fails two") == ["one", "fails", "two"]
     part = record.part("measured_cases")
     assert part["complete"]
@@ -58,7 +62,9 @@ def test_a_part_that_breaks_keeps_its_rows(monkeypatch: pytest.MonkeyPatch, reco
     assert "no case after" in part["rows"][1]["error"]
 
 
-def test_a_run_continues_where_the_last_one_stopped(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_a_run_continues_where_the_last_one_stopped(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     """Each row is in the file before the next case begins, and is not measured again."""
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
@@ -91,13 +97,20 @@ def test_results_of_another_machine_or_code_are_kept_and_not_used(
     assert len(other.part("measured_cases")["rows"]) == 1
 
 
-def test_facts_that_say_nothing_of_speed_do_not_start_anew(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_facts_that_say_nothing_of_speed_do_not_start_anew(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     measured(monkeypatch, record, "one")
-    assert measured(monkeypatch, Record(record.path, MACHINE | {"commit": "new"}), "one two") == ["one", "two"]
+    assert measured(monkeypatch, Record(record.path, MACHINE | {"commit": "new"}), "one two") == [
+        "one",
+        "two",
+    ]
 
 
 @pytest.mark.slow(40)
-def test_a_process_that_dies_costs_one_case(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_a_process_that_dies_costs_one_case(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     monkeypatch.setenv("MEASURED_CASES", "one dies two")
     supervise(record, PART, SETUP, limit=300)
     part = record.part("measured_cases")
@@ -122,7 +135,9 @@ def test_a_case_that_hangs_is_stopped_and_the_next_run_continues(
 
 
 @pytest.mark.slow(20)
-def test_a_part_that_cannot_start_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_a_part_that_cannot_start_is_not_tried_for_ever(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     monkeypatch.setenv("PYTHONHOME", "/nonexistent")  # no process starts
     supervise(record, PART, SETUP, limit=300)
     part = record.part("measured_cases")
@@ -130,7 +145,9 @@ def test_a_part_that_cannot_start_is_not_tried_for_ever(monkeypatch: pytest.Monk
     assert "exit status" in part["rows"][0]["error"]
 
 
-def test_a_device_that_is_lost_ends_the_process(monkeypatch: pytest.MonkeyPatch, record: Record) -> None:
+def test_a_device_that_is_lost_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, record: Record
+) -> None:
     """After an illegal address every call fails: the next process measures the other cases."""
 
     def lost(*_: Any) -> None:
@@ -149,7 +166,12 @@ def test_a_device_that_is_lost_ends_the_process(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_digest_is_of_all_code_and_weights(tmp_path: Path) -> None:
     digests = [code_digest(tmp_path)]
-    for name in ("workers/a.py", "workers/b/presets.yaml", "benchmarks/gpu/c.py", "workers/d.safetensors"):
+    for name in (
+        "workers/a.py",
+        "workers/b/presets.yaml",
+        "benchmarks/gpu/c.py",
+        "workers/d.safetensors",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)

@@ -1,4 +1,6 @@
-"""The command line as a whole: quick help without heavy imports, examples, version, exit codes of wrong usage."""
+"""The command line as a whole: quick help without heavy imports, examples, version, exit codes of
+wrong usage.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,23 @@ from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
 
 HELP_MODULES = 400  # of Python's own, typer and click about 300
-HEAVY = ("torch", "ray", "optuna", "mlflow", "pyarrow", "matplotlib", "transformers", "pandas", "numpy", "rich", "PIL")
-COMMANDS = [command.name or str(getattr(command.callback, "__name__", "")) for command in app.registered_commands]
+HEAVY = (
+    "torch",
+    "ray",
+    "optuna",
+    "mlflow",
+    "pyarrow",
+    "matplotlib",
+    "transformers",
+    "pandas",
+    "numpy",
+    "rich",
+    "PIL",
+)
+COMMANDS = [
+    command.name or str(getattr(command.callback, "__name__", ""))
+    for command in app.registered_commands
+]
 # Exit code of each command without arguments, and what it prints
 BARE = {
     "": (2, "Usage: "),
@@ -41,7 +58,8 @@ BARE = {
     "models init": (2, "'FAMILY'"),
     "models pull": (2, "'MODELS'"),
 }
-# Runs command lines from its argument (JSON) one after the other; prints exit codes and heavy modules imported so far.
+# Runs command lines from its argument (JSON) one after the other; prints exit codes and heavy
+# modules imported so far.
 LIGHT = f"""
 import contextlib, io, json, sys
 from orchestrator.cli.app import main
@@ -54,7 +72,8 @@ for words in json.loads(sys.argv[1]):
             code = exit_.code
     print(json.dumps([words, code, sorted(set({HEAVY!r}) & set(sys.modules))]))
 """
-# Runs each command line, which is wrong usage, with one and two threads; prints exit code and threads of torch.
+# Runs each command line, which is wrong usage, with one and two threads; prints exit code and
+# threads of torch.
 THREADS = """
 import contextlib, io, json, sys
 from orchestrator.cli.app import main
@@ -74,7 +93,10 @@ for words in {commands!r}:
 def test_help_and_wrong_configs_import_nothing_heavy() -> None:
     """One process for all commands: an import that one of them does stays visible for the rest."""
     helps = [["--help"], *([command, "--help"] for command in COMMANDS)]
-    wrong = [["generate", "a ring", "--preset", "eagle2", "--set", "tree.depth=0"], ["generate", "--list-presets"]]
+    wrong = [
+        ["generate", "a ring", "--preset", "eagle2", "--set", "tree.depth=0"],
+        ["generate", "--list-presets"],
+    ]
     arguments = [sys.executable, "-c", LIGHT, json.dumps([*helps, *wrong])]
     ran = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=HANG_S)
     found = [json.loads(line) for line in ran.stdout.splitlines()]
@@ -84,7 +106,12 @@ def test_help_and_wrong_configs_import_nothing_heavy() -> None:
 def test_help_imports_few_modules() -> None:
     """Imports are nearly all of its time, and their number is the same on every machine."""
     code = "import atexit, sys; atexit.register(lambda: print(len(sys.modules), file=sys.stderr)); "
-    words = [sys.executable, "-c", f"{code}from orchestrator.cli.app import main; main()", "--help"]
+    words = [
+        sys.executable,
+        "-c",
+        f"{code}from orchestrator.cli.app import main; main()",
+        "--help",
+    ]
     ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=HANG_S)
     assert 0 < int(ran.stderr) < HELP_MODULES
 
@@ -141,7 +168,11 @@ def test_a_command_without_arguments_says_what_it_needs(
 
 def test_every_command_is_tested_without_arguments() -> None:
     """`doctor` examines the machine, which tests/orchestrator/doctor does."""
-    below = [entry.callback.__name__ for entry in models.registered_commands if entry.callback is not None]
+    below = [
+        entry.callback.__name__
+        for entry in models.registered_commands
+        if entry.callback is not None
+    ]
     assert {*BARE, "doctor"} == {"", *COMMANDS, "models", *(f"models {name}" for name in below)}
 
 
@@ -156,13 +187,17 @@ def test_every_command_is_tested_without_arguments() -> None:
         "train eagle --captions scenes",
     ],
 )
-def test_a_deleted_working_directory_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_working_directory_is_named(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MKL ended such processes with a line of its own."""
     folder = tmp_path / "gone"
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    assert "the working directory was deleted; change to another folder" in error_of(*command.split(), code=1)
+    assert "the working directory was deleted; change to another folder" in error_of(
+        *command.split(), code=1
+    )
 
 
 def test_sweeps_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,32 +228,48 @@ def test_an_exception_in_a_plugins_code_is_one_line_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "failing_rules.py").write_text("def fail():\n    1 / 0\n")
-    (tmp_path / "unfailing_rules.py").write_text("import typer\n\n\ndef fail():\n    typer.echo(1 / 0)\n")
+    (tmp_path / "unfailing_rules.py").write_text(
+        "import typer\n\n\ndef fail():\n    typer.echo(1 / 0)\n"
+    )
     code = (
-        "import sys; from orchestrator.cli import app\n"
-        "def version(name): import failing_rules; failing_rules.fail()\n"
-        "from orchestrator.doctor import machine; machine.installed = version\n"
-        "sys.argv = ['specfrontier', '--plugin', 'failing_rules', '--version'][:: 1 if len(sys.argv) < 2 else 1]\n"
-        "import os; os.environ['SPECFRONTIER_PLUGINS'] = 'failing_rules'; app.main()"
+        "import sys; from orchestrator.cli import app\ndef version(name): import failing_rules; "
+        "failing_rules.fail()\nfrom orchestrator.doctor import machine; machine.installed = "
+        "version\nsys.argv = ['specfrontier', '--plugin', 'failing_rules', '--version'][:: 1 if "
+        "len(sys.argv) < 2 else 1]\nimport os; os.environ['SPECFRONTIER_PLUGINS'] = "
+        "'failing_rules'; app.main()"
     )
     monkeypatch.setenv("SPECFRONTIER_PLUGINS", "failing_rules")
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
     assert ran.returncode == 1
     assert ran.stderr.startswith("Error: ")
-    assert "failing_rules.py, line 2: ZeroDivisionError: division by zero; correct the plugin" in ran.stderr
+    assert (
+        "failing_rules.py, line 2: ZeroDivisionError: division by zero; correct the plugin"
+        in ran.stderr
+    )
 
 
 def test_every_command_that_computes_takes_threads() -> None:
-    """A plugin imports torch before the command line is read, so that OpenMP is loaded with the environment of then."""
-    usage = ("generate", "x", "--set", "x"), ("train", "nothing"), ("predict", "x.yaml"), ("launch", "x.yaml")
+    """A plugin imports torch before the command line is read, so that OpenMP is loaded with the
+    environment of then.
+    """
+    usage = (
+        ("generate", "x", "--set", "x"),
+        ("train", "nothing"),
+        ("predict", "x.yaml"),
+        ("launch", "x.yaml"),
+    )
     commands = [*usage, ("reference", "nowhere"), ("time", "nowhere")]
-    assert {command for command in COMMANDS if "--threads" in specfrontier(command, "--help").out} == {
-        command for command, *_ in commands
-    }
+    assert {
+        command for command in COMMANDS if "--threads" in specfrontier(command, "--help").out
+    } == {command for command, *_ in commands}
     code = THREADS.format(commands=commands)
     environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
     environment |= {"OMP_DISPLAY_ENV": "TRUE", "PYTHONPATH": os.getcwd()}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in ran.stderr
     found = [json.loads(line) for line in ran.stdout.splitlines()]
     assert found == [[2, count, count] for _ in commands for count in (1, 2)]
@@ -248,8 +299,15 @@ def test_arguments_that_are_not_utf8_are_refused_first(
 
 
 def in_old_locale(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
-    """A command in a locale of ASCII, which writes Cyrillic: click replaces an output of ASCII by one of UTF-8."""
-    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "iso8859-5:strict"}
+    """A command in a locale of ASCII, which writes Cyrillic: click replaces an output of ASCII by
+    one of UTF-8.
+    """
+    locale = {
+        "LC_ALL": "C",
+        "PYTHONUTF8": "0",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONIOENCODING": "iso8859-5:strict",
+    }
     command = [sys.executable, "-c", "from orchestrator.cli.app import main; main()", *words]
     environment = os.environ | locale | {"PYTHONPATH": os.getcwd()}
     return subprocess.run(command, env=environment, capture_output=True, check=False, cwd=folder)
@@ -258,7 +316,10 @@ def in_old_locale(folder: Path, *words: str) -> subprocess.CompletedProcess[byte
 def test_a_locale_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     ran = in_old_locale(tmp_path, "launch", "joint", "--check", "--out", "bücher")
     assert ran.returncode == 2
-    assert b"not UTF-8; rename it, or set LC_ALL=C.UTF-8 (this locale's encoding is ascii)" in ran.stderr
+    assert (
+        b"not UTF-8; rename it, or set LC_ALL=C.UTF-8 (this locale's encoding is ascii)"
+        in ran.stderr
+    )
     assert ran.stderr.count(b"\n") == 1
 
 

@@ -28,7 +28,11 @@ def test_names_begin_with_what_was_typed(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_shell_gets_them(tmp_path: Path) -> None:
     code = "from orchestrator.cli.app import main; main()"
-    words = {"COMP_WORDS": "specfrontier launch quick", "COMP_CWORD": "2", "_SPECFRONTIER_COMPLETE": "complete_bash"}
+    words = {
+        "COMP_WORDS": "specfrontier launch quick",
+        "COMP_CWORD": "2",
+        "_SPECFRONTIER_COMPLETE": "complete_bash",
+    }
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.argv[0] = 'specfrontier'; {code}"],
         env=os.environ | words,

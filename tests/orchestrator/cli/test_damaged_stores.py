@@ -1,4 +1,6 @@
-"""Damaged files of a store: every command that reads one names it and the fix, or says what it did about it."""
+"""Damaged files of a store: every command that reads one names it and the fix, or says what it did
+about it.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def change_digit(path: Path, before: str, after: str) -> None:
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
-def test_a_changed_digit_in_a_record_or_the_identity_is_refused(store: Path, command: tuple[str, ...]) -> None:
+def test_a_changed_digit_in_a_record_or_the_identity_is_refused(
+    store: Path, command: tuple[str, ...]
+) -> None:
     places = [str(store)] * (2 if command == ("compare",) else 1)
     record = store / "trials" / "00001.json"
     change_digit(record, '"images": 192', '"images": 193')
@@ -65,14 +69,18 @@ def test_a_changed_digit_in_a_record_or_the_identity_is_refused(store: Path, com
 
 
 @pytest.mark.parametrize("command", READERS, ids=" ".join)
-def test_trials_without_an_identity_are_not_a_sweep_that_prepares(store: Path, command: tuple[str, ...]) -> None:
+def test_trials_without_an_identity_are_not_a_sweep_that_prepares(
+    store: Path, command: tuple[str, ...]
+) -> None:
     """Such as those of a folder that was copied in part."""
     append_line(store / "events.jsonl", {"event": "launch", "at": "2026-01-02T03:00:00+00:00"})
     (store / "identity.json").unlink()
     places = [str(store)] * (2 if command == ("compare",) else 1)
     result = specfrontier(*command, *places)
     assert result.code in (1, 2)
-    assert f"{store}/identity.json: missing, though there are trials; restore the file" in result.err
+    assert (
+        f"{store}/identity.json: missing, though there are trials; restore the file" in result.err
+    )
 
 
 def test_two_records_of_one_trial_are_refused(store: Path) -> None:

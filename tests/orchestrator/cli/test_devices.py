@@ -19,11 +19,15 @@ ZEN, XEON = "zen, 1 thread at batch 1", "xeon, 1 thread at batch 4"
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """A sweep whose trial 1 is fast where it ran, and trial 2 where `specfrontier time` was called; trial 4 is slow."""
+    """A sweep whose trial 1 is fast where it ran, and trial 2 where `specfrontier time` was called;
+    trial 4 is slow.
+    """
     storage = write_untimed_sweep(tmp_path / "sweep")
     time_on(storage, "zen", range(1, TRIALS), slower={1: 0.5, 2: 4.0, 3: 1.0, 4: 9.0})
     time_on(storage, "zen", range(1, TRIALS), day=2, slower={1: 0.51, 2: 4.1, 3: 1.0, 4: 9.0})
-    time_on(storage, "xeon", (1, 2, 3), day=3, batch=4, slower={1: 4.0, 2: 0.5, 3: 1.0}, is_later=True)
+    time_on(
+        storage, "xeon", (1, 2, 3), day=3, batch=4, slower={1: 4.0, 2: 0.5, 3: 1.0}, is_later=True
+    )
     return storage
 
 
@@ -34,7 +38,10 @@ def speeds(place: str, *words: str) -> dict[int, float]:
 
 
 def members(place: str, *words: str) -> set[int]:
-    return {row["number"] for row in specfrontier("pareto", place, "--infeasible", *words, "--json").json["rows"]}
+    return {
+        row["number"]
+        for row in specfrontier("pareto", place, "--infeasible", *words, "--json").json["rows"]
+    }
 
 
 def test_prices_of_all_devices_stand_side_by_side(storage: Storage) -> None:
@@ -59,8 +66,20 @@ def test_prices_of_all_devices_stand_side_by_side(storage: Storage) -> None:
 
 
 def test_the_table_says_which_column_is_of_which_device(storage: Storage) -> None:
-    lines = specfrontier("compare", storage.display_name, "--by", "device", "--infeasible").out.splitlines()
-    assert lines[0].split() == ["trial", "setting", "fid", "speedup", "[1]", "speedup", "[2]", "on", "front"]
+    lines = specfrontier(
+        "compare", storage.display_name, "--by", "device", "--infeasible"
+    ).out.splitlines()
+    assert lines[0].split() == [
+        "trial",
+        "setting",
+        "fid",
+        "speedup",
+        "[1]",
+        "speedup",
+        "[2]",
+        "on",
+        "front",
+    ]
     assert {f"[1] {ZEN}", f"[2] {XEON}"} <= set(lines)
     assert any(line.split()[0] == "2" and line.endswith("[2]") for line in lines[1:6])
 
@@ -69,22 +88,33 @@ def test_two_sweeps_are_compared_on_all_devices(storage: Storage, tmp_path: Path
     shutil.copytree(tmp_path / "sweep", tmp_path / "copy")
     places = [str(tmp_path / name) for name in ("sweep", "copy")]
     ran = specfrontier("compare", *places, "--by", "device", "--infeasible", "--json")
-    assert ran.json["hypervolumes"].keys() == {f"{place} on {machine}" for place in places for machine in (ZEN, XEON)}
+    assert ran.json["hypervolumes"].keys() == {
+        f"{place} on {machine}" for place in places for machine in (ZEN, XEON)
+    }
     assert list(ran.json["by_device"]) == places
     assert "is given twice" in error_of("compare", places[0], places[0], "--by", "device", code=2)
 
 
 def test_what_cannot_stand_side_by_side_is_refused(storage: Storage, tmp_path: Path) -> None:
     place = storage.display_name
-    assert "unknown column; did you mean 'device'? known columns: acceptance, tree, drafter, device, sweep" in error_of(
-        "compare", place, "--by", "devices", code=2
+    assert (
+        "unknown column; did you mean 'device'? known columns: acceptance, tree, drafter, device, "
+        "sweep" in error_of("compare", place, "--by", "devices", code=2)
     )
-    assert "leave out --device" in error_of("compare", place, "--by", "device", "--batch", "4", code=2)
-    assert "latency cannot be compared" in error_of("compare", place, "--by", "device", "--x", "latency", code=2)
+    assert "leave out --device" in error_of(
+        "compare", place, "--by", "device", "--batch", "4", code=2
+    )
+    assert "latency cannot be compared" in error_of(
+        "compare", place, "--by", "device", "--x", "latency", code=2
+    )
     one = write_untimed_sweep(tmp_path / "one")
-    assert "prices of a device; `specfrontier time " in error_of("compare", one.display_name, "--by", "device", code=2)
+    assert "prices of a device; `specfrontier time " in error_of(
+        "compare", one.display_name, "--by", "device", code=2
+    )
     time_on(one, "zen", (1,))
-    assert f"prices of {ZEN} only" in error_of("compare", one.display_name, "--by", "device", code=2)
+    assert f"prices of {ZEN} only" in error_of(
+        "compare", one.display_name, "--by", "device", code=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +161,9 @@ def test_a_session_that_cannot_be_used_is_in_the_json(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{storage.display_name}.db")
     damaged = time_on(storage, "zen", (1,), day=9)
     storage.write(damaged, storage.read(damaged)[:-9])
-    ran = specfrontier(*(storage.display_name if word == "SWEEP" else word for word in words), "--json")
+    ran = specfrontier(
+        *(storage.display_name if word == "SWEEP" else word for word in words), "--json"
+    )
     assert ran.code == 0, ran.err
     assert damaged in json.dumps(ran.json)
 

@@ -1,4 +1,6 @@
-"""`pareto`, `compare` and `status` on made-up sweeps: what they print, write, refuse, and what they do not import."""
+"""`pareto`, `compare` and `status` on made-up sweeps: what they print, write, refuse, and what they
+do not import.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,10 @@ def test_pareto_lists_the_front(one: Path) -> None:
     front = Sweep.open(one).front()
     lines = ran.out.splitlines()
     assert lines[0] == "one: speedup (higher is better) against fid (lower is better)"
-    assert lines[1] == f"{front.num_rows} of 22 trials are on the front (left out: 1 failed, 1 repeated)"
+    assert (
+        lines[1]
+        == f"{front.num_rows} of 22 trials are on the front (left out: 1 failed, 1 repeated)"
+    )
     head = lines.index(next(line for line in lines if line.startswith("trial ")))
     rows = [line.split()[0] for line in lines[head + 1 : head + 1 + front.num_rows]]
     assert rows == [str(number) for number in front["number"].to_pylist()]
@@ -86,7 +91,9 @@ def test_pareto_lists_the_front(one: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_front_fits_the_terminal(one: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_fits_the_terminal(
+    one: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What has no room as a column is in a line below the table."""
     monkeypatch.setenv("COLUMNS", str(columns))
     lines = run(pareto, one).out.splitlines()
@@ -98,7 +105,10 @@ def test_the_front_fits_the_terminal(one: Path, columns: int, monkeypatch: pytes
     below = {line.partition(":")[0] for line in table if ":" in line}
     assert below == (set() if is_wide else {"labels", "within error of each other"})
     members = for_output(front_of([Sweep.open(one)]), long=False).members
-    assert all(any(row.startswith(f"{m.name} ") and f" {m.setting} " in row for row in table) for m in members)
+    assert all(
+        any(row.startswith(f"{m.name} ") and f" {m.setting} " in row for row in table)
+        for m in members
+    )
 
 
 def test_settings_in_words_on_request(one: Path) -> None:
@@ -108,7 +118,9 @@ def test_settings_in_words_on_request(one: Path) -> None:
     cut = [member.setting for member in members if member.setting != member.description]
     assert cut
     assert not any(name in long for name in cut), "below the table either"
-    assert not any(member.description in short for member in members if member.description != member.setting)
+    assert not any(
+        member.description in short for member in members if member.description != member.setting
+    )
 
 
 def test_a_note_names_the_trials_that_lack_an_objective(tmp_path: Path) -> None:
@@ -127,14 +139,21 @@ def test_groups_by_the_whole_rule(one: Path) -> None:
     assert {"vanilla", "exact", "additive", "multiplicative", "exponential"} <= by_rule.keys()
     assert by_neighbours.keys() == {"no neighbourhood", "additive", "multiplicative"}
     configs = [candidate.config for candidate in front_of([Sweep.open(one)]).candidates]
-    for part, kinds in (("tree", [c.policy.kind for c in configs]), ("drafter", [c.drafter.kind for c in configs])):
+    for part, kinds in (
+        ("tree", [c.policy.kind for c in configs]),
+        ("drafter", [c.drafter.kind for c in configs]),
+    ):
         sizes = data(compare, one, "--by", part)["sizes"]
         assert sizes.keys() == {"vanilla" if kind == "none" else kind for kind in kinds}
 
 
 def test_pareto_as_data(one: Path) -> None:
-    found = data(pareto, one, "--y", "drift", "--where", "acceptance.neighbourhood=additive", "--all")
-    table = Sweep.open(one).front("speedup", "drift", where=["acceptance.neighbourhood=additive"], everything=True)
+    found = data(
+        pareto, one, "--y", "drift", "--where", "acceptance.neighbourhood=additive", "--all"
+    )
+    table = Sweep.open(one).front(
+        "speedup", "drift", where=["acceptance.neighbourhood=additive"], everything=True
+    )
     assert [row["number"] for row in found["rows"]] == table["number"].to_pylist()
     assert [row["on_front"] for row in found["rows"]] == table["on_front"].to_pylist()
     assert found["objectives"] == [
@@ -152,14 +171,25 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
     sweep = Sweep.open(one)
     within = sweep.front(subject_to=["fid<=vanilla+1", "drift<=1.2"], everything=True)
     assert found["best"]["metrics"]["speedup"]["value"] == max(within["speedup"].to_pylist())
-    assert found["hypervolume"] == pytest.approx(front_of([sweep]).hypervolume(found["reference_point"])[0])
+    assert found["hypervolume"] == pytest.approx(
+        front_of([sweep]).hypervolume(found["reference_point"])[0]
+    )
     assert 0 < found["hypervolume_error"] < 0.2 * found["hypervolume"]
     assert 0 < found["knee_confidence"] <= 1
     assert 0.5 < found["best_confidence"] <= 1, "two limits, met by measured values"
     assert found["knee"]["number"] in sweep.front()["number"].to_pylist()
     chosen = DecodingConfig.from_mapping(yaml.safe_load(file.read_text()))
     assert chosen.digest() == found["best"]["digest"]
-    words = run(pareto, one, "--best", "fid<=vanilla+1", "--knee", "--hypervolume", "--reference-point", "0,20").out
+    words = run(
+        pareto,
+        one,
+        "--best",
+        "fid<=vanilla+1",
+        "--knee",
+        "--hypervolume",
+        "--reference-point",
+        "0,20",
+    ).out
     assert "fastest within fid<=vanilla+1 (holds in " in words
     front = front_of([sweep])
     for mark in ("best", "knee"):
@@ -167,10 +197,15 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
         assert found[f"{mark}_gain_confidence"] == trial.gain_probability
     assert words.count(", faster than vanilla in ") == 3, "best, lossless and knee"
     by_fid = data(pareto, one, "--x", "fid", "--best", "speedup>=0.1")
-    assert ", better fid than vanilla in " in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
+    assert (
+        ", better fid than vanilla in "
+        in run(pareto, one, "--x", "fid", "--best", "speedup>=0.1").out
+    )
     assert 0 < by_fid["best_gain_confidence"] <= 1
     only_vanilla = ("--where", "label=vanilla", "--best", "fid<=vanilla")
-    assert data(pareto, one, *only_vanilla)["best_confidence"] is None, "vanilla is within its own limit for certain"
+    assert data(pareto, one, *only_vanilla)["best_confidence"] is None, (
+        "vanilla is within its own limit for certain"
+    )
     assert data(pareto, one, *only_vanilla)["best_gain_confidence"] is None
     assert "than vanilla" not in run(pareto, one, *only_vanilla).out
     assert "knee (holds in " in words
@@ -190,14 +225,21 @@ def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
     assert 0 < found["best_lossless_gain_confidence"] <= 1
     assert DecodingConfig.from_mapping(yaml.safe_load(file.read_text())) == trial.config
     both = data(pareto, one, "--best", "fid <= 1000", "--lossless")["best"]
-    assert both["number"] == trial.record.number != data(pareto, one, "--best", "fid <= 1000")["best"]["number"]
+    assert (
+        both["number"]
+        == trial.record.number
+        != data(pareto, one, "--best", "fid <= 1000")["best"]["number"]
+    )
     assert "fastest lossless" not in run(pareto, one, "--where", "lossless=false").out
     assert data(pareto, one, "--where", "lossless=false")["best_lossless"] is None
 
 
 def test_unknown_errors_are_null_in_json(tmp_path: Path) -> None:
     for record in write_sweep(tmp_path, trials=8):
-        without = {name: replace(entry, error=math.inf, replicates=()) for name, entry in record.metrics.items()}
+        without = {
+            name: replace(entry, error=math.inf, replicates=())
+            for name, entry in record.metrics.items()
+        }
         write_trial(Storage(str(tmp_path)), replace(record, metrics=without))
     for command in (pareto, status):
         found = data(command, tmp_path)
@@ -239,7 +281,11 @@ def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
     ("arguments", "code", "words"),
     [
         (["--x", "sped"], 2, "'sped': unknown metric; did you mean 'speedup'?"),
-        (["--where", "tree.dept=2"], 2, "filter 'tree.dept=2': tree.dept: unknown column; did you mean"),
+        (
+            ["--where", "tree.dept=2"],
+            2,
+            "filter 'tree.dept=2': tree.dept: unknown column; did you mean",
+        ),
         (["--subject-to", "fid<vanilla"], 2, "limit 'fid<vanilla'"),
         (["--best", "fdi<=3"], 2, "unknown metric; did you mean 'fid'?"),
         (["--best", "fid < 5"], 2, "write 'fid <= 5'"),
@@ -277,10 +323,21 @@ def test_a_filter_that_nothing_passes_is_an_empty_answer(one: Path, tmp_path: Pa
     assert run(pareto, *nothing, "--config", file).code == 1
     assert not file.exists()
     assert "0 of 0 trials are on the front (left out: 24 by --where)" in ran.out
-    found = data(pareto, one, "--where", "speedup>=1000", "--where", "tree.policy=chian", "--where", "number<5")
+    found = data(
+        pareto,
+        one,
+        "--where",
+        "speedup>=1000",
+        "--where",
+        "tree.policy=chian",
+        "--where",
+        "number<5",
+    )
     assert found["rows"] == []
     speeds, trees = found["warnings"]
-    largest = max(record.metrics["speedup"].value for record in Sweep.open(one).records if record.metrics)
+    largest = max(
+        record.metrics["speedup"].value for record in Sweep.open(one).records if record.metrics
+    )
     assert f"to {largest:.4g}" in speeds, "the range of a column with many values"
     assert all(word in trees for word in ("tree.policy=chian", "chain", "dynamic", "none"))
     assert trees in run(pareto, one, "--where", "tree.policy=chian").out
@@ -291,13 +348,22 @@ def test_a_limit_on_the_first_objective_alone_is_noted(one: Path) -> None:
     assert data(pareto, one, "--y", "drift", "--best", "drift <= 9")["warnings"] == []
     (hint,) = data(pareto, one, "--y", "drift", "--best", "speedup >= 1")["warnings"]
     assert "--x drift" in hint
-    assert data(pareto, one, "--y", "drift", "--best", "speedup >= 1", "--best", "drift <= 9")["warnings"] == []
+    assert (
+        data(pareto, one, "--y", "drift", "--best", "speedup >= 1", "--best", "drift <= 9")[
+            "warnings"
+        ]
+        == []
+    )
 
 
 def test_trials_are_left_out_for_what_they_are(one: Path) -> None:
-    """Those that --where leaves out have not failed: each trial is counted once, under the first reason that holds."""
+    """Those that --where leaves out have not failed: each trial is counted once, under the first
+    reason that holds.
+    """
     rows = Sweep.open(one).records
-    additive = [r for r in rows if r.config and r.config.acceptance.neighbourhood.kind == "additive"]
+    additive = [
+        r for r in rows if r.config and r.config.acceptance.neighbourhood.kind == "additive"
+    ]
     sound = [r for r in additive if r.state == "complete" and r.duplicate_of is None and r.feasible]
     limit = sorted(r.metrics["drift"].value for r in sound)[1]
     within = [r for r in sound if r.metrics["drift"].value <= limit]
@@ -321,30 +387,45 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     for folder in (one, two):
         sweep = Sweep.open(folder)
-        assert found["hypervolumes"][sweep.name] == pytest.approx(front_of([sweep]).hypervolume(corner)[0])
+        assert found["hypervolumes"][sweep.name] == pytest.approx(
+            front_of([sweep]).hypervolume(corner)[0]
+        )
         assert 0 < found["hypervolume_errors"][sweep.name] < found["hypervolumes"][sweep.name]
     (pair,) = found["pairs"]
-    assert pair["difference"][0] == pytest.approx(-(found["hypervolumes"]["two"] - found["hypervolumes"]["one"]))
+    assert pair["difference"][0] == pytest.approx(
+        -(found["hypervolumes"]["two"] - found["hypervolumes"]["one"])
+    )
     assert found["warnings"] == []
     words = run(compare, one, two).out
     assert "from the reference point speedup " in words
     assert "covers: the share of the second front" in words
 
 
-def test_sweeps_with_other_objectives_are_compared_by_what_both_measured(one: Path, tmp_path: Path) -> None:
+def test_sweeps_with_other_objectives_are_compared_by_what_both_measured(
+    one: Path, tmp_path: Path
+) -> None:
     def other(name: str, *metrics: str) -> Path:
         known = identity(name).to_mapping()["metrics"]
         measures = {key: entry for key, entry in known.items() if key in metrics}
-        objectives = [{"metric": key, "direction": measures[key]["direction"]} for key in metrics[:2]]
+        objectives = [
+            {"metric": key, "direction": measures[key]["direction"]} for key in metrics[:2]
+        ]
         write_sweep(tmp_path / name, trials=12, name=name, metrics=measures, objectives=objectives)
         return tmp_path / name
 
     blind = other("blind", "drift", "speedup", "latency")
-    for sweeps, axes in (((one, blind), ["speedup", "drift"]), ((blind, one), ["drift", "speedup"])):
+    for sweeps, axes in (
+        ((one, blind), ["speedup", "drift"]),
+        ((blind, one), ["drift", "speedup"]),
+    ):
         found = data(compare, *sweeps)
         assert [axis["metric"] for axis in found["objectives"]] == axes
-        assert [text for text in found["warnings"] if "fid" in text] == ["fid is not compared: only one measured it"]
-    assert not [text for text in data(compare, one, blind, "--y", "latency")["warnings"] if "fid" in text]
+        assert [text for text in found["warnings"] if "fid" in text] == [
+            "fid is not compared: only one measured it"
+        ]
+    assert not [
+        text for text in data(compare, one, blind, "--y", "latency")["warnings"] if "fid" in text
+    ]
     ran = run(compare, one, other("timed", "speedup", "latency"))
     assert ran.code == 0, "the objectives of either will do"
     ran = run(compare, one, other("fast", "speedup"))
@@ -353,7 +434,16 @@ def test_sweeps_with_other_objectives_are_compared_by_what_both_measured(one: Pa
 
 
 def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
-    found = data(compare, one, "--by", "acceptance.neighbourhood", "--y", "drift", "--where", "drafter.kind=eagle")
+    found = data(
+        compare,
+        one,
+        "--by",
+        "acceptance.neighbourhood",
+        "--y",
+        "drift",
+        "--where",
+        "drafter.kind=eagle",
+    )
     assert set(found["hypervolumes"]) == {"no neighbourhood", "additive", "multiplicative"}
     assert len(found["pairs"]) == 3
     both = data(compare, one, two, "--by", "tree.policy", "--where", "tree.policy in chain,dynamic")
@@ -365,7 +455,10 @@ def test_compare_methods_inside_a_sweep(one: Path, two: Path) -> None:
     [
         ([], "give at least two sweeps"),
         (["--by", "tree.polcy"], "tree.polcy: unknown column; did you mean 'tree.policy'?"),
-        (["--by", "tree.policy", "--where", "tree.policy=chain"], "needs two groups, found only chain"),
+        (
+            ["--by", "tree.policy", "--where", "tree.policy=chain"],
+            "needs two groups, found only chain",
+        ),
         (["--by", "tree.policy", "--where", "speedup>=1000"], "found no measured trial"),
     ],
 )
@@ -376,7 +469,13 @@ def test_compare_refuses_what_is_no_comparison(one: Path, arguments: list[str], 
 
 
 def test_incomparable_metrics_are_refused_and_speeds_are_not(one: Path, tmp_path: Path) -> None:
-    write_sweep(tmp_path, trials=12, name="other", extractors={"features": "inception 99"}, target="llamagen")
+    write_sweep(
+        tmp_path,
+        trials=12,
+        name="other",
+        extractors={"features": "inception 99"},
+        target="llamagen",
+    )
     for command in (compare, pareto):
         ran = run(command, one, tmp_path)
         assert ran.code == 2
@@ -402,7 +501,9 @@ def test_status_of_a_finished_sweep(one: Path) -> None:
     assert (found["finished"], found["planned"], found["running"]) == (24, 30, [])
     assert found["idle_s"] > 0
     assert found["events"][-1] == "03:00:24 trial 23 complete"
-    assert [row["number"] for row in found["front"]] == Sweep.open(one).front()["number"].to_pylist()
+    assert [row["number"] for row in found["front"]] == Sweep.open(one).front()[
+        "number"
+    ].to_pylist()
 
 
 def test_status_while_it_runs(tmp_path: Path) -> None:
@@ -410,7 +511,10 @@ def test_status_while_it_runs(tmp_path: Path) -> None:
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
         for number in (4, 5):
             file.write(
-                json.dumps({"at": "2026-01-02T03:01:00+00:00", "event": "trial_started", "trial": number}) + "\n"
+                json.dumps(
+                    {"at": "2026-01-02T03:01:00+00:00", "event": "trial_started", "trial": number}
+                )
+                + "\n"
             )
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
@@ -442,7 +546,9 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [pareto, status, compare])
-def test_names_of_stores_cannot_steer_the_terminal(tmp_path: Path, command: Callable[..., None]) -> None:
+def test_names_of_stores_cannot_steer_the_terminal(
+    tmp_path: Path, command: Callable[..., None]
+) -> None:
     stores = [tmp_path / f"{name}\x1b[2J\x9b2J" for name in ("first", "second")]
     for seed, store in enumerate(stores):
         records = write_sweep(store, trials=6, seed=seed, name=store.name.partition("\x1b")[0])
@@ -476,7 +582,10 @@ def test_numbers_show_what_is_known(value: float | None, error: float | None, sh
 
 
 def test_tables_align() -> None:
-    assert shown_table(["a", "bb"], [["long", "1"], ["x", "22"]], right=[1]) == "a     bb\nlong   1\nx     22"
+    assert (
+        shown_table(["a", "bb"], [["long", "1"], ["x", "22"]], right=[1])
+        == "a     bb\nlong   1\nx     22"
+    )
 
 
 def test_no_heavy_library_is_imported(tmp_path: Path) -> None:
@@ -488,22 +597,21 @@ def test_no_heavy_library_is_imported(tmp_path: Path) -> None:
         "status(a[0])",
     ]
     code = (
-        "import sys\n"
-        "from orchestrator.cli.pareto import pareto\n"
-        "from orchestrator.cli.compare import compare\n"
-        "from orchestrator.cli.status import status\n"
-        "early = [m for m in ('numpy', 'pyarrow', 'matplotlib', 'rich.table') if m in sys.modules]\n"
-        "a = sys.argv[1:]\n"
+        "import sys\nfrom orchestrator.cli.pareto import pareto\nfrom orchestrator.cli.compare "
+        "import compare\nfrom orchestrator.cli.status import status\nearly = [m for m in "
+        "('numpy', 'pyarrow', 'matplotlib', 'rich.table') if m in sys.modules]\na = "
+        "sys.argv[1:]\n"
     )
     for line in lines:
         code += (
-            f"{line}\n"
-            "late = [m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m in sys.modules]\n"
-            "print('imported:', early, late)\n"
+            f"{line}\nlate = [m for m in ('torch', 'ray', 'optuna', 'mlflow', 'transformers') if m "
+            "in sys.modules]\nprint('imported:', early, late)\n"
         )
     folder = tmp_path / "copy"
     write_sweep(folder, trials=9)
-    ran = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True
+    )
     said = [line for line in ran.stdout.splitlines() if line.startswith("imported:")]
     assert said == ["imported: [] []"] * len(lines)
 
@@ -513,7 +621,9 @@ def test_status_and_pareto_count_trials_that_stopped_early(tmp_path: Path) -> No
     shown = run(status, tmp_path).out
     assert "12 of 12 finished, 1 of them failed, 1 of them stopped" in shown
     assert "stopped   trial 9: trial 2 is better in both" in shown
-    assert data(status, tmp_path)["stopped"] == [{"number": 9, "cause": "trial 2 is better in both"}]
+    assert data(status, tmp_path)["stopped"] == [
+        {"number": 9, "cause": "trial 2 is better in both"}
+    ]
     assert {"failed": 1, "stopped early": 1}.items() <= data(pareto, tmp_path)["left_out"].items()
 
 
@@ -528,18 +638,40 @@ def test_pareto_lists_stopped_trials_with_the_rival_and_the_reason(tmp_path: Pat
     assert [trial["images"] for trial in found] == [records[9].images, records[10].images]
     lines = run(pareto, tmp_path / "a", tmp_path / "b", "--stopped").out.splitlines()
     head = lines.index(next(line for line in lines if line.startswith("stopped")))
-    assert [line.split()[0] for line in lines[head + 1 : head + 5]] == ["a#9", "a#10", "b#9", "b#10"]
+    assert [line.split()[0] for line in lines[head + 1 : head + 5]] == [
+        "a#9",
+        "a#10",
+        "b#9",
+        "b#10",
+    ]
     assert "trial 2 is better in both" in lines[head + 1]
-    policies = {record.number: record.config.policy.kind for record in records if record.config is not None}
-    rows = data(pareto, tmp_path / "a", "--stopped", "--where", f"tree.policy={policies[9]}")["stopped"]
-    assert [trial["number"] for trial in rows] == [number for number in (9, 10) if policies[number] == policies[9]]
+    policies = {
+        record.number: record.config.policy.kind for record in records if record.config is not None
+    }
+    rows = data(pareto, tmp_path / "a", "--stopped", "--where", f"tree.policy={policies[9]}")[
+        "stopped"
+    ]
+    assert [trial["number"] for trial in rows] == [
+        number for number in (9, 10) if policies[number] == policies[9]
+    ]
     ran = run(pareto, tmp_path / "a", "--stopped", "--where", "speedup>=1000")
     assert "racing stopped no trial" in ran.out
 
 
 def test_the_tables_and_plots_of_a_paper(one: Path, tmp_path: Path) -> None:
     table, plot = tmp_path / "front.tex", tmp_path / "front.svg"
-    ran = run(pareto, one, "--table", table, "--column", "clip_score", "--plot", plot, "--plot-size", "3.3x2.4")
+    ran = run(
+        pareto,
+        one,
+        "--table",
+        table,
+        "--column",
+        "clip_score",
+        "--plot",
+        plot,
+        "--plot-size",
+        "3.3x2.4",
+    )
     assert ran.code == 0, ran.error
     assert r"clip\_score $\uparrow$" in table.read_text()
     assert 'width="237.6pt" height="172.8pt"' in plot.read_text()

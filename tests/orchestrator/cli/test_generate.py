@@ -1,4 +1,6 @@
-"""`specfrontier generate` on a tiny random model: the files it writes and the messages of wrong usage."""
+"""`specfrontier generate` on a tiny random model: the files it writes and the messages of wrong
+usage.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,13 @@ def toy_models(head_weight: float | None = None) -> Models:
     target = toy_target()
     if head_weight is not None:
         dict(target.head.named_parameters())["weight"].data[3] = head_weight
-    drafters = {kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")}
+    drafters = {
+        kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")
+    }
     return Models(
-        target, {kind: drafter for kind, drafter in drafters.items() if drafter is not None}, {"toy": "0" * 64}
+        target,
+        {kind: drafter for kind, drafter in drafters.items() if drafter is not None},
+        {"toy": "0" * 64},
     )
 
 
@@ -58,7 +64,9 @@ def generate(*arguments: str) -> CommandResult:
 @pytest.mark.usefixtures("toy")
 def test_all_files_are_written(tmp_path: Path) -> None:
     out = tmp_path / "new" / "folder"
-    result = generate(*CAPTIONS, *CHAIN, "--samples", "2", "--batch", "3", "--out", str(out), "--json")
+    result = generate(
+        *CAPTIONS, *CHAIN, "--samples", "2", "--batch", "3", "--out", str(out), "--json"
+    )
     assert result.code == 0
     printed = result.json
     assert printed == json.loads((out / "statistics.json").read_text())
@@ -77,7 +85,12 @@ def test_all_files_are_written(tmp_path: Path) -> None:
         assert 1 <= row["mean_accepted_length"] <= 4
         assert row["mean_tree_depth"] <= 3
     assert printed["preset"] is None
-    assert printed["config"]["sampling"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 2.0}
+    assert printed["config"]["sampling"] == {
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "cfg": 2.0,
+    }
     assert len(printed["digest"]) == 16
     assert printed["weights"] == {"toy": "0" * 64}
     check_overall(printed)
@@ -88,7 +101,9 @@ def check_overall(printed: dict[str, Any]) -> None:
     assert means["images"] == len(rows)
     for name in ("step_compression", "mean_tree_depth"):
         assert means[name] == pytest.approx(sum(row[name] for row in rows) / len(rows))
-    assert means["mean_accepted_length"] == pytest.approx(15 * len(rows) / sum(row["target_passes"] for row in rows))
+    assert means["mean_accepted_length"] == pytest.approx(
+        15 * len(rows) / sum(row["target_passes"] for row in rows)
+    )
     assert means["latency"] == pytest.approx(means["wall_seconds"] / len(rows))
     assert sum(means["seconds"].values()) <= means["wall_seconds"]
     assert printed["accepted_length_by_cell"][0][0] is None
@@ -100,7 +115,9 @@ def test_a_new_run_removes_only_the_pictures_of_the_previous_one(tmp_path: Path)
     assert generate(*CAPTIONS, "--out", str(tmp_path)).code == 0
     (tmp_path / "0007-0-mine.png").touch()
     statistics = tmp_path / "statistics.json"
-    statistics.write_text(statistics.read_text().replace("0001-0-a-blue-star.png", "../outside.png"))
+    statistics.write_text(
+        statistics.read_text().replace("0001-0-a-blue-star.png", "../outside.png")
+    )
     (tmp_path.parent / "outside.png").touch()
     ran = generate("a green ring", "--out", str(tmp_path))
     assert ran.code == 0
@@ -115,25 +132,40 @@ def test_the_written_config_draws_the_same_images(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     keys = ("acceptance.budget=2", "acceptance.nu=0.2", "sampling.temperature=0.8")
     sets = [word for key in keys for word in ("--set", key)]
-    assert generate(*CAPTIONS, "--preset", "cool", *sets, "--seed", "5", "--out", str(first)).code == 0
+    assert (
+        generate(*CAPTIONS, "--preset", "cool", *sets, "--seed", "5", "--out", str(first)).code == 0
+    )
     config = str(first / "config.yaml")
-    assert generate(*CAPTIONS, "--config", config, "--seed", "5", "--batch", "1", "--out", str(second)).code == 0
-    before, after = (json.loads((folder / "statistics.json").read_text()) for folder in (first, second))
+    assert (
+        generate(
+            *CAPTIONS, "--config", config, "--seed", "5", "--batch", "1", "--out", str(second)
+        ).code
+        == 0
+    )
+    before, after = (
+        json.loads((folder / "statistics.json").read_text()) for folder in (first, second)
+    )
     assert before["config"] == after["config"]
     assert before["digest"] == after["digest"]
     written = yaml.safe_load((first / "config.yaml").read_text())
     assert written["acceptance"]["budget"] == 2.0
-    assert written["sampling"] == {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "cfg": 2.0}, "the rest is the target's"
+    assert written["sampling"] == {"temperature": 0.8, "top_k": 0, "top_p": 1.0, "cfg": 2.0}, (
+        "the rest is the target's"
+    )
     for row in before["images"]:
         assert (first / row["file"]).read_bytes() == (second / row["file"]).read_bytes()
 
 
 @pytest.mark.usefixtures("toy")
-def test_captions_from_arguments_file_and_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_from_arguments_file_and_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "captions.txt"
     file.write_bytes("\ufeffa red circle\r\n  a blå star \r\n\r\n".encode())
     out = ("--out", str(tmp_path / "o"), "--json")
-    captions = [row["caption"] for row in generate("a ring", "--captions", str(file), *out).json["images"]]
+    captions = [
+        row["caption"] for row in generate("a ring", "--captions", str(file), *out).json["images"]
+    ]
     assert captions == ["a ring", "a red circle", "a blå star"]
     with file.open("rb") as standard_input:
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": standard_input}))
@@ -142,14 +174,18 @@ def test_captions_from_arguments_file_and_standard_input(tmp_path: Path, monkeyp
 
 
 @pytest.mark.usefixtures("toy")
-def test_a_file_has_the_captions_that_a_sweep_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_has_the_captions_that_a_sweep_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ["a red\u2028circle", "a blue\x0cstar", "a\x85ring"]
     expected = ["a red circle", "a blue star", "a ring"]
     contents = {
         "a.txt": "\n".join(texts),
         "a.list": "\n".join(texts),  # of an ending that no sweep reads: as text
         "a.csv": "caption\n" + "".join(f'"{text}"\n' for text in texts),
-        "a.jsonl": "".join(json.dumps({"caption": text}, ensure_ascii=False) + "\n" for text in texts),
+        "a.jsonl": "".join(
+            json.dumps({"caption": text}, ensure_ascii=False) + "\n" for text in texts
+        ),
     }
     for name, content in contents.items():
         file = tmp_path / name
@@ -168,7 +204,9 @@ def test_the_summary_names_the_sheet(tmp_path: Path) -> None:
     assert (result.code, result.err) == (0, "")
     setting, sampling, speed, passes, files = result.out.splitlines()
     assert setting.startswith("vanilla cfg2, target ")
-    assert sampling.startswith("sampling: guidance (cfg) 2, temperature 1, top_k 0, top_p 1 (all by the target's")
+    assert sampling.startswith(
+        "sampling: guidance (cfg) 2, temperature 1, top_k 0, top_p 1 (all by the target's"
+    )
     assert speed.startswith("1 image in")
     assert "images/s" in speed
     assert passes.endswith("each for 1.00 tokens")
@@ -194,9 +232,15 @@ def sets(*assignments: str) -> tuple[str, ...]:
         (("a ring", "--config", "bad.yaml"), ("bad.yaml:2", "tree.length")),
         (("a ring", "--preset", "eagle2", *sets("tree.depth=0")), ("tree.depth", "in [1, 256]")),
         (("a ring", "--preset", "eagle2", *sets("tree.depth")), ("--set tree.depth", "KEY=VALUE")),
-        (("a ring", "--preset", "lantern", *sets("acceptance.k=5000")), ("acceptance.k", "5000", "24 codes")),
+        (
+            ("a ring", "--preset", "lantern", *sets("acceptance.k=5000")),
+            ("acceptance.k", "5000", "24 codes"),
+        ),
         (("a ring", *CHAIN, *sets("sampling.top_k=25")), ("sampling.top_k", "25", "24 codes")),
-        (("a ring", *sets("drafter.kind=medusa", "tree.policy=chain", "tree.length=9")), ("9", "6", "edusa")),
+        (
+            ("a ring", *sets("drafter.kind=medusa", "tree.policy=chain", "tree.length=9")),
+            ("9", "6", "edusa"),
+        ),
         (("a ring", "--no-such-option"), ("--no-such-option",)),
         (("a ring", "--batch", "0"), ("--batch", "greater than or equal to 1")),
         (("a ring", "--out", "empty.txt/sub"), ("empty.txt",)),
@@ -204,7 +248,10 @@ def sets(*assignments: str) -> tuple[str, ...]:
 )
 @pytest.mark.usefixtures("toy")
 def test_wrong_usage_gets_one_message(
-    arguments: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("\n  \n")
@@ -233,7 +280,9 @@ def test_broken_logits_fail(bad: float, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("toy")
-def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_counts_the_images_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decode, calls = Target.decode, []
 
     def interrupted(self: Target, tokens: Tensor) -> Tensor:
@@ -251,7 +300,11 @@ def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("no"), RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()],
+    [
+        torch.OutOfMemoryError("no"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
     ids=["cuda", "cpu", "python"],
 )
 @pytest.mark.parametrize(
@@ -263,7 +316,11 @@ def test_an_interrupt_counts_the_images_drawn(tmp_path: Path, monkeypatch: pytes
     ids=["drawing", "loading"],
 )
 def test_out_of_memory_says_what_to_try(
-    error: Exception, function: tuple[object, str], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    function: tuple[object, str],
+    advice: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(*_: object) -> None:
         raise error

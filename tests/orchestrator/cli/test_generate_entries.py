@@ -1,4 +1,6 @@
-"""`specfrontier generate --models FILE#ENTRY`: pictures of tiny official checkpoints, and messages of wrong entries."""
+"""`specfrontier generate --models FILE#ENTRY`: pictures of tiny official checkpoints, and messages
+of wrong entries.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,14 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_captions_become_pictures(made: Path, tmp_path: Path) -> None:
     """The text-conditional entry: T5, the caption MLP, the drafter, the codec."""
-    config = ("--set", "drafter.kind=eagle", "--set", "tree.policy=chain", "--set", "tree.length=2")
+    config = (
+        "--set",
+        "drafter.kind=eagle",
+        "--set",
+        "tree.policy=chain",
+        "--set",
+        "tree.length=2",
+    )
     words = ("--models", "models.yaml#captions", *config, "--json", "--out", str(tmp_path))
     result = specfrontier("generate", "a red ball", "a small cat", *words)
     assert result.code == 0, result.err
@@ -48,7 +57,10 @@ def test_captions_become_pictures(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--models", "models.yaml"), "has several entries; name one, models.yaml#NAME: classes, captions"),
+        (
+            ("--models", "models.yaml"),
+            "has several entries; name one, models.yaml#NAME: classes, captions",
+        ),
         (("--models", "models.yaml#clases"), "did you mean 'classes'?"),
         (("--models", "models.yaml#classes"), "'a red ball'"),
         (("--models", "nowhere.yaml#classes"), "nowhere.yaml: no such file"),
@@ -86,7 +98,9 @@ enqueue: [{label: chain, drafter: eagle, tree: {policy: chain, length: 2}}]
 
 
 def with_type(made: Path, folder: Path, dtype: torch.dtype) -> Path:
-    """A copy of the checkpoints in the folder `mine`, whose class-conditional transformer has another type."""
+    """A copy of the checkpoints in the folder `mine`, whose class-conditional transformer has
+    another type.
+    """
     path = Path(shutil.copytree(made.parent, folder / "mine")) / "ckpt" / "c2i.pt"
     content = torch.load(path)
     torch.save({"model": {name: value.to(dtype) for name, value in content["model"].items()}}, path)
@@ -95,17 +109,24 @@ def with_type(made: Path, folder: Path, dtype: torch.dtype) -> Path:
     return path
 
 
-def test_all_commands_refuse_the_same_types(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_refuse_the_same_types(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = with_type(made, tmp_path, torch.int8)
     monkeypatch.chdir(tmp_path)
-    problem = f"mine/models.yaml:1: classes: {path}: tok_embeddings.weight has the quantised type torch.int8"
+    problem = (
+        f"mine/models.yaml:1: classes: {path}: tok_embeddings.weight has the quantised type "
+        "torch.int8"
+    )
     assert problem in specfrontier("doctor", "--models", "mine/models.yaml#classes").out
     assert problem in error_of("generate", "7", "--models", "mine/models.yaml#classes", code=1)
     assert problem in error_of("launch", "typed.yaml", "--check", code=2)
     assert problem in error_of("launch", "typed.yaml", "--no-mlflow", code=2)
 
 
-def test_all_commands_note_the_same_types(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_note_the_same_types(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = with_type(made, tmp_path, torch.float8_e4m3fn)
     monkeypatch.chdir(tmp_path)
     note = f"{path}: 18 of 18 weights have the type torch.float8_e4m3fn"

@@ -1,4 +1,6 @@
-"""`generate --from SWEEP` and config files of trials: the sweep's sampling, models and batch, and what was promised."""
+"""`generate --from SWEEP` and config files of trials: the sweep's sampling, models and batch, and
+what was promised.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ space: {drafter: eagle, tree: {policy: chain, length: 2}}
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """A sweep of a small model with the built-in metrics, with a sampling that is not the target's default."""
+    """A sweep of a small model with the built-in metrics, with a sampling that is not the target's
+    default.
+    """
     run = SweepRun(tmp_path_factory.mktemp("sweep"), SPACE, models=tiny_scored)
     run.run_locally("--no-mlflow")
     return Sweep.open(run.store)
@@ -69,12 +73,16 @@ def test_a_trial_is_generated_as_the_sweep_did(sweep: Sweep, tmp_path: Path) -> 
     preset = specfrontier("generate", CAPTIONS[0], "--preset", "vanilla", "--out", str(tmp_path))
     assert "guidance (cfg) 1.5, temperature 1" in preset.out
     assert "--from" in preset.out
-    shown = specfrontier("generate", CAPTIONS[0], "--from", place(sweep), "--trial", "0", "--out", str(tmp_path)).out
+    shown = specfrontier(
+        "generate", CAPTIONS[0], "--from", place(sweep), "--trial", "0", "--out", str(tmp_path)
+    ).out
     assert "guidance (cfg) 1, temperature 0.9" in shown
     assert "trial 0 of small" in shown
 
 
-def test_against_vanilla_measures_the_ratio_on_the_same_captions(sweep: Sweep, tmp_path: Path) -> None:
+def test_against_vanilla_measures_the_ratio_on_the_same_captions(
+    sweep: Sweep, tmp_path: Path
+) -> None:
     words = ("--from", place(sweep), "--best", "caption_accuracy >= 0", "--against", "vanilla")
     ran = specfrontier("generate", *CAPTIONS, *words, "--out", str(tmp_path), "--json")
     assert ran.code == 0, ran.err
@@ -83,27 +91,47 @@ def test_against_vanilla_measures_the_ratio_on_the_same_captions(sweep: Sweep, t
     baseline = sweep.identity.baseline
     assert baseline is not None
     assert other["config"] == baseline.to_mapping()
-    assert [row["caption"] for row in other["images"]] == [row["caption"] for row in own["images"]] == list(CAPTIONS)
+    assert (
+        [row["caption"] for row in other["images"]]
+        == [row["caption"] for row in own["images"]]
+        == list(CAPTIONS)
+    )
     assert other["overall"]["mean_accepted_length"] == 1
-    seconds = [sum(row["latency"] for row in images["images"]) for images in (other, own)]  # by the same clock
+    # by the same clock
+    seconds = [sum(row["latency"] for row in images["images"]) for images in (other, own)]
     assert against["speedup"] == pytest.approx(seconds[0] / seconds[1], rel=0.1)
     assert against["error"] > 0
     alone = tmp_path / "alone"
     words = ("--from", place(sweep), "--trial", "0", "--out", str(alone))
     assert specfrontier("generate", *CAPTIONS, *words).code == 0
     for row in other["images"]:
-        assert (alone / row["file"]).read_bytes() == (tmp_path / "vanilla" / row["file"]).read_bytes()
+        assert (alone / row["file"]).read_bytes() == (
+            tmp_path / "vanilla" / row["file"]
+        ).read_bytes()
     assert specfrontier("generate", CAPTIONS[0], "--out", str(tmp_path)).code == 0
     assert not (tmp_path / "vanilla").exists(), "a folder holds one run"
 
 
 def test_without_a_sweep_vanilla_has_the_configs_own_sampling(sweep: Sweep, tmp_path: Path) -> None:
-    words = ("--preset", "eagle1", "--set", "sampling.cfg=2", "--against", "vanilla", "--out", str(tmp_path))
+    words = (
+        "--preset",
+        "eagle1",
+        "--set",
+        "sampling.cfg=2",
+        "--against",
+        "vanilla",
+        "--out",
+        str(tmp_path),
+    )
     ran = specfrontier("generate", CAPTIONS[0], *words, "--models", str(sweep.models))
     assert ran.code == 0, ran.err
     other = json.loads((tmp_path / "vanilla" / "statistics.json").read_text())
     assert (other["config"]["drafter"]["kind"], other["config"]["sampling"]["cfg"]) == ("none", 2.0)
-    assert other["lossless"] is json.loads((tmp_path / "statistics.json").read_text())["lossless"] is True
+    assert (
+        other["lossless"]
+        is json.loads((tmp_path / "statistics.json").read_text())["lossless"]
+        is True
+    )
     assert "speed-up against vanilla in this run: " in ran.out
     assert "±" not in ran.out.split("in this run: ")[1], "a single batch has no error"
 
@@ -135,14 +163,24 @@ def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_
     words = ("--config", str(file), "--out", str(tmp_path / "again"))
     assert specfrontier("generate", CAPTIONS[0], *words).code == 0
     again = (tmp_path / "again" / "config.yaml").read_text()
-    assert [line for line in again.splitlines() if line.startswith("#")] == head, "the folder's config keeps them"
-    assert specfrontier("generate", CAPTIONS[0], *words, "--set", "sampling.temperature=0.7").code == 0
-    assert not (tmp_path / "again" / "config.yaml").read_text().startswith("#"), "they are of another config"
-    assert any(line.startswith("# caption_accuracy ") and line.endswith("against vanilla") for line in head)
+    assert [line for line in again.splitlines() if line.startswith("#")] == head, (
+        "the folder's config keeps them"
+    )
+    assert (
+        specfrontier("generate", CAPTIONS[0], *words, "--set", "sampling.temperature=0.7").code == 0
+    )
+    assert not (tmp_path / "again" / "config.yaml").read_text().startswith("#"), (
+        "they are of another config"
+    )
+    assert any(
+        line.startswith("# caption_accuracy ") and line.endswith("against vanilla") for line in head
+    )
 
     def differences(*words: str, captions: tuple[str, ...] = CAPTIONS) -> str:
         options = ("--config", str(file), "--out", str(tmp_path / "out"), *words)
-        printed = specfrontier("generate", *captions, "--models", str(sweep.models), *options, "--json").json
+        printed = specfrontier(
+            "generate", *captions, "--models", str(sweep.models), *options, "--json"
+        ).json
         assert speed.speedup in printed["measured"]["text"]
         return " ".join(printed["measured"]["differences"])
 
@@ -161,19 +199,39 @@ def test_a_config_that_was_priced_on_a_device_says_on_which(sweep: Sweep, tmp_pa
     here = str(this_device(torch.device("cpu")))
 
     def differences(*words: str, device: tuple[str, ...] = ()) -> list[str]:
-        assert specfrontier("pareto", str(tmp_path / "copy"), "--trial", "1", "--config", str(file), *device).code == 0
-        options = ("--config", str(file), "--models", str(copy.models), "--out", str(tmp_path / "out"), *words)
+        assert (
+            specfrontier(
+                "pareto", str(tmp_path / "copy"), "--trial", "1", "--config", str(file), *device
+            ).code
+            == 0
+        )
+        options = (
+            "--config",
+            str(file),
+            "--models",
+            str(copy.models),
+            "--out",
+            str(tmp_path / "out"),
+            *words,
+        )
         printed = specfrontier("generate", *CAPTIONS, *options, "--json").json["measured"]
-        assert printed["text"].startswith(f"speed-up in small, trial 1: {speed(file.read_text()).speedup} at batch ")
+        assert printed["text"].startswith(
+            f"speed-up in small, trial 1: {speed(file.read_text()).speedup} at batch "
+        )
         found: list[str] = printed["differences"]
         return found
 
     assert here.endswith(", 1 thread"), "as the sweep's worker"
     assert differences() == ["its batch is 2"]
-    assert differences("--batch", "1", "--threads", "2") == [f"its device is {here.replace('1 thread', '2 threads')}"]
+    assert differences("--batch", "1", "--threads", "2") == [
+        f"its device is {here.replace('1 thread', '2 threads')}"
+    ]
     torch.set_num_threads(1)
     assert differences(device=("--device", "a processor")) == [f"its device is {here}"]
-    assert (speed(file.read_text()).device, speed(file.read_text()).batch) == ("a processor, 1 thread", 2)
+    assert (speed(file.read_text()).device, speed(file.read_text()).batch) == (
+        "a processor, 1 thread",
+        2,
+    )
     there = Sweep.open(tmp_path / "copy", device="a processor").records[1].metrics["speedup"]
     assert speed(file.read_text()).speedup == str(there)
 
@@ -192,8 +250,19 @@ def test_other_weights_than_the_sweeps_are_said(sweep: Sweep, tmp_path: Path) ->
     tensors = load_file(models / "eagle.safetensors")
     tensors = {name: tensor + torch.full_like(tensor, 1e-3) for name, tensor in tensors.items()}
     save_file(tensors, models / "eagle.safetensors", metadata)
-    words = ("--from", place(sweep), "--trial", "1", "--models", str(models), "--out", str(tmp_path / "out"))
-    (difference,) = specfrontier("generate", CAPTIONS[0], *words, "--json").json["measured"]["differences"]
+    words = (
+        "--from",
+        place(sweep),
+        "--trial",
+        "1",
+        "--models",
+        str(models),
+        "--out",
+        str(tmp_path / "out"),
+    )
+    (difference,) = specfrontier("generate", CAPTIONS[0], *words, "--json").json["measured"][
+        "differences"
+    ]
     assert difference == "drafters.eagle differs from the sweep's"
 
 
@@ -205,8 +274,15 @@ def test_python_has_the_same_trials(sweep: Sweep, tmp_path: Path) -> None:
     assert (engine.config, engine.decoder.batch_size) == (vanilla.config, 1)
     assert vanilla.models == sweep.models
     saved = vanilla.save(tmp_path / "vanilla.yaml")
-    assert MeasuredSpeed.read(saved.read_text()) == MeasuredSpeed.of(sweep.identity, sweep.records[0])
-    assert specfrontier("generate", CAPTIONS[0], "--config", str(saved), "--out", str(tmp_path / "o")).code == 0
+    assert MeasuredSpeed.read(saved.read_text()) == MeasuredSpeed.of(
+        sweep.identity, sweep.records[0]
+    )
+    assert (
+        specfrontier(
+            "generate", CAPTIONS[0], "--config", str(saved), "--out", str(tmp_path / "o")
+        ).code
+        == 0
+    )
     best = opened.best("speedup >= 0")
     (note,) = best.notes
     assert "caption_accuracy" in note
@@ -232,7 +308,9 @@ def test_any_trial_has_a_config(tmp_path: Path) -> None:
         assert f"<b>Trial {number}</b>" in opened.trial(number)._repr_html_()
     write_trial(Storage(tmp_path / "sweep"), replace(records[7], config=None))
     assert "trial 7 has no config" in error_of("pareto", store, "--trial", "7", code=1)
-    assert "no finished trial 99" in error_of("generate", "a ring", "--from", store, "--trial", "99", code=1)
+    assert "no finished trial 99" in error_of(
+        "generate", "a ring", "--from", store, "--trial", "99", code=1
+    )
 
 
 @pytest.mark.parametrize("command", [("pareto",), ("generate", "a ring", "--from")])

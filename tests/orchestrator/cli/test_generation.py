@@ -11,7 +11,9 @@ from orchestrator.cli.generation import _progress
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_terminal_sees_how_many_images_are_done(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_sees_how_many_images_are_done(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = io.StringIO()
     monkeypatch.setattr(out, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", out)

@@ -17,7 +17,8 @@ from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 
 CAPTION = "a large red circle"
-MAX_CPU_S = 120.0  # a hundred times what any of them takes: no input makes a command compute for long
+# a hundred times what any of them takes: no input makes a command compute for long
+MAX_CPU_S = 120.0
 EAGLE_CHAIN = ("--set", "drafter=eagle", "--set", "tree.policy=chain", "--set")
 
 
@@ -25,10 +26,17 @@ def bomb() -> bytes:
     """A PNG of 30000 x 30000 pixels in a few bytes."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     header = struct.pack(">IIBBBBB", 30000, 30000, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 @pytest.fixture
@@ -51,10 +59,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("generate", CAPTION, *EAGLE_CHAIN, f"tree.length={10**23}"), ("tree.length", "[1, 256]")),
         (("generate", CAPTION, *EAGLE_CHAIN, "tree.length=100000000"), ("tree.length", "[1, 256]")),
-        (("generate", CAPTION, "--preset", "eagle2", "--set", "tree.depth=1000000000"), ("tree.depth", "[1, 256]")),
-        (("generate", CAPTION, "--preset", "eagle2", "--set", "tree.width=1000000000"), ("tree.width", "[1, 256]")),
-        (("generate", CAPTION, "--preset", "adt", "--set", "tree.start_depth=1000000000"), ("tree.start_depth",)),
-        (("generate", CAPTION, "--preset", "lantern", "--set", f"acceptance.k={10**23}"), ("acceptance.k", "at most")),
+        (
+            ("generate", CAPTION, "--preset", "eagle2", "--set", "tree.depth=1000000000"),
+            ("tree.depth", "[1, 256]"),
+        ),
+        (
+            ("generate", CAPTION, "--preset", "eagle2", "--set", "tree.width=1000000000"),
+            ("tree.width", "[1, 256]"),
+        ),
+        (
+            ("generate", CAPTION, "--preset", "adt", "--set", "tree.start_depth=1000000000"),
+            ("tree.start_depth",),
+        ),
+        (
+            ("generate", CAPTION, "--preset", "lantern", "--set", f"acceptance.k={10**23}"),
+            ("acceptance.k", "at most"),
+        ),
         (("generate", CAPTION, "--seed", "-1"), ("--seed",)),
         (("generate", CAPTION, "--seed", str(10**23)), ("--seed",)),
         (("generate", CAPTION, "--samples", str(10**12)), ("--samples",)),
@@ -64,27 +84,63 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("doctor", "--plan", "quickstart", "--gpu-memory", "nan"), ("--gpu-memory",)),
         (("doctor", "--plan", "quickstart", "--gpu-bandwidth", "0"), ("--gpu-bandwidth",)),
         (("doctor", "--plan", "quickstart", "--gpu-compute", "-0.0"), ("--gpu-compute",)),
-        (("doctor", "--plan", "quickstart", "--accepted-length", "inf"), ("--accepted-length", "finite")),
+        (
+            ("doctor", "--plan", "quickstart", "--accepted-length", "inf"),
+            ("--accepted-length", "finite"),
+        ),
         (("generate", CAPTION, "--out", ""), ("--out is empty",)),
         (("generate", CAPTION, "--out", "/proc/there"), ("/proc", "--out")),
         (("generate", CAPTION, "--out", "file/there"), ("file", "--out")),
         (("generate", CAPTION, "--models", "model", "--out", "new/deeper"), ("model",)),
-        (("generate", CAPTION, "--set", "sampling.top_k=2000000000", "--out", "new"), ("sampling.top_k",)),
+        (
+            ("generate", CAPTION, "--set", "sampling.top_k=2000000000", "--out", "new"),
+            ("sampling.top_k",),
+        ),
         (("launch", "quickstart", "--check", "--out", ""), ("--out is empty",)),
         (("launch", "quickstart", "--check", "--out", "/proc/there"), ("/proc", "--out")),
         (("launch", "quickstart", "--check", "--seed", "-1"), ("seed", "-1")),
-        (("launch", "quickstart", "--check", "--cpus-per-worker", "inf"), ("--cpus-per-worker", "finite")),
-        (("launch", "quickstart", "--check", "--cpus-per-worker", "1e9"), ("--cpus-per-worker", "this machine has")),
-        (("launch", "quickstart", "--check", "--gpus-per-worker", "99"), ("--gpus-per-worker", "this machine has")),
-        (("launch", "quickstart", "--check", "--workers", "1000000000"), ("--workers", "this machine has")),
-        (("launch", "quickstart", "--check", "--set", "captions.count=1000000000"), ("captions.count", "[1, 1000000]")),
-        (("launch", "quickstart", "--check", "--set", "captions.source=deep.jsonl"), ("deep.jsonl, line 1", "nested")),
-        (("launch", "quickstart", "--check", "--set", "reference.source=images"), ("images/0.png", "remove it")),
-        (("reference", "images", "--out", "r.parquet"), (".png: not a readable image", "remove it")),
+        (
+            ("launch", "quickstart", "--check", "--cpus-per-worker", "inf"),
+            ("--cpus-per-worker", "finite"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--cpus-per-worker", "1e9"),
+            ("--cpus-per-worker", "this machine has"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--gpus-per-worker", "99"),
+            ("--gpus-per-worker", "this machine has"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--workers", "1000000000"),
+            ("--workers", "this machine has"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--set", "captions.count=1000000000"),
+            ("captions.count", "[1, 1000000]"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--set", "captions.source=deep.jsonl"),
+            ("deep.jsonl, line 1", "nested"),
+        ),
+        (
+            ("launch", "quickstart", "--check", "--set", "reference.source=images"),
+            ("images/0.png", "remove it"),
+        ),
+        (
+            ("reference", "images", "--out", "r.parquet"),
+            (".png: not a readable image", "remove it"),
+        ),
         (("reference", "images", "--out", ""), ("--out is empty",)),
-        (("train", "eagle", "--captions", "scenes", "--steps", "1", "--out", ""), ("--out is empty",)),
+        (
+            ("train", "eagle", "--captions", "scenes", "--steps", "1", "--out", ""),
+            ("--out is empty",),
+        ),
         (("train", "eagle", "--captions", "scenes", "--steps", "1", "--seed", "-1"), ("--seed",)),
-        (("train", "eagle", "--captions", "deep.jsonl", "--out", "new/deeper"), ("deep.jsonl, line 1", "nested")),
+        (
+            ("train", "eagle", "--captions", "deep.jsonl", "--out", "new/deeper"),
+            ("deep.jsonl, line 1", "nested"),
+        ),
         (("predict", "quickstart", "--out", ""), ("--out is empty",)),
         (("report", "sweep", "--out", ""), ("--out is empty",)),
         (("pareto", "sweep", "--best", "fid<="), ("'fid<='", "missing after <=", "drift <= 2")),
@@ -111,7 +167,11 @@ def test_an_error_that_quotes_a_name_does_not_control_the_terminal() -> None:
 
 def test_an_output_folder_is_removed_only_if_it_is_new_and_empty(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
-    for folder, kept in ((tmp_path / "old", True), (tmp_path / "new" / "deeper", False), (tmp_path / "full", True)):
+    for folder, kept in (
+        (tmp_path / "old", True),
+        (tmp_path / "new" / "deeper", False),
+        (tmp_path / "full", True),
+    ):
         with pytest.raises(KeyboardInterrupt), output_folder(folder):  # noqa: PT012
             assert folder.is_dir()
             if folder.name == "full":

@@ -1,4 +1,6 @@
-"""`specfrontier launch` before any worker starts: options, files, the store, and the printed plan."""
+"""`specfrontier launch` before any worker starts: options, files, the store, and the printed
+plan.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ def write(**sections: Any) -> None:
 
 
 def refusal(*words: str, code: int = 2, space: str = "tested.yaml") -> str:
-    """The one-line error of a launch, alone if the sweep's file is refused, else after a line about the checks."""
+    """The one-line error of a launch, alone if the sweep's file is refused, else after a line about
+    the checks.
+    """
     *before, message = error_of("launch", space, *words, code=code).splitlines(keepends=True)
     assert message.startswith("Error: ")
     assert len(before) <= 1
@@ -107,9 +111,10 @@ def assert_starts(*words: str) -> None:
 
 def test_the_first_line_comes_before_anything_heavy_is_imported() -> None:
     code = (
-        "import sys, typer; from orchestrator.cli import app; heavy = {'torch', 'ray', 'optuna', 'pyarrow', 'numpy'}\n"
-        "def echo(text, **options): print(sorted(heavy & set(sys.modules))); raise SystemExit\n"
-        "typer.echo = echo; sys.argv = ['specfrontier', 'launch', 'tested.yaml', '--check']; app.main()"
+        "import sys, typer; from orchestrator.cli import app; heavy = {'torch', 'ray', 'optuna', "
+        "'pyarrow', 'numpy'}\ndef echo(text, **options): print(sorted(heavy & set(sys.modules))); "
+        "raise SystemExit\ntyper.echo = echo; sys.argv = ['specfrontier', 'launch', "
+        "'tested.yaml', '--check']; app.main()"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
@@ -133,7 +138,9 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
 
 
 def test_the_number_of_reference_images_is_the_true_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In `--check` and in the output of a launch: 70 of 150 files are images, and a count of 5000 does not hide it."""
+    """In `--check` and in the output of a launch: 70 of 150 files are images, and a count of 5000
+    does not hide it.
+    """
     Path("photos").mkdir()
     for number in range(70):
         Image.new("RGB", (48, 48), (number, 0, 0)).save(f"photos/{number}.png")
@@ -143,21 +150,33 @@ def test_the_number_of_reference_images_is_the_true_one(monkeypatch: pytest.Monk
     assert f"  reference   {text}" in specfrontier("launch", "tested.yaml", "--check").out
     with monkeypatch.context() as patch:
         patch.setattr("orchestrator.cli.launch.run_sweep", lambda *_, **__: None)
-        assert f"tested: reference: {text}" in specfrontier("launch", "tested.yaml", "--no-mlflow").err
+        assert (
+            f"tested: reference: {text}" in specfrontier("launch", "tested.yaml", "--no-mlflow").err
+        )
     write(reference={"source": "photos", "count": 66})
-    assert "  reference   66 images of photos; left" in specfrontier("launch", "tested.yaml", "--check").out
+    assert (
+        "  reference   66 images of photos; left"
+        in specfrontier("launch", "tested.yaml", "--check").out
+    )
 
 
 def test_a_reference_on_the_clusters_machines_only() -> None:
-    found = SweepConfig.parse(Path("tested.yaml").read_bytes(), "tested.yaml", {"reference.source": "/mnt/photos"})
-    assert describe_reference(found.reference).startswith("at most 128 images of /mnt/photos; not checked: ")
+    found = SweepConfig.parse(
+        Path("tested.yaml").read_bytes(), "tested.yaml", {"reference.source": "/mnt/photos"}
+    )
+    assert describe_reference(found.reference).startswith(
+        "at most 128 images of /mnt/photos; not checked: "
+    )
 
 
 def test_a_launch_removes_what_killed_ones_left() -> None:
-    """In folders that only the driver and its workers write to; where other commands write, only old files."""
+    """In folders that only the driver and its workers write to; where other commands write, only
+    old files.
+    """
     sweep = Path("sweeps/tested")
     left = {
-        folder: sweep / folder / hidden_name("x.json") for folder in ("trials", "shards", "measures", "timings", "")
+        folder: sweep / folder / hidden_name("x.json")
+        for folder in ("trials", "shards", "measures", "timings", "")
     }
     old = [sweep / folder / hidden_name("y.json") for folder in ("timings", "")]
     for path in (*left.values(), *old):
@@ -174,16 +193,25 @@ def test_a_launch_removes_what_killed_ones_left() -> None:
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])
-def test_the_plan_fits_the_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_fits_the_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    lines = describe_plan(SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart")).splitlines()
+    lines = describe_plan(
+        SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart")
+    ).splitlines()
     assert max(map(len, lines)) <= min(columns, 120)
     assert len(lines) > 15
 
 
 def test_the_plan_names_keys_their_branches_and_a_space_smaller_than_the_budget() -> None:
-    write(space=[{"drafter": "eagle", "tree": {"policy": "chain", "length": {"values": [2, 3]}}}, {"drafter": "none"}])
+    write(
+        space=[
+            {"drafter": "eagle", "tree": {"policy": "chain", "length": {"values": [2, 3]}}},
+            {"drafter": "none"},
+        ]
+    )
     out = specfrontier("launch", "tested.yaml", "--check", "--trials", "9").out
     assert "    branch      eagle | none\n" in out
     assert "    tree.length 2, 3\n" in out
@@ -203,8 +231,14 @@ def test_the_plan_says_how_many_captions_a_session_takes() -> None:
 
 
 def test_the_plan_has_vanilla_first_where_the_target_is_not_there() -> None:
-    write(sampling=None, enqueue=["eagle1"], space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
-    lines = describe_plan(SweepConfig.read("tested.yaml", {"budget.trials": 9}), Storage("sweeps/tested")).splitlines()
+    write(
+        sampling=None,
+        enqueue=["eagle1"],
+        space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}},
+    )
+    lines = describe_plan(
+        SweepConfig.read("tested.yaml", {"budget.trials": 9}), Storage("sweeps/tested")
+    ).splitlines()
     assert "  first       vanilla, eagle1" in lines
     assert "  budget      9 trials; there are at most 3 settings" in lines
 
@@ -271,7 +305,9 @@ def test_options(words: Words, code: int, parts: Words) -> None:
     assert not Path("sweeps").exists()
 
 
-@pytest.mark.parametrize("words", [("--trials", "0"), ("--hours", "soon"), ("--parallel", "0"), ("--workers", "-1")])
+@pytest.mark.parametrize(
+    "words", [("--trials", "0"), ("--hours", "soon"), ("--parallel", "0"), ("--workers", "-1")]
+)
 def test_numbers_out_of_range(words: Words) -> None:
     assert words[0] in error_of("launch", "tested.yaml", *words, code=2)
 
@@ -306,7 +342,9 @@ def write_store(**changes: Any) -> Storage:
     return storage
 
 
-def test_an_existing_sweep_is_named_before_anything_else_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_sweep_is_named_before_anything_else_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Models and captions take seconds."""
     write_store()
     monkeypatch.setitem(sys.modules, "orchestrator.launch.preflight", None)  # cannot be imported
@@ -331,7 +369,9 @@ def remove_space() -> None:
 
 
 def write_foreign_study() -> None:
-    optuna.create_study(study_name="tested", storage="sqlite:///study.db", directions=["minimize", "minimize"])
+    optuna.create_study(
+        study_name="tested", storage="sqlite:///study.db", directions=["minimize", "minimize"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,19 +387,42 @@ def write_foreign_study() -> None:
             ("space.tree.length.high was 6, is 8", "--name"),
         ),
         (write_store, ("--resume", "--set", "metrics=[fid]"), ("metrics", "--name")),
-        (lambda: write_store(captions={"hash": "0"}), ("--resume",), ("captions: scenes has changed", "--name")),
-        (lambda: write_store(format=2), ("--resume",), ("shards of format 2", "--name")),
-        (overwrite("identity.json", b'{"name": '), ("--resume",), ("identity.json: damaged", "--name")),
-        (overwrite("identity.json", b"[]"), ("--resume",), ("identity.json: damaged",)),
-        (overwrite("sweep.yaml", b"name: [\n"), ("--resume",), ("tested/sweep.yaml", "not valid YAML")),
         (
-            overwrite("sweep.yaml", "".join(line for line in SPACE.splitlines(True) if "cfg" not in line).encode()),
+            lambda: write_store(captions={"hash": "0"}),
+            ("--resume",),
+            ("captions: scenes has changed", "--name"),
+        ),
+        (lambda: write_store(format=2), ("--resume",), ("shards of format 2", "--name")),
+        (
+            overwrite("identity.json", b'{"name": '),
+            ("--resume",),
+            ("identity.json: damaged", "--name"),
+        ),
+        (overwrite("identity.json", b"[]"), ("--resume",), ("identity.json: damaged",)),
+        (
+            overwrite("sweep.yaml", b"name: [\n"),
+            ("--resume",),
+            ("tested/sweep.yaml", "not valid YAML"),
+        ),
+        (
+            overwrite(
+                "sweep.yaml",
+                "".join(line for line in SPACE.splitlines(True) if "cfg" not in line).encode(),
+            ),
             ("--resume",),
             ("sampling", "--name"),
         ),
-        (overwrite("trials/00000.json", b'{"number": 0'), ("--resume",), ("00000.json", "remove it")),
+        (
+            overwrite("trials/00000.json", b'{"number": 0'),
+            ("--resume",),
+            ("00000.json", "remove it"),
+        ),
         (write_file_in_place, (), ("sweeps/tested: ", "--out")),
-        (remove_identity, ("--resume",), ("trials/00000.json", "identity.json", "--name", "--out")),
+        (
+            remove_identity,
+            ("--resume",),
+            ("trials/00000.json", "identity.json", "--name", "--out"),
+        ),
         (
             write_foreign_study,
             ("--study", "sqlite:///study.db"),
@@ -403,7 +466,9 @@ def test_a_sweep_resumes_without_its_file() -> None:
 
 def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers compare the weights' hashes. Another entry is another sweep."""
-    monkeypatch.setattr("orchestrator.launch.preflight.preflight", lambda *arguments, **options: None)
+    monkeypatch.setattr(
+        "orchestrator.launch.preflight.preflight", lambda *arguments, **options: None
+    )
     monkeypatch.setattr("orchestrator.launch.launch.worker_spec", lambda *arguments: {})
     write(models={"name": "classes"})
     stored = SweepConfig.read("tested.yaml", {"models.file": "elsewhere/models.yaml"})
@@ -422,12 +487,15 @@ def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], expected: bool) -> None:
-    records = [TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)]
+    records = [
+        TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)
+    ]
     assert only_vanilla_ran(records) == expected
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(None, 0), (KeyboardInterrupt(), 130), (ValueError("no"), 2), (RuntimeError("no"), 1)]
+    ("error", "code"),
+    [(None, 0), (KeyboardInterrupt(), 130), (ValueError("no"), 2), (RuntimeError("no"), 1)],
 )
 def test_the_live_view_ends_before_the_report_is_written(
     error: BaseException | None, code: int, monkeypatch: pytest.MonkeyPatch
@@ -442,7 +510,12 @@ def test_the_live_view_ends_before_the_report_is_written(
             seen.append("view ended")
 
     def launch(
-        sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
+        sweep: object,
+        storage: object,
+        options: object,
+        views: object,
+        emit: Callable[[Any], None],
+        **rest: object,
     ) -> Any:
         emit({"event": "identity", "objectives": []})
         if error is not None:
@@ -451,22 +524,32 @@ def test_the_live_view_ends_before_the_report_is_written(
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
     monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
-    monkeypatch.setattr("orchestrator.cli.launch._finish", lambda views, ending: seen.append(ending))
+    monkeypatch.setattr(
+        "orchestrator.cli.launch._finish", lambda views, ending: seen.append(ending)
+    )
     monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
     assert result.code == code, result.err
     assert seen == ["view ended", {0: "finished", 130: "interrupted"}.get(code, "failed")]
 
 
-@pytest.mark.parametrize(("ending", "decodes"), [("finished", True), ("interrupted", False), ("failed", False)])
+@pytest.mark.parametrize(
+    ("ending", "decodes"), [("finished", True), ("interrupted", False), ("failed", False)]
+)
 def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
-    ending: Ending, decodes: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ending: Ending,
+    decodes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """After a signal there is no time to decode images for the report."""
     page = mock.Mock(side_effect=MemoryError("out of memory"))
     monkeypatch.setattr("orchestrator.report.page.write_report", page)
     write_store()
-    storage, ended = Storage("sweeps/tested"), mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0)
+    storage, ended = (
+        Storage("sweeps/tested"),
+        mock.Mock(spec=MlflowView, notes=[], interval_s=0, cost_factor=0),
+    )
     ended.poll_s, ended.end_timeout_s, ended.short_timeout_s = None, HANG_S, HANG_S
     ended.is_abandoned = False
     views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
@@ -479,14 +562,25 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     assert ("writing tables, plot and report" in said) == (ending == "finished"), "also in a log"
 
 
-def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its views would mark the other one's MLflow run as failed, and have trials twice in the study."""
+def test_a_launch_that_another_one_has_replaced_writes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its views would mark the other one's MLflow run as failed, and have trials twice in the
+    study.
+    """
     lock, closed = Lock(True, None), threading.Event()
-    view = mock.Mock(spec=View, notes=[], interval_s=0, cost_factor=0, poll_s=None, is_abandoned=False)
+    view = mock.Mock(
+        spec=View, notes=[], interval_s=0, cost_factor=0, poll_s=None, is_abandoned=False
+    )
     view.end_timeout_s, view.short_timeout_s, view.close = HANG_S, HANG_S, closed.set
 
     def launch(
-        sweep: object, storage: Storage, options: object, views: Views, emit: Callable[[Any], None], **rest: object
+        sweep: object,
+        storage: Storage,
+        options: object,
+        views: Views,
+        emit: Callable[[Any], None],
+        **rest: object,
     ) -> None:
         write_store()
         emit({"event": "identity", "objectives": []})
@@ -494,7 +588,9 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(monkeypatch: pyte
         lock.is_lost = True
         emit({"event": "phase", "phase": "generating"})
 
-    monkeypatch.setattr("orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock))
+    monkeypatch.setattr(
+        "orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock)
+    )
     monkeypatch.setattr("orchestrator.cli.launch._sweep_views", lambda *arguments: [view])
     monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
@@ -537,7 +633,12 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
     monkeypatch.setattr(locks, "_rewrite", write)
 
     def launch(
-        sweep: object, storage: object, options: object, views: object, emit: Callable[[Any], None], **rest: object
+        sweep: object,
+        storage: object,
+        options: object,
+        views: object,
+        emit: Callable[[Any], None],
+        **rest: object,
     ) -> None:
         write_store()
         emit({"event": "identity", "objectives": []})
@@ -549,9 +650,13 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
     assert ("resume with: " in message) == bool(written)
 
 
-def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """There is nothing to resume, and no view to write."""
-    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=PoolError("no worker started")))
+    monkeypatch.setattr(
+        "orchestrator.launch.launch.launch", mock.Mock(side_effect=PoolError("no worker started"))
+    )
     message = error_of("launch", "tested.yaml", code=1)
     assert "no worker started" in message
     for text in ("resume", "kept", "not written"):
@@ -590,7 +695,10 @@ def test_a_refused_launch_changes_nothing(driver: subprocess.Popen[str]) -> None
     assert f"another launch (process {driver.pid} on " in message
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not Path("mlflow.db").exists()
-    assert f"running     process {driver.pid} on " in specfrontier("launch", "tested.yaml", "--check").out
+    assert (
+        f"running     process {driver.pid} on "
+        in specfrontier("launch", "tested.yaml", "--check").out
+    )
 
 
 def test_the_lock_of_a_dead_driver_is_taken_over(
@@ -599,7 +707,9 @@ def test_the_lock_of_a_dead_driver_is_taken_over(
     write_store()
     driver.kill()
     driver.wait()
-    monkeypatch.setattr("orchestrator.launch.launch.launch", mock.Mock(side_effect=ValueError("ends here")))
+    monkeypatch.setattr(
+        "orchestrator.launch.launch.launch", mock.Mock(side_effect=ValueError("ends here"))
+    )
     for first in (True, False):
         result = specfrontier("launch", "tested.yaml", "--resume", "--no-mlflow")
         assert "ends here" in result.err
@@ -613,9 +723,15 @@ def test_check_says_what_a_resume_would_do() -> None:
         result = specfrontier("launch", "tested.yaml", "--check", *words)
         assert result.code == 0, result.err
         plan = " ".join(result.out.split())
-        assert "resume 1 trial finished (1 failed); --resume keeps them and runs 2 more of the budget; 1 shard" in plan
+        assert (
+            "resume 1 trial finished (1 failed); --resume keeps them and runs 2 more of the "
+            "budget; 1 shard" in plan
+        )
         assert "running" not in result.out.partition("search")[0]
-    assert "budget of trials is spent" in specfrontier("launch", "tested.yaml", "--check", "--trials", "1").out
+    assert (
+        "budget of trials is spent"
+        in specfrontier("launch", "tested.yaml", "--check", "--trials", "1").out
+    )
     assert "seed" in refusal("--check", "--seed", "3")
 
 
@@ -630,15 +746,22 @@ def test_a_papers_table_needs_a_models_file() -> None:
 def test_a_papers_table_on_the_built_in_model() -> None:
     """The configs of LANTERN's table 2, all of which the built-in model serves."""
     changes = (
-        "models.name=null", "captions={source: scenes, count: 192}", "reference={source: scenes}", "metrics=null",
-        "timing.images=8", "quality.samples=1",
-    )  # fmt: skip
+        "models.name=null",
+        "captions={source: scenes, count: 192}",
+        "reference={source: scenes}",
+        "metrics=null",
+        "timing.images=8",
+        "quality.samples=1",
+    )
     words = [word for change in changes for word in ("--set", change)]
     result = specfrontier("launch", "papers/lantern-table2", "--check", *words)
     assert result.code == 0, result.err
     assert "search      none, 2 trials in flight" in result.out
     assert "budget      8 trials" in result.out
-    assert "vanilla, EAGLE-2, LANTERN k=1000 delta=0.1, LANTERN k=1000 delta=0.4, vanilla T=0" in result.out
+    assert (
+        "vanilla, EAGLE-2, LANTERN k=1000 delta=0.1, LANTERN k=1000 delta=0.4, vanilla T=0"
+        in result.out
+    )
 
 
 def test_only_trials_that_racing_stopped_can_be_revived() -> None:
@@ -657,7 +780,8 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
 def test_the_peak_is_that_of_the_largest_batch() -> None:
     """With `auto` that of one image: a worker chooses what fits."""
     one, small, large, chosen = (
-        peak_bytes(SweepConfig.read("quickstart", {"quality.batch": batch})) for batch in (1, 8, 48, "auto")
+        peak_bytes(SweepConfig.read("quickstart", {"quality.batch": batch}))
+        for batch in (1, 8, 48, "auto")
     )
     assert 0 < one < small < large
     assert chosen == one
@@ -665,7 +789,9 @@ def test_the_peak_is_that_of_the_largest_batch() -> None:
 
 def test_the_summary_says_why_the_front_was_not_timed_once_more(tmp_path: Path) -> None:
     write_sweep(tmp_path / "demo", 6, failed=())
-    lines = _summary(Storage(tmp_path / "demo"), None, Outcome([], "trials", untimed="timings/a: out of memory"))
+    lines = _summary(
+        Storage(tmp_path / "demo"), None, Outcome([], "trials", untimed="timings/a: out of memory")
+    )
     said = " ".join(lines.split())
     assert "the front was not timed once more: timings/a: out of memory; `specfrontier time" in said
     assert "not timed" not in _summary(Storage(tmp_path / "demo"), None, Outcome([], "trials"))

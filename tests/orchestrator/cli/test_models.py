@@ -34,10 +34,18 @@ def test_init_writes_entries_that_can_be_read(family: str, hub: HubServer, tmp_p
         keys = yaml.safe_load(file.read_text())[name]
         assert entry.family.kind == family
         assert all(reference.startswith("hf://") for reference in entry.hub.values())
-        assert {key for key in entry.family.fields() if str(keys.get(key, "")).startswith("hf://")} <= entry.hub.keys()
-        comments = [line.strip(" #") for line in file.read_text().splitlines() if line.strip().startswith("#")]
+        assert {
+            key for key in entry.family.fields() if str(keys.get(key, "")).startswith("hf://")
+        } <= entry.hub.keys()
+        comments = [
+            line.strip(" #")
+            for line in file.read_text().splitlines()
+            if line.strip().startswith("#")
+        ]
         optional = {key for key in entry.family.fields() if key not in keys}
-        assert optional <= {line.partition(":")[0] for line in comments}, "every other key is named in a comment"
+        assert optional <= {line.partition(":")[0] for line in comments}, (
+            "every other key is named in a comment"
+        )
     assert hub.fetched == []
     assert "exists" in error_of("models", "init", family, "--out", str(file), code=2)
 
@@ -58,14 +66,21 @@ def test_pull_fetches_what_an_entry_names(hub: HubServer, tmp_path: Path) -> Non
     assert f"transformer: {entry.files['transformer']}\n" in pulled.err
     assert "hf://" in error_of("models", "pull", f"{file}#b", code=2)
     assert "lab/gone" in pull_of(file, "hf://lab/gone/w.pt")
-    for wrong in ("hf://lab", "https://huggingface.co/lab/net/w.pt", "HF://lab/net/w.pt", "hf:/lab/net/w.pt"):
+    for wrong in (
+        "hf://lab",
+        "https://huggingface.co/lab/net/w.pt",
+        "HF://lab/net/w.pt",
+        "hf:/lab/net/w.pt",
+    ):
         refused = pull_of(file, wrong, code=2)
         assert "transformer" in refused, wrong
         assert "hf://ORG/REPO/FILE" in refused
 
 
 def pull_of(file: Path, reference: str, code: int = 1) -> str:
-    file.write_text(f"a: {{family: llamagen, transformer: '{reference}', vq: vq.pt, image_size: 256}}\n")
+    file.write_text(
+        f"a: {{family: llamagen, transformer: '{reference}', vq: vq.pt, image_size: 256}}\n"
+    )
     return error_of("models", "pull", str(file), code=code)
 
 
@@ -74,7 +89,10 @@ def test_a_file_that_was_not_fetched_is_named_with_the_fix(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "models.yaml"
-    file.write_text("a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq2.pt, image_size: 256, size: XL}\n")
+    file.write_text(
+        "a: {family: llamagen, transformer: 'hf://lab/net/w.pt', vq: vq2.pt, image_size: 256, "
+        "size: XL}\n"
+    )
     Path("mine.yaml").write_text(SWEEP)
     for command in (
         ["generate", "a ring", "--models", str(file)],
@@ -85,7 +103,9 @@ def test_a_file_that_was_not_fetched_is_named_with_the_fix(
         assert "hf://lab/net/w.pt" in error, command
         assert f"models pull {file}#a`" in error
         assert "launch --pull" in error
-        assert error.rpartition("Error: ")[2].startswith(f"{file}:1: a: "), "no line of the sweep's file"
+        assert error.rpartition("Error: ")[2].startswith(f"{file}:1: a: "), (
+            "no line of the sweep's file"
+        )
         assert "vq2.pt" in error, "all that is missing is named at once"
     doctor = specfrontier("doctor", "--models", str(file), "--json")
     assert doctor.code == 1
@@ -94,7 +114,9 @@ def test_a_file_that_was_not_fetched_is_named_with_the_fix(
     assert hub.fetched == []
 
 
-def test_a_check_fetches_nothing(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_fetches_nothing(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     hub.commit("lab/net", {"w.pt": b"weights"})
     Path("models.yaml").write_text(
@@ -113,5 +135,13 @@ def test_a_check_fetches_nothing(hub: HubServer, tmp_path: Path, monkeypatch: py
     assert not Path("sweeps").exists()
     assert not any((tmp_path / "hub").glob("models--*"))
     assert "metrik" in error_of(
-        "launch", "mine.yaml", "--models", "models.yaml", "--pull", "--check", "--set", "metrics=[metrik]", code=2
+        "launch",
+        "mine.yaml",
+        "--models",
+        "models.yaml",
+        "--pull",
+        "--check",
+        "--set",
+        "metrics=[metrik]",
+        code=2,
     ), "what needs no weights is checked"

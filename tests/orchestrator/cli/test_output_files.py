@@ -1,4 +1,6 @@
-"""Files that commands write: what their names say, refused before any work otherwise, and named when they are done."""
+"""Files that commands write: what their names say, refused before any work otherwise, and named
+when they are done.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from specfrontier import Sweep as NotebookSweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 
-OPTIONS = {  # of commands that need no model: the command, its option, and the endings that it takes
+# of commands that need no model: the command, its option, and the endings that it takes
+OPTIONS = {
     "plot": (("pareto", "nowhere"), "--plot", PLOTS),
     "table": (("pareto", "nowhere"), "--table", TABLES),
     "csv": (("pareto", "nowhere"), "--csv", TABLES),
@@ -94,7 +97,9 @@ def test_plots_have_the_format_of_their_ending(sweep: Path, tmp_path: Path, endi
 
 @pytest.mark.parametrize("option", ["--table", "--csv"])
 @pytest.mark.parametrize("ending", TABLES)
-def test_tables_have_the_format_of_their_ending(sweep: Path, tmp_path: Path, ending: str, option: str) -> None:
+def test_tables_have_the_format_of_their_ending(
+    sweep: Path, tmp_path: Path, ending: str, option: str
+) -> None:
     file = tmp_path / f"front{ending}"
     result = specfrontier("pareto", str(sweep), option, str(file))
     assert (result.code, f"table: {file}" in result.out.splitlines()) == (0, True), result.err

@@ -18,13 +18,48 @@ from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 NAMES_A_PATH = {
-    "SPACE", "SWEEP", "[SWEEP]", "SWEEP...", "MODELS", "YAML", "FILE", "DIR", "FOLDER", "DIR|URI", "URL|FILE", "URI"
-}  # fmt: skip
+    "SPACE",
+    "SWEEP",
+    "[SWEEP]",
+    "SWEEP...",
+    "MODELS",
+    "YAML",
+    "FILE",
+    "DIR",
+    "FOLDER",
+    "DIR|URI",
+    "URL|FILE",
+    "URI",
+}
 OTHER = {
-    None, "NAME", "N", "H", "KEY=VALUE", "ADDRESS", "URL", "N,M", "DEVICE", "[SECONDS]", "METRIC", "FILTER", "LIMIT",
-    "X,Y[,Z]", "WxH", "COLUMN", "SHARE", "MINUTES", "HOST", "CAPTION", "vanilla", "DRAFTER", "X", "GIB", "GB/S",
-    "TFLOP/S", "FAMILY",
-}  # fmt: skip
+    None,
+    "NAME",
+    "N",
+    "H",
+    "KEY=VALUE",
+    "ADDRESS",
+    "URL",
+    "N,M",
+    "DEVICE",
+    "[SECONDS]",
+    "METRIC",
+    "FILTER",
+    "LIMIT",
+    "X,Y[,Z]",
+    "WxH",
+    "COLUMN",
+    "SHARE",
+    "MINUTES",
+    "HOST",
+    "CAPTION",
+    "vanilla",
+    "DRAFTER",
+    "X",
+    "GIB",
+    "GB/S",
+    "TFLOP/S",
+    "FAMILY",
+}
 # What each command needs besides the path; nothing starts if the path is refused too late
 NEEDED = {
     "launch": ["--check", "--trials", "2"],
@@ -35,12 +70,25 @@ NEEDED = {
     "models init": ["llamagen"],
 }
 ARGUMENTS = {
-    "launch": ["quickstart"], "predict": ["quickstart"], "pareto": ["sweeps/mine"], "compare": ["sweeps/mine"],
-    "report": ["sweeps/mine"], "time": ["sweeps/mine"], "ui": ["sweeps/mine"], "sync": ["sweeps/mine"],
-    "export": ["sweeps/mine"], "reference": ["scenes"], "train": ["--captions", "scenes"],
-}  # fmt: skip
+    "launch": ["quickstart"],
+    "predict": ["quickstart"],
+    "pareto": ["sweeps/mine"],
+    "compare": ["sweeps/mine"],
+    "report": ["sweeps/mine"],
+    "time": ["sweeps/mine"],
+    "ui": ["sweeps/mine"],
+    "sync": ["sweeps/mine"],
+    "export": ["sweeps/mine"],
+    "reference": ["scenes"],
+    "train": ["--captions", "scenes"],
+}
 ENDINGS = {"--config": ".yaml", "--plot": ".png", "--table": ".csv", "models init --out": ".yaml"}
-ENDINGS |= {"report --out": ".html", "compare --out": ".html", "reference --out": ".parquet", "compare --table": ".tex"}
+ENDINGS |= {
+    "report --out": ".html",
+    "compare --out": ".html",
+    "reference --out": ".parquet",
+    "compare --table": ".tex",
+}
 
 
 def commands(name: str = "", command: Any = None) -> Iterator[tuple[str, Any]]:
@@ -87,7 +135,9 @@ def test_every_option_is_known_to_name_a_path_or_not() -> None:
 
 @pytest.mark.parametrize("start", ["~nobody-here/", "$HOME/", "nowhere://bucket/"])
 @pytest.mark.parametrize(("command", "option"), PLACES)
-def test_a_place_that_cannot_be_is_refused(command: str, option: str, start: str, home: Path) -> None:
+def test_a_place_that_cannot_be_is_refused(
+    command: str, option: str, start: str, home: Path
+) -> None:
     place = f"{start}x" + ENDINGS.get(f"{command} {option}", ENDINGS.get(option, ""))
     result = specfrontier(*words_with(command, option, place))
     assert result.code in ((1, 2) if option == "--uri" else (2,)), result.err
@@ -106,14 +156,18 @@ def test_files_are_written_where_the_place_says(form: str, home: Path) -> None:
     assert ran.code == 0, ran.err
     assert specfrontier("report", "mine", f"--out={page}").code == 0
     assert specfrontier("export", "mine", "--trial", "0", f"--out={place}e").code == 0
-    assert specfrontier("models", "init", "llamagen", f"--out={place}m.yaml").out.startswith(f"{home}/m.yaml: ")
+    assert specfrontier("models", "init", "llamagen", f"--out={place}m.yaml").out.startswith(
+        f"{home}/m.yaml: "
+    )
     made = sorted(path.name for path in home.iterdir())
     assert made == ["c.yaml", "e", "m.yaml", "r.html", "t.csv"]
     assert [path.name for path in Path().iterdir()] == ["sweeps"]
     printed = next(line for line in ran.out.splitlines() if line.startswith("config: "))
     words = shlex.split(printed.partition("(")[2].rstrip(")"))
     assert words[-2:] == ["--config", f"{home}/c.yaml"], "a shell expands no ~ in quotes"
-    assert "a caption is empty" in error_of("generate", "", *words[-2:], code=2), "the config was read"
+    assert "a caption is empty" in error_of("generate", "", *words[-2:], code=2), (
+        "the config was read"
+    )
 
 
 @pytest.mark.parametrize("form", ["~/", "file://{home}/"])
@@ -125,7 +179,10 @@ def test_files_are_read_where_the_place_says(form: str, home: Path) -> None:
     assert "tree" in error_of("generate", "a ring", f"--config={place}config.yaml", code=2)
     (home / "models.yaml").write_text("mine: {family: nothing}\n")
     for command in ("generate", "predict", "doctor"):
-        words = [*([] if command == "doctor" else ["quickstart"]), f"--models={place}models.yaml#mine"]
+        words = [
+            *([] if command == "doctor" else ["quickstart"]),
+            f"--models={place}models.yaml#mine",
+        ]
         assert "family" in error_of(command, *words, code=2), command
     (home / "space.yaml").write_text("name: 3\n")
     for words in (["launch", f"{place}space.yaml"], ["doctor", "--plan", f"{place}space.yaml"]):
@@ -133,7 +190,9 @@ def test_files_are_read_where_the_place_says(form: str, home: Path) -> None:
     (home / "photos").mkdir()
     assert "no images" in error_of("reference", f"{place}photos", "--out=r.parquet", code=2)
     specified = ("--set", f"captions.source={place}captions.txt")
-    assert "line 2" in error_of("launch", "quickstart", "--check", "--no-mlflow", *specified, code=2)
+    assert "line 2" in error_of(
+        "launch", "quickstart", "--check", "--no-mlflow", *specified, code=2
+    )
 
 
 def test_a_config_in_a_bucket_is_written_and_read(home: Path) -> None:

@@ -50,7 +50,9 @@ def write_space(folder: Path, weights: Path, text: str = SPACE) -> str:
 
 
 @pytest.fixture(scope="module")
-def predicted(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CommandResult]:
+def predicted(
+    weights: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, CommandResult]:
     folder = tmp_path_factory.mktemp("predicted")
     options = ("--settings", str(SETTINGS), "--captions", "4", "--out", str(folder), "--json")
     return folder, specfrontier("predict", write_space(folder, weights), *options)
@@ -72,28 +74,45 @@ def test_every_setting_has_a_row(predicted: tuple[Path, CommandResult]) -> None:
     assert (folder / PLOT).read_bytes().startswith(b"\x89PNG")
 
 
-def test_vanilla_is_one_token_a_pass_and_the_exact_rule_costs_nothing(predicted: tuple[Path, CommandResult]) -> None:
+def test_vanilla_is_one_token_a_pass_and_the_exact_rule_costs_nothing(
+    predicted: tuple[Path, CommandResult],
+) -> None:
     rows = {row["label"]: row for row in pq.read_table(predicted[0] / TABLE).to_pylist()}
     vanilla, exact = rows["vanilla"], rows["exact chain"]
-    assert (vanilla["mean_accepted_length"], vanilla["speedup"], vanilla["excess"]) == (1, pytest.approx(1), 0)
+    assert (vanilla["mean_accepted_length"], vanilla["speedup"], vanilla["excess"]) == (
+        1,
+        pytest.approx(1),
+        0,
+    )
     assert exact["excess"] == 0
     assert exact["mean_accepted_length"] >= 1
     assert exact["mean_accepted_length_error"] > 0
 
 
 def test_larger_budgets_accept_more_and_cost_more(predicted: tuple[Path, CommandResult]) -> None:
-    rows = [row for row in pq.read_table(predicted[0] / TABLE).to_pylist() if row["tree.policy"] == "chain"]
+    rows = [
+        row
+        for row in pq.read_table(predicted[0] / TABLE).to_pylist()
+        if row["tree.policy"] == "chain"
+    ]
     for length in {row["tree.length"] for row in rows}:
-        chains = sorted((row for row in rows if row["tree.length"] == length), key=lambda row: row["acceptance.budget"])
+        chains = sorted(
+            (row for row in rows if row["tree.length"] == length),
+            key=lambda row: row["acceptance.budget"],
+        )
         for name in ("mean_accepted_length", "excess"):
             values = [row[name] for row in chains]
             assert values == sorted(values)
 
 
-def test_the_front_has_no_setting_that_another_beats(predicted: tuple[Path, CommandResult]) -> None:
+def test_the_front_has_no_setting_that_another_beats(
+    predicted: tuple[Path, CommandResult],
+) -> None:
     rows = pq.read_table(predicted[0] / TABLE).to_pylist()
     front = [entry["setting"] for entry in predicted[1].json["front"]]
-    assert front == [row["setting"] for row in sorted(rows, key=lambda row: row["speedup"]) if row["on_front"]]
+    assert front == [
+        row["setting"] for row in sorted(rows, key=lambda row: row["speedup"]) if row["on_front"]
+    ]
     for row in rows:
         beaten = any(o["speedup"] > row["speedup"] and o["excess"] < row["excess"] for o in rows)
         assert not (beaten and row["on_front"])
@@ -115,11 +134,15 @@ def test_what_cannot_be_predicted_is_refused(
     assert all(word in error for word in words)
 
 
-def write_sweep(folder: Path, hashes: Mapping[str, str], row: Mapping[str, Any], ratio: float) -> str:
+def write_sweep(
+    folder: Path, hashes: Mapping[str, str], row: Mapping[str, Any], ratio: float
+) -> str:
     """A sweep whose only trial measured `ratio` times the predicted accepted length."""
     storage = Storage(str(folder / "ran"))
     axis, started = Metric("mean_accepted_length", "maximize"), "2026-01-01T00:00:00+00:00"
-    identity = Identity(name="ran", experiment="0", started=started, metrics={axis.name: axis}, models=hashes)
+    identity = Identity(
+        name="ran", experiment="0", started=started, metrics={axis.name: axis}, models=hashes
+    )
     write_identity(storage, identity)
     chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
     config = DecodingConfig.from_mapping(chain).with_sampling(Sampling())
@@ -132,15 +155,27 @@ def test_a_sweep_of_the_same_weights_corrects_predictions(
     predicted: tuple[Path, CommandResult], weights: Path, tmp_path: Path
 ) -> None:
     hashes = load_folder(weights).hashes
-    (row,) = (row for row in pq.read_table(predicted[0] / TABLE).to_pylist() if row["label"] == "exact chain")
+    (row,) = (
+        row
+        for row in pq.read_table(predicted[0] / TABLE).to_pylist()
+        if row["label"] == "exact chain"
+    )
     space = write_space(tmp_path, weights)
     common = (space, "--settings", "2", "--captions", "4")
     sweep = write_sweep(tmp_path, hashes, row, 0.8)
-    result = specfrontier("predict", *common, "--out", str(tmp_path / "out"), "--from", sweep, "--json")
+    result = specfrontier(
+        "predict", *common, "--out", str(tmp_path / "out"), "--from", sweep, "--json"
+    )
     assert result.code == 0, result.err
     assert result.json["corrected_by"] == 1
     rows = {row["label"]: row for row in pq.read_table(tmp_path / "out" / TABLE).to_pylist()}
-    assert 0.8 * row["mean_accepted_length"] < rows["exact chain"]["mean_accepted_length"] < row["mean_accepted_length"]
+    assert (
+        0.8 * row["mean_accepted_length"]
+        < rows["exact chain"]["mean_accepted_length"]
+        < row["mean_accepted_length"]
+    )
     other = write_sweep(tmp_path / "other", dict.fromkeys(hashes, "0" * 16), row, 0.8)
-    error = error_of("predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=WRONG_USAGE)
+    error = error_of(
+        "predict", *common, "--out", str(tmp_path / "out"), "--from", other, code=WRONG_USAGE
+    )
     assert all(word in error for word in (other, "weights"))

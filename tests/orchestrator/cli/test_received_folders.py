@@ -1,4 +1,6 @@
-"""Sweep folders that somebody else made: no command reads or writes a file outside of them, or waits for ever."""
+"""Sweep folders that somebody else made: no command reads or writes a file outside of them, or
+waits for ever.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,12 @@ from workers.runtime.logs import open_log
 SECRET = "secret: hunter2\n"
 READ = (IDENTITY, SWEEP, EVENTS, "trials/00001.json")
 READERS = (
-    ("status",), ("pareto",), ("compare", "--by", "drafter"), ("report",), ("export", "--trial", "0", "--out", "out"),
-)  # fmt: skip
+    ("status",),
+    ("pareto",),
+    ("compare", "--by", "drafter"),
+    ("report",),
+    ("export", "--trial", "0", "--out", "out"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,14 +76,17 @@ def replace_by_device(file: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("name", READ)
 @pytest.mark.parametrize("replace", [replace_by_link, replace_by_pipe, replace_by_device])
-def test_no_command_reads_outside(replace: Callable[[Path, Path], None], name: str, received: Path) -> None:
+def test_no_command_reads_outside(
+    replace: Callable[[Path, Path], None], name: str, received: Path
+) -> None:
     replace(received / name, received.parent / "secret")
     for command, *options in READERS:
         signal.alarm(int(HANG_S))  # ends the tests if a command waits for a pipe
         done = specfrontier(command, str(received), *options)
         signal.alarm(0)
         assert "hunter2" not in done.out + done.err
-        if command == "status" or name in (IDENTITY, "trials/00001.json"):  # others need not read it
+        # others need not read it
+        if command == "status" or name in (IDENTITY, "trials/00001.json"):
             assert done.code == 1, (command, done.err)
             assert name in done.err
         assert done.code in (0, 1), (command, done.err)
@@ -185,7 +194,9 @@ def test_nothing_is_removed_from_another_folder(received: Path) -> None:
 
 
 @pytest.mark.parametrize("replace", [replace_by_pipe, replace_by_device, replace_by_link])
-def test_a_lock_that_is_none_is_named(replace: Callable[[Path, Path], None], received: Path) -> None:
+def test_a_lock_that_is_none_is_named(
+    replace: Callable[[Path, Path], None], received: Path
+) -> None:
     replace(received / DRIVER_LOCK, received.parent / "secret")
     with pytest.raises(OSError, match=DRIVER_LOCK):
         read_holder(Storage(received), DRIVER_LOCK)
@@ -200,7 +211,9 @@ def test_a_result_replaces_a_link(received: Path) -> None:
     assert secret.read_text() == SECRET
 
 
-def test_a_check_names_a_lock_that_is_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_names_a_lock_that_is_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     storage = Storage("sweeps/quickstart")
     write_sweep_text(storage, write_document(SweepConfig.read("quickstart").to_mapping()))

@@ -1,4 +1,6 @@
-"""`specfrontier reference`: from a folder of images to a file that sweeps use; errors are one line."""
+"""`specfrontier reference`: from a folder of images to a file that sweeps use; errors are one
+line.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,17 @@ def run(*arguments: str) -> None:
     app(list(arguments), standalone_mode=False)
 
 
-def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_becomes_a_reference(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, net = tmp_path / "new" / "mine.parquet", load_features()
     run(str(photos), "--out", str(out), "--device", "cpu")
     printed = capsys.readouterr()
     made = read_reference(out, extractors=[net])
-    assert printed.out == f"{out}: 70 images of {made.facts['source']}, 64 features of {net.identity}\n"
+    assert (
+        printed.out
+        == f"{out}: 70 images of {made.facts['source']}, 64 features of {net.identity}\n"
+    )
     assert printed.err == "", "no progress without a terminal"
     assert made.features[0].shape == (70, 64)
     run(str(photos), "--out", str(out), "--count", "66", "--json", "--device", "cpu")
@@ -55,8 +62,12 @@ def test_a_folder_becomes_a_reference(photos: Path, tmp_path: Path, capsys: pyte
     assert facts["resize"] == "centre square, Pillow Lanczos to 48 x 48"
 
 
-def test_what_is_left_out_is_printed(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the pictures have an ending that is not read; the others are links to folders and files."""
+def test_what_is_left_out_is_printed(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half of the pictures have an ending that is not read; the others are links to folders and
+    files.
+    """
     folder, out = tmp_path / "set", tmp_path / "r.parquet"
     folder.mkdir()
     (folder / "linked").symlink_to(photos)
@@ -91,7 +102,10 @@ class Colours(Extractor):
 
 
 def test_extractors_of_the_users_files(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`--inception` and `--vgg` load those files; one result has the features of both."""
     loaded: list[tuple[str, str]] = []
@@ -109,22 +123,39 @@ def test_extractors_of_the_users_files(
     files = [tmp_path / "a.pth", tmp_path / "b.pth"]
     for file in files:
         file.touch()
-    options = ("--inception", str(files[0]), "--vgg", str(files[1]), "--out", str(out), "--device", "cpu")
+    options = (
+        "--inception",
+        str(files[0]),
+        "--vgg",
+        str(files[1]),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    )
     run(str(photos), *options, "--json")
     facts = json.loads(capsys.readouterr().out)
     assert loaded == [("inception", "a.pth"), ("vgg", "b.pth")]
-    identities = {key: f"{key}@{content_hash(file)}" for key, file in zip(("inception", "vgg"), files, strict=True)}
+    identities = {
+        key: f"{key}@{content_hash(file)}"
+        for key, file in zip(("inception", "vgg"), files, strict=True)
+    }
     assert facts["identity"] == identities["inception"]
     assert facts["also"] == {"vgg": identities["vgg"]}
     assert facts["resize"] == "centre square, Pillow Lanczos to 20 x 20"
     both = [Colours(), Colours()]
     for each, (name, identity) in zip(both, identities.items(), strict=True):
         each.name, each.identity = name, identity
-    assert [features.shape for features in read_reference(out, extractors=both).features] == [(70, 3)] * 2
+    assert [features.shape for features in read_reference(out, extractors=both).features] == [
+        (70, 3)
+    ] * 2
 
 
 def test_progress_on_a_terminal(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(workers.data.reference, "_BATCH", 40)
@@ -136,21 +167,46 @@ def test_progress_on_a_terminal(
     ("arguments", "code", "message"),
     [
         (("nowhere",), 2, "nowhere: no such folder"),
-        (("PHOTOS", "--out", "reference.csv"), 2, r"--out reference\.csv: give a file name that ends in \.parquet"),
-        (("PHOTOS", "--out", "s3://KEYID:hunter22@lab/a.csv"), 2, r"--out s3://.*lab/a\.csv: .*\.parquet"),
+        (
+            ("PHOTOS", "--out", "reference.csv"),
+            2,
+            r"--out reference\.csv: give a file name that ends in \.parquet",
+        ),
+        (
+            ("PHOTOS", "--out", "s3://KEYID:hunter22@lab/a.csv"),
+            2,
+            r"--out s3://.*lab/a\.csv: .*\.parquet",
+        ),
         (("PHOTOS", "--count", "64"), 2, "more than 64"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
         (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
-        (("PHOTOS", "--inception", "PHOTOS/0.png"), 1, r"0\.png: the ending '\.png' is not supported"),
+        (
+            ("PHOTOS", "--inception", "PHOTOS/0.png"),
+            1,
+            r"0\.png: the ending '\.png' is not supported",
+        ),
         (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
         (("scenes",), 2, "set count"),
-        (("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"), 2, r"^--out nope://host: cannot be used"),
-        (("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"), 2, r"0\.png: is a file in the place of a folder"),
+        (
+            ("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"),
+            2,
+            r"^--out nope://host: cannot be used",
+        ),
+        (
+            ("PHOTOS", "--out", "PHOTOS/0.png/a.parquet"),
+            2,
+            r"0\.png: is a file in the place of a folder",
+        ),
     ],
 )
 def test_wrong_usage(
-    arguments: tuple[str, ...], code: int, message: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=message) as raised:
@@ -160,7 +216,9 @@ def test_wrong_usage(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_leaves_no_file(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_file(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,6 @@
-"""`status --watch` in a pipe and on a terminal, until the launch has ended or the reader interrupts it."""
+"""`status --watch` in a pipe and on a terminal, until the launch has ended or the reader interrupts
+it.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,10 @@ def test_a_terminal_is_updated_in_place(folder: Path) -> None:
 @pytest.mark.parametrize("option", ["--watch", "--watch=0.2"])
 def test_a_sweep_that_does_not_run_is_shown_once(folder: Path, option: str) -> None:
     once, watched = specfrontier("status", str(folder)), specfrontier("status", option, str(folder))
-    assert (watched.code, watched.out.partition("last event")[0]) == (0, once.out.partition("last event")[0])
+    assert (watched.code, watched.out.partition("last event")[0]) == (
+        0,
+        once.out.partition("last event")[0],
+    )
     assert json.loads(specfrontier("status", "--watch", "--json", str(folder)).out)["finished"] == 4
 
 

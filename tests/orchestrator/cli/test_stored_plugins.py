@@ -42,8 +42,12 @@ space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, accept
 """
 
 
-def write_sweep_of(module: str, kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """A sweep with trial 3 of a plugin's schedule, as a launch with --plugin stores it; no plugin is loaded then."""
+def write_sweep_of(
+    module: str, kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Storage:
+    """A sweep with trial 3 of a plugin's schedule, as a launch with --plugin stores it; no plugin
+    is loaded then.
+    """
     forget_plugins(monkeypatch, module)
     load_plugins([module])
     write_sweep(folder, 8, name=folder.name, failed=(), plugins=[module])
@@ -52,7 +56,9 @@ def write_sweep_of(module: str, kind: str, folder: Path, monkeypatch: pytest.Mon
     config = DecodingConfig.from_mapping(
         {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}, "acceptance": rule}
     )
-    write_trial(storage, replace(read_trials(storage)[3], label="", config=config.with_sampling(SAMPLING)))
+    write_trial(
+        storage, replace(read_trials(storage)[3], label="", config=config.with_sampling(SAMPLING))
+    )
     forget_plugins(monkeypatch, module)
     return storage
 
@@ -83,7 +89,14 @@ def test_the_python_api_loads_them_too(storage: Storage) -> None:
 def test_a_missing_plugin_is_named(storage: Storage, command: tuple[str, ...]) -> None:
     Path("added_rules.py").unlink()
     message = error_of(*command, "added", code=2 if command == ("sync",) else 1)
-    for part in ("trials/00003.json", "schedule", "'added'", "added_rules", "--plugin", "PYTHONPATH"):
+    for part in (
+        "trials/00003.json",
+        "schedule",
+        "'added'",
+        "added_rules",
+        "--plugin",
+        "PYTHONPATH",
+    ):
         assert part in message
     assert not ADVICE_TO_DELETE.search(message)
 
@@ -92,7 +105,9 @@ def test_a_config_file_names_its_plugin(storage: Storage, monkeypatch: pytest.Mo
     assert specfrontier("pareto", "added", "--trial", "3", "--config", "mine.yaml").code == 0
     forget_plugins(monkeypatch, "added_rules")
     message = error_of("generate", "a red circle", "--config", "mine.yaml", code=2)
-    assert message.endswith("; the file's comments name its plugin: specfrontier --plugin added_rules generate\n")
+    assert message.endswith(
+        "; the file's comments name its plugin: specfrontier --plugin added_rules generate\n"
+    )
 
 
 def test_another_module_may_define_the_same(storage: Storage) -> None:
@@ -108,7 +123,9 @@ def test_a_plugin_that_no_trial_needs_is_not_imported(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize("module", ["planted", "sweeps.added.planted", "inner.planted"])
-def test_a_sweep_brings_no_code(storage: Storage, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_brings_no_code(
+    storage: Storage, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its plugins are names of modules that the user has, wherever a command is run."""
     folder = Path(storage.uri)
     for place in (folder / "planted.py", folder / "inner" / "planted.py"):
@@ -134,7 +151,9 @@ def test_only_names_of_modules_are_plugins(storage: Storage, plugins: object) ->
     assert "identity.json: damaged" in error_of("pareto", "added", code=1)
 
 
-def test_two_sweeps_whose_plugins_define_one_name(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sweeps_whose_plugins_define_one_name(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name may stand for one rule only, so that no trial is shown as another one."""
     module = write_plugin(Path("other_rules.py"), "added")
     write_sweep_of(module, "added", Path("sweeps/other").absolute(), monkeypatch)
@@ -143,7 +162,9 @@ def test_two_sweeps_whose_plugins_define_one_name(storage: Storage, monkeypatch:
     assert "'added' is registered by both added_rules and other_rules" in message
 
 
-def test_two_sweeps_with_different_plugins(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sweeps_with_different_plugins(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = write_plugin(Path("other_rules.py"), "other")
     write_sweep_of(module, "other", Path("sweeps/other").absolute(), monkeypatch)
     forget_plugins(monkeypatch, module, "added_rules")
@@ -163,14 +184,20 @@ def test_an_intact_record_is_never_to_be_removed(storage: Storage) -> None:
     assert "rename it" in error_of("pareto", "added", code=1)
 
 
-def test_the_printed_command_reads_the_written_config(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = specfrontier("pareto", "added", "--where", "number=3", "--best", "fid<=1000", "--config", "fast.yaml").out
+def test_the_printed_command_reads_the_written_config(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = specfrontier(
+        "pareto", "added", "--where", "number=3", "--best", "fid<=1000", "--config", "fast.yaml"
+    ).out
     command = re.findall(r"\((specfrontier .*)\)", out)[-1]
     assert command == 'specfrontier --plugin added_rules generate "..." --config fast.yaml'
     forget_plugins(monkeypatch, "added_rules")
     assert "schedule" in error_of("generate", "--config", "fast.yaml", code=2)
     plugin = command.split()[1:3]
-    assert "no captions" in error_of(*plugin, "generate", "--config", "fast.yaml", code=2), "the config was read"
+    assert "no captions" in error_of(*plugin, "generate", "--config", "fast.yaml", code=2), (
+        "the config was read"
+    )
     assert with_plugins("generate", DecodingConfig().plugins) == ["specfrontier", "generate"]
 
 
@@ -196,7 +223,15 @@ def test_the_report_loads_a_family_that_no_record_names(
     forget_plugins(monkeypatch, "added_family")
     monkeypatch.setattr(FAMILIES, "_entries", {**FAMILIES.all()})
     Path("models.yaml").write_text("mine: {family: added}\n")
-    write_sweep(Path("sweeps/drawn"), 4, name="drawn", failed=(), shards=True, models={}, plugins=["added_family"])
+    write_sweep(
+        Path("sweeps/drawn"),
+        4,
+        name="drawn",
+        failed=(),
+        shards=True,
+        models={},
+        plugins=["added_family"],
+    )
     drawn = Storage("sweeps/drawn")
     drawn.write(SWEEP, drawn.read(SWEEP) + b"models: {file: models.yaml}\n")
     assert "the plugin's family loads" in specfrontier("report", "drawn").err
@@ -221,5 +256,7 @@ def test_a_resumed_launch_loads_them(storage: Storage, monkeypatch: pytest.Monke
 
 def test_a_broken_plugin_of_a_sweep_is_named(storage: Storage) -> None:
     Path("added_rules.py").write_text("1 / 0")
-    with pytest.raises(ConfigError, match=r"'added_rules' cannot be imported: ZeroDivisionError.*added_rules\.py"):
+    with pytest.raises(
+        ConfigError, match=r"'added_rules' cannot be imported: ZeroDivisionError.*added_rules\.py"
+    ):
         Sweep.open("added")

@@ -24,12 +24,20 @@ def test_json_has_null_for_numbers_that_are_not_finite(capsys: pytest.CaptureFix
         "n": 2,
     }
     show(facts, ["a line"], as_json=True)
-    expected = {"coverage": None, "rows": [{"epsilon": None}, {"epsilon": None}], "pair": [1.5, None], "n": 2}
+    expected = {
+        "coverage": None,
+        "rows": [{"epsilon": None}, {"epsilon": None}],
+        "pair": [1.5, None],
+        "n": 2,
+    }
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == expected
 
 
-def test_names_in_json_neither_control_the_terminal_nor_break_its_encoding(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ["a\x9b31mred", "\u202egpj.exe", "λ ± 2", "\U0001f680", "caf\udcff"]  # the last: a path that is not UTF-8
+def test_names_in_json_neither_control_the_terminal_nor_break_its_encoding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # the last: a path that is not UTF-8
+    names = ["a\x9b31mred", "\u202egpj.exe", "λ ± 2", "\U0001f680", "caf\udcff"]
     show(names, [], as_json=True)
     printed = capsys.readouterr().out
     assert json.loads(printed) == names
@@ -43,7 +51,10 @@ def rows_of(count: int, pairs: Iterable[tuple[int, int]]) -> list[Any]:
     for first, second in pairs:
         near[first].append(str(second))
         near[second].append(str(first))
-    return [SimpleNamespace(name=str(number), within_error_of=others) for number, others in enumerate(near)]
+    return [
+        SimpleNamespace(name=str(number), within_error_of=others)
+        for number, others in enumerate(near)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +66,9 @@ def rows_of(count: int, pairs: Iterable[tuple[int, int]]) -> list[Any]:
         ([(3, 4), (0, 2), (0, 4), (2, 4)], "0, 2 and 4; 3 and 4"),
     ],
 )
-def test_trials_within_error_of_each_other_are_groups(pairs: list[tuple[int, int]], groups: str) -> None:
+def test_trials_within_error_of_each_other_are_groups(
+    pairs: list[tuple[int, int]], groups: str
+) -> None:
     """Of a group any two are, so none is said of 0 and 2 in the third case."""
     assert describe_within_error(rows_of(5, pairs)) == f"within error of each other: {groups}"
 

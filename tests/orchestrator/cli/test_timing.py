@@ -87,18 +87,25 @@ def sessions(place: str) -> set[str]:
 def speeds(place: str, *words: str) -> dict[int, tuple[float, float]]:
     """Speed-up and latency by trial, as `pareto` shows them."""
     rows = specfrontier("pareto", place, "--x", "speedup", "--all", *words, "--json").json["rows"]
-    return {row["number"]: tuple(row["metrics"][name]["value"] for name in ("speedup", "latency")) for row in rows}
+    return {
+        row["number"]: tuple(row["metrics"][name]["value"] for name in ("speedup", "latency"))
+        for row in rows
+    }
 
 
 def test_all_matching_trials_are_timed_beside_the_sweeps_own_speeds(place: str) -> None:
     before, own = sessions(place), speeds(place)
-    ran = specfrontier("time", place, "--where", "number>=0", "--batch", "2", "--minutes", "0", "--json")
+    ran = specfrontier(
+        "time", place, "--where", "number>=0", "--batch", "2", "--minutes", "0", "--json"
+    )
     assert ran.code == 0, ran.err
     (new,) = sessions(place) - before
     table, metadata = read_shard(Storage(place), f"{TIMINGS}/{new}", fix="")
     assert set(table.column("batch").to_pylist()) == {2}
     assert len(set(table.column("setting").to_pylist())) == 3
-    assert metadata["experiment"] == Sweep.open(place).identity.experiment, "a session like those of workers"
+    assert metadata["experiment"] == Sweep.open(place).identity.experiment, (
+        "a session like those of workers"
+    )
     assert {caption for row in table.column("caption_ids").to_pylist() for caption in row} <= {
         caption.id for caption in Sweep.open(place).captions()
     }
@@ -110,7 +117,10 @@ def test_all_matching_trials_are_timed_beside_the_sweeps_own_speeds(place: str) 
         here, before = (price["value"] for price in row["speedup"])
         assert here == there[row["number"]][0]
         assert before == own[row["number"]][0], "prices of batch 2 do not change those of batch 1"
-    assert [machine.partition(" at ")[2] for machine in printed["machines"]] == ["batch 2", "batch 1"]
+    assert [machine.partition(" at ")[2] for machine in printed["machines"]] == [
+        "batch 2",
+        "batch 1",
+    ]
     assert speeds(place) == own
     assert there[1] != own[1]
 
@@ -127,13 +137,17 @@ def test_more_threads_are_another_device(place: str) -> None:
     assert "1 not measured" in shown.out
     assert "trial 2 was not timed on " in shown.out
     assert "3 threads at batch 1" in shown.out
-    assert str(api.Sweep.open(place, device="3 threads").machine) in repr(api.Sweep.open(place, device="3 threads"))
+    assert str(api.Sweep.open(place, device="3 threads").machine) in repr(
+        api.Sweep.open(place, device="3 threads")
+    )
     ambiguous = error_of("pareto", place, "--device", "thread", code=WRONG_USAGE)
     assert "2 devices" in ambiguous
     assert "3 threads (batch 1)" in ambiguous
 
 
-def test_new_sessions_of_the_sweeps_own_device_update_its_tables(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_sessions_of_the_sweeps_own_device_update_its_tables(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = Sweep.open(place).machine
     assert own is not None
     storage, before = Storage(place), (Path(place, TRIAL_TABLE).read_bytes(), speeds(place))
@@ -141,21 +155,30 @@ def test_new_sessions_of_the_sweeps_own_device_update_its_tables(place: str, mon
     assert Path(place, TRIAL_TABLE).read_bytes() == before[0], "of another device"
     assert f"report {place}" not in ran.out
     monkeypatch.setattr(process, "_USERS_COUNT", None)
-    ran = specfrontier("time", place, *QUICK)  # with the sweep's own threads, whatever other work is running
+    # with the sweep's own threads, whatever other work is running
+    ran = specfrontier("time", place, *QUICK)
     assert ran.code == 0, ran.err
     assert str(own) in ran.out.splitlines()[0]
     assert f"the report page: specfrontier report {place}" in ran.out
     assert "sync" not in ran.out, "the sweep was not logged"
     rows = read_table(storage, TRIAL_TABLE, ["number", "speedup", "latency"], fix="").to_pylist()
-    assert {row["number"]: (row["speedup"], row["latency"]) for row in rows} == speeds(place) != before[1]
+    assert (
+        {row["number"]: (row["speedup"], row["latency"]) for row in rows}
+        == speeds(place)
+        != before[1]
+    )
     front = read_table(storage, FRONT_TABLE, ["number", "latency"], fix="").to_pylist()
     assert all(row["latency"] == speeds(place)[row["number"]][1] for row in front)
 
 
-def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_go_on_until_the_costs_are_precise(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     errors = iter([0.05, 0.03, 0.01])
     monkeypatch.setattr(session_timer.SessionTimer, "largest_error", lambda *_: next(errors))
-    ran = specfrontier("time", place, "--images", "2", "--error", "0.015", "--minutes", "9", "--json")
+    ran = specfrontier(
+        "time", place, "--images", "2", "--error", "0.015", "--minutes", "9", "--json"
+    )
     assert ran.code == 0, ran.err
     assert (ran.json["sessions"], ran.json["error"]) == (3, 0.01)
     decisive = {trial.number for trial in decisive_trials(front_of([Sweep.open(place)]))}
@@ -166,10 +189,14 @@ def test_sessions_go_on_until_the_costs_are_precise(place: str, monkeypatch: pyt
 def test_settings_timed_before_graphs_were_given_up_are_timed_again(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No time is left after the second of two groups, but the first was timed on the device as it was before."""
+    """No time is left after the second of two groups, but the first was timed on the device as it
+    was before.
+    """
     numbers, own = list[int](), this_device
 
-    def counted(engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any) -> object:
+    def counted(
+        engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any
+    ) -> object:
         numbers.append(session.number)
         table, facts = run_session(engines, captions, session, *rest)
         return table, facts | ({"timed_on": facts["timed_on"] + EAGER} if len(numbers) > 1 else {})
@@ -179,7 +206,9 @@ def test_settings_timed_before_graphs_were_given_up_are_timed_again(
 
     monkeypatch.setattr(session_timer, "run_session", counted)
     monkeypatch.setattr(session_timer, "this_device", given_up)
-    monkeypatch.setattr(session_timer, "session_groups", lambda settings: [[setting] for setting in settings])
+    monkeypatch.setattr(
+        session_timer, "session_groups", lambda settings: [[setting] for setting in settings]
+    )
     ran = specfrontier("time", place, *QUICK, "--trial", "1", "--trial", "2", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["sessions"] == 3
@@ -188,14 +217,18 @@ def test_settings_timed_before_graphs_were_given_up_are_timed_again(
 def test_an_interrupt_keeps_finished_sessions(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, numbers = sessions(place), list[int]()
 
-    def interrupted(engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any) -> object:
+    def interrupted(
+        engines: Engines, captions: Sequence[Caption], session: TimingSession, *rest: Any
+    ) -> object:
         numbers.append(session.number)
         if len(numbers) == 3:
             raise KeyboardInterrupt
         return run_session(engines, captions, session, *rest)
 
     monkeypatch.setattr(session_timer, "run_session", interrupted)
-    said = error_of("time", place, "--images", "2", "--error", "0", "--minutes", "9", code=INTERRUPTED)
+    said = error_of(
+        "time", place, "--images", "2", "--error", "0", "--minutes", "9", code=INTERRUPTED
+    )
     assert "2 sessions are stored" in said
     assert len(sessions(place) - before) == 2
     assert min(numbers) >= 10**6, "none that the sweep itself may plan when it is resumed"
@@ -208,7 +241,9 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     assert "--batch" in specfrontier("time", place, "--batch", "0").err
     assert "16 captions" in error_of("time", place, "--batch", "8", code=WRONG_USAGE)
     assert "no finished trial 9" in error_of("time", place, "--trial", "9", code=FAILED)
-    assert "nothing to time but vanilla" in error_of("time", place, "--trial", "0", code=WRONG_USAGE)
+    assert "nothing to time but vanilla" in error_of(
+        "time", place, "--trial", "0", code=WRONG_USAGE
+    )
     assert "no measured trial matches --where state=foo and number>0" in error_of(
         "time", place, "--where", "state=foo", "--where", "number>0", code=WRONG_USAGE
     )
@@ -217,8 +252,12 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
         assert "--threads 4: torch uses 2 on this machine" in error_of(
             "time", place, "--threads", "4", code=WRONG_USAGE
         )
-    assert "--trial and --where" in error_of("time", place, "--trial", "1", "--where", "lossless", code=WRONG_USAGE)
-    assert "no such file" in error_of("time", place, "--models", str(tmp_path / "none"), code=WRONG_USAGE)
+    assert "--trial and --where" in error_of(
+        "time", place, "--trial", "1", "--where", "lossless", code=WRONG_USAGE
+    )
+    assert "no such file" in error_of(
+        "time", place, "--models", str(tmp_path / "none"), code=WRONG_USAGE
+    )
     with exclusive(Storage(place), DRIVER_LOCK):
         assert "running" in error_of("time", place, code=FAILED)
     models = Path(Sweep.open(place).models)
@@ -234,7 +273,9 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(CancellableEngine, "step", out_of_memory)
-    assert "out of memory at batch 2; try --batch 1" in error_of("time", place, "--batch", "2", code=FAILED)
+    assert "out of memory at batch 2; try --batch 1" in error_of(
+        "time", place, "--batch", "2", code=FAILED
+    )
     assert sessions(place) == before
 
 
@@ -246,7 +287,9 @@ def test_other_weights_are_refused(place: str, tmp_path: Path) -> None:
         metadata = opened.metadata()
     save_file({name: tensor + 1 for name, tensor in load_file(file).items()}, file, metadata)
     before = sessions(place)
-    assert "target differs from the sweep's" in error_of("time", place, "--models", str(other), code=FAILED)
+    assert "target differs from the sweep's" in error_of(
+        "time", place, "--models", str(other), code=FAILED
+    )
     assert sessions(place) == before
 
 
@@ -258,7 +301,11 @@ def test_weights_that_were_moved_are_named_with_an_option(place: str, tmp_path: 
         assert "--models names the weights where they are now" in said
         for word in ("time", "generate"):
             os.makedirs(Sweep.open(place).models)
-            words = ("time", place) if word == "time" else ("generate", "a red circle", "--from", place, "--trial", "1")
+            words = (
+                ("time", place)
+                if word == "time"
+                else ("generate", "a red circle", "--from", place, "--trial", "1")
+            )
             said = error_of(*words, code=FAILED)
             assert "target.safetensors); check the path" in said
             assert "--models names the weights where they are now" in said
@@ -270,7 +317,9 @@ def test_weights_that_were_moved_are_named_with_an_option(place: str, tmp_path: 
 
 
 def test_a_sweep_that_cannot_be_timed_is_refused(place: str) -> None:
-    """It measures no speed; its vanilla has not finished; its captions are lost with vanilla's images."""
+    """It measures no speed; its vanilla has not finished; its captions are lost with vanilla's
+    images.
+    """
     storage, sweep = Storage(place), Sweep.open(place)
     file = Path(place, sweep.records[0].image_shards[0])
     content = file.read_bytes()
@@ -293,8 +342,12 @@ def test_passes_of_other_batches_come_from_the_images(place: str) -> None:
         assert prices._stored_passes(sweep.storage, record, 1) == pytest.approx(record.passes[1])
     unknown = replace(sweep.records[1], passes={})
     assert sweep.machine is not None
-    (found,) = prices.price_on(sweep.machine, [unknown], sweep.prices, sweep.identity, sweep.storage)
-    assert found.metrics["speedup"].value == pytest.approx(sweep.records[1].metrics["speedup"].value)
+    (found,) = prices.price_on(
+        sweep.machine, [unknown], sweep.prices, sweep.identity, sweep.storage
+    )
+    assert found.metrics["speedup"].value == pytest.approx(
+        sweep.records[1].metrics["speedup"].value
+    )
 
 
 def test_python_report_and_compare_take_the_device(place: str, tmp_path: Path) -> None:
@@ -304,13 +357,17 @@ def test_python_report_and_compare_take_the_device(place: str, tmp_path: Path) -
     assert sweep.trial(1)["speedup"] == speeds(place, "--batch", "2")[1][0]
     assert sweep.reload().records == sweep.records
     assert "at batch 2 on" in sweep.trial(1).header
-    with pytest.raises(api.QueryError, match=r"no prices of a device 'A10G': the sweep has prices of .*batch 1, 2"):
+    with pytest.raises(
+        api.QueryError, match=r"no prices of a device 'A10G': the sweep has prices of .*batch 1, 2"
+    ):
         api.Sweep.open(place, device="A10G")
     page = tmp_path / "page.html"
     assert specfrontier("report", place, "--batch", "2", "--out", str(page)).code == 0
     assert "at batch 2" in page.read_text()
     assert "no prices at batch 3" in error_of("report", place, "--batch", "3", code=WRONG_USAGE)
-    compared = specfrontier("compare", place, "--by", "tree", "--x", "speedup", "--batch", "2", "--json")
+    compared = specfrontier(
+        "compare", place, "--by", "tree", "--x", "speedup", "--batch", "2", "--json"
+    )
     assert compared.code == 0, compared.err
     assert "no prices at batch 3" in error_of(
         "compare", place, "--by", "tree", "--x", "speedup", "--batch", "3", code=WRONG_USAGE

@@ -26,7 +26,9 @@ def train(*arguments: str) -> CommandResult:
     return specfrontier("train", *arguments)
 
 
-def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_of_a_drafters_training_are_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[DrafterJob, training.Run]] = []
 
     def fake_train_drafter(job: DrafterJob, run: training.Run, log: object) -> Path:
@@ -35,14 +37,19 @@ def test_options_of_a_drafters_training_are_passed_on(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(training, "train_drafter", fake_train_drafter)
     (tmp_path / "c.txt").write_text("red ring\nblue star\nred star\n")
-    words = f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps 9 --save-every 3"
+    words = (
+        f"--captions {tmp_path}/c.txt --out {tmp_path}/out --count 2 --batch 8 --rate 0.01 --steps "
+        "9 --save-every 3"
+    )
     more = "--seed 4 --workers 2 --address auto --threads 1 --tracking-uri sqlite:///x.db --resume"
     result = train("eagle", *words.split(), *more.split())
     assert result.code == 0, result.err
     ((job, run),) = calls
     assert job.recipe == DrafterRecipe(batch=8, rate=0.01, steps=9, save_every=3, seed=4)
     assert (job.entry.name, len(job.captions), job.out) == ("scenes", 2, tmp_path / "out")
-    assert run == training.Run(workers=2, address="auto", threads=1, tracking_uri="sqlite:///x.db", resume=True)
+    assert run == training.Run(
+        workers=2, address="auto", threads=1, tracking_uri="sqlite:///x.db", resume=True
+    )
     assert run.mlflow
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out
     assert train("eagle", *words.split(), "--no-mlflow").code == 0
@@ -54,7 +61,8 @@ def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
     manifest = write_models(tmp_path / "made")
     (tmp_path / "c.txt").write_text("0\n7\n999\n12\n")
     words = (
-        f"--captions {tmp_path}/c.txt --models {manifest}#classes --out {tmp_path}/out --batch 2 --steps 2 --no-mlflow"
+        f"--captions {tmp_path}/c.txt --models {manifest}#classes --out {tmp_path}/out --batch 2 "
+        "--steps 2 --no-mlflow"
     )
     assert train("eagle", *words.split(), "--device", "cpu").code == 0
     entry = read_entry(manifest, "classes")
@@ -72,7 +80,9 @@ def test_a_drafter_trained_for_an_entry_drafts_for_it(tmp_path: Path) -> None:
     assert not all(map(torch.equal, models.drafters["eagle"].parameters(), shipped.parameters()))
 
 
-def test_every_kind_has_its_rate_and_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_has_its_rate_and_is_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs: list[DrafterJob] = []
 
     def fake_train_drafter(job: DrafterJob, *options: object) -> Path:
@@ -96,11 +106,20 @@ def test_every_kind_has_its_rate_and_is_trained_once(tmp_path: Path, monkeypatch
         str(tmp_path),
     )
     assert result.code == 0, result.err
-    expected = [("medusa", 1e-3, None), ("eagle", 1e-4, None), ("independent", 1e-3, None), ("eagle3", 5e-5, 512)]
+    expected = [
+        ("medusa", 1e-3, None),
+        ("eagle", 1e-4, None),
+        ("independent", 1e-3, None),
+        ("eagle3", 5e-5, 512),
+    ]
     assert [(job.kind, job.recipe.rate, job.recipe.draft_vocab) for job in jobs] == expected
     words = ("--captions", "scenes", "--count", "4", "--out", str(tmp_path), "--draft-vocab")
-    assert "--draft-vocab is for eagle3, which is not among" in error_of("train", "eagle", *words, "512", code=2)
-    assert "--draft-vocab 1025: the target has 1024 codes" in error_of("train", "eagle3", *words, "1025", code=2)
+    assert "--draft-vocab is for eagle3, which is not among" in error_of(
+        "train", "eagle", *words, "512", code=2
+    )
+    assert "--draft-vocab 1025: the target has 1024 codes" in error_of(
+        "train", "eagle3", *words, "1025", code=2
+    )
 
 
 def test_an_independent_drafter_needs_a_target_that_reads_classes_or_words(tmp_path: Path) -> None:
@@ -129,7 +148,9 @@ def test_exit_codes_of_a_drafters_training(
     assert part in error_of("train", "eagle", "--captions", "scenes", "--count", "4", code=code)
 
 
-def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_leaves_an_earlier_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = ("eagle.checkpoint.pt", "eagle.journal.jsonl", "eagle.job.json")
     for name in files:
         (tmp_path / name).write_text(name)
@@ -147,16 +168,28 @@ def test_a_wrong_address_leaves_an_earlier_training(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("target", "--captions", "c.txt"), "unknown drafter 'target'; use eagle, eagle3, medusa, independent"),
+        (
+            ("target", "--captions", "c.txt"),
+            "unknown drafter 'target'; use eagle, eagle3, medusa, independent",
+        ),
         (("--captions", "c.txt"), "Missing argument"),
         (("eagle",), "Missing option '--captions'"),
         (("eagle", "--captions", "scenes", "--steps", "0"), "--steps"),
         (("eagle", "--captions", "scenes", "--device", "gpu"), "--device gpu"),
-        (("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"), "--device is for one process"),
-        (("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"), "nowhere.yaml"),
+        (
+            ("eagle", "--captions", "c.txt", "--workers", "2", "--device", "cpu"),
+            "--device is for one process",
+        ),
+        (
+            ("eagle", "--captions", "scenes", "--count", "4", "--models", "nowhere.yaml"),
+            "nowhere.yaml",
+        ),
         (("eagle", "--captions", "nowhere.txt"), "nowhere.txt"),
         (("eagle", "--captions", "scenes"), "scenes: "),
-        (("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"), "batch of 3"),
+        (
+            ("eagle", "--captions", "scenes", "--count", "4", "--batch", "3", "--workers", "2"),
+            "batch of 3",
+        ),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], part: str) -> None:

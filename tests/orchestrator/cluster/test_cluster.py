@@ -1,4 +1,5 @@
-"""Ray clusters: where their addresses come from, what responds there within seconds, and how one is lost.
+"""Ray clusters: where their addresses come from, what responds there within seconds, and how one is
+lost.
 
 Whatever Ray raises becomes one sentence, with the advice for its cause.
 """
@@ -62,7 +63,11 @@ def test_auto_is_resolved_in_rays_order(tmp_path: Path, monkeypatch: pytest.Monk
     assert "process" in found.source
     run_raylets(monkeypatch, "10.0.0.2:2", "10.0.0.3:3")
     services.find_gcs_addresses.cache_clear()  # type: ignore[attr-defined]
-    assert resolve_address("auto").address == "10.0.0.1:1" == services.canonicalize_bootstrap_address("auto")
+    assert (
+        resolve_address("auto").address
+        == "10.0.0.1:1"
+        == services.canonicalize_bootstrap_address("auto")
+    )
     file.unlink()
     with pytest.raises(PoolError, match=r"several clusters.*10\.0\.0\.2:2, 10\.0\.0\.3:3"):
         resolve_address("auto")
@@ -116,7 +121,9 @@ def test_the_dashboards_address_is_named() -> None:
         resolve_address("http://127.0.0.1:8265")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.2:1", "[::1]:1", "[fe80::1]:1", "localhost:1", "ray://127.0.0.2:1"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.2:1", "[::1]:1", "[fe80::1]:1", "localhost:1", "ray://127.0.0.2:1"]
+)
 def test_nothing_answers(address: str) -> None:
     with pytest.raises(PoolError, match="no response"):
         requires_token(resolve_address(address))
@@ -139,7 +146,9 @@ def test_a_cluster_is_waited_for_in_seconds(monkeypatch: pytest.MonkeyPatch) -> 
     assert [call.args[-1] for call in (*check.call_args_list, *ping.call_args_list)] == [0.25, 0.25]
 
 
-def test_stale_addresses_name_their_source_and_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_addresses_name_their_source_and_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = write_address_file(tmp_path, "127.0.0.2:1")
     with pytest.raises(PoolError, match=rf"{file} names 127\.0\.0\.2:1.*remove the file"):
         requires_token(resolve_address("auto"))
@@ -152,7 +161,10 @@ def test_stale_addresses_name_their_source_and_the_fix(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("answer", [b"", HTTP, REDIS], ids=["silent", "http", "redis"])
 def test_another_server_answers(answer: bytes, scheme: str) -> None:
     """A silent one too: without a time limit this would hang."""
-    with odd_server(answer) as server, pytest.raises(PoolError, match=f"{server.address} is not a Ray c"):
+    with (
+        odd_server(answer) as server,
+        pytest.raises(PoolError, match=f"{server.address} is not a Ray c"),
+    ):
         requires_token(resolve_address(f"{scheme}{server.address}"))
 
 
@@ -183,7 +195,10 @@ def test_a_machine_outside_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> No
     run_raylets(monkeypatch, "ab" * 28)
     with fake_gcs(ray.__version__, alive=True) as address:
         assert not requires_token(resolve_address(address))
-    with fake_gcs(ray.__version__) as address, pytest.raises(PoolError, match="not a node of the cluster"):
+    with (
+        fake_gcs(ray.__version__) as address,
+        pytest.raises(PoolError, match="not a node of the cluster"),
+    ):
         requires_token(resolve_address(address))
 
 
@@ -197,7 +212,11 @@ def test_a_machine_outside_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_advice_about_tokens(
-    mode: str | None, token: str, parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str | None,
+    token: str,
+    parts: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_raylets(monkeypatch, "ab" * 28)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -222,7 +241,11 @@ def test_advice_about_tokens(
 @pytest.mark.parametrize(
     ("address", "error", "parts"),
     [
-        (None, Exception("The current node timed out during startup"), ("timed out during startup", "memory")),
+        (
+            None,
+            Exception("The current node timed out during startup"),
+            ("timed out during startup", "memory"),
+        ),
         (None, ConnectionError("refused\n at once"), ("refused at once",)),
         ("127.0.0.2:5", RuntimeError(MISMATCH), ("127.0.0.2:5", "Python: 3.9.0", "same versions")),
         ("127.0.0.2:5", ConnectionError("refused"), ("127.0.0.2:5: refused", "`ray status`")),
@@ -249,14 +272,18 @@ def test_a_ray_that_does_not_start_ends_in_one_sentence(
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
-    """The folders of the clusters that start, each without its agents: Ray's words then, and what its raylet logs."""
+    """The folders of the clusters that start, each without its agents: Ray's words then, and what
+    its raylet logs.
+    """
     folders: list[Path] = []
 
     def start(_: str, *, _temp_dir: str, **options: object) -> None:
         folders.append(Path(_temp_dir))
         logs = folders[-1] / "session_2026-11-27_15-00-59_077074_17930" / "logs"
         logs.mkdir(parents=True)
-        logs.joinpath("raylet.out").write_text("Check failed: Timed out waiting for file /tmp/metrics_agent_port_71\n")
+        logs.joinpath("raylet.out").write_text(
+            "Check failed: Timed out waiting for file /tmp/metrics_agent_port_71\n"
+        )
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.delenv("RAY_TMPDIR")  # pytest's folder is too long for sockets
@@ -264,7 +291,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         yield folders
 
 
-def test_a_node_whose_agents_are_late_is_started_again(starts: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_whose_agents_are_late_is_started_again(
+    starts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray gives them 15 seconds, too few on a busy machine."""
     start: Any = cast("Any", ray.init).side_effect
     outcomes = iter([start, start, lambda *_, **options: starts.append(Path(options["_temp_dir"]))])
@@ -349,7 +378,9 @@ def test_a_gcs_that_is_gone_for_a_moment_is_waited_for(
     assert not isinstance(lost.value, ClusterLost), "it is not ours to start again"
 
 
-def test_a_driver_whose_own_node_died_ends(monitor: ClusterMonitor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_whose_own_node_died_ends(
+    monitor: ClusterMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nodes = [{"NodeID": "own", "Alive": True}, {"NodeID": "other", "Alive": False}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monitor.check_node()

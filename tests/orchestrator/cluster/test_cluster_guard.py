@@ -1,4 +1,6 @@
-"""A driver that dies leaves no process of its cluster, whatever its group, session, state or environment."""
+"""A driver that dies leaves no process of its cluster, whatever its group, session, state or
+environment.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ with open("/proc/self/mem", "r+b", buffering=0) as memory:
 print("overwritten", flush=True)
 time.sleep(300)
 """
-# A cluster's processes, and others; prints the folder, and the ids of the guard, of the first and of the others.
+# A cluster's processes, and others; prints the folder, and the ids of the guard, of the first and
+# of the others.
 DRIVER = f"""
 import json, os, subprocess, sys, time
 from orchestrator.cluster.cluster_guard import ClusterGuard
@@ -58,7 +61,8 @@ cluster = [
     stopped.pid,
     start(["sh", "-c", "while true; do sleep 0.01; done"]).pid,  # starts others all the time
 ]
-# Overwritten environments: a child of a process with the mark, and an orphan that writes a log, as Ray's agents do.
+# Overwritten environments: a child of a process with the mark, and an orphan that writes a log, as
+# Ray's agents do.
 code = "import subprocess, sys; child = subprocess.Popen(sys.argv[1:]); print(child.pid, flush=True); child.wait()"
 parent = start([sys.executable, "-c", code, *overwrites], stdout=subprocess.PIPE, text=True)
 cluster += [parent.pid, int(parent.stdout.readline())]
@@ -85,18 +89,25 @@ def is_alive(pid: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("end", ["time.sleep(3600)", "guard.kill(); guard.kill()", "guard.close()", "os.abort()"])
+@pytest.mark.parametrize(
+    "end", ["time.sleep(3600)", "guard.kill(); guard.kill()", "guard.close()", "os.abort()"]
+)
 def test_nothing_of_a_cluster_outlives_its_driver(end: str, folder: Path) -> None:
     environment = os.environ | {"RAY_TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, end], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", DRIVER, end],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert driver.stdout is not None
     made, guard, cluster, others = json.loads(driver.stdout.readline())
     assert Path(made).parent == folder
     if end.startswith("time"):
         assert all(map(is_alive, cluster))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # as a scheduler sends them to all
+        # as a scheduler sends them to all
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(guard, number)
         driver.kill()
     assert driver.wait(HANG_S) == {"t": -signal.SIGKILL, "o": -signal.SIGABRT}.get(end[0], 0)
@@ -108,7 +119,9 @@ def test_nothing_of_a_cluster_outlives_its_driver(end: str, folder: Path) -> Non
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_signal_does_not_end_a_guard_that_is_still_starting(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_signal_does_not_end_a_guard_that_is_still_starting(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     guard = ClusterGuard()
@@ -120,7 +133,9 @@ def test_a_signal_does_not_end_a_guard_that_is_still_starting(monkeypatch: pytes
     guard.close()
 
 
-def test_a_guard_that_is_killed_is_not_needed_for_a_clean_end(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_guard_that_is_killed_is_not_needed_for_a_clean_end(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(folder))
     guard = ClusterGuard()
     worker = subprocess.Popen(["sleep", "300"], env=os.environ | guard.mark)
@@ -132,7 +147,11 @@ def test_a_guard_that_is_killed_is_not_needed_for_a_clean_end(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("x" * 60, ("67 bytes", "at most 27")), ("none", ("no such folder",)), ("file", ("no such folder",))],
+    [
+        ("x" * 60, ("67 bytes", "at most 27")),
+        ("none", ("no such folder",)),
+        ("file", ("no such folder",)),
+    ],
 )
 def test_a_folder_that_cannot_hold_sockets_is_named(
     name: str, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, folder: Path
@@ -146,7 +165,9 @@ def test_a_folder_that_cannot_hold_sockets_is_named(
         assert part in str(raised.value)
 
 
-def test_the_longest_folder_has_room_for_sockets(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_the_longest_folder_has_room_for_sockets(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     """A socket of Ray can be bound there; one byte more is refused."""
     root = folder / ("y" * (27 - len(str(folder)) - 1))
     for path, is_valid in ((root, True), (root.with_name(root.name + "y"), False)):

@@ -1,4 +1,6 @@
-"""A cluster of a local sweep can be reached by its user alone; one at an address gets a token only if it wants one."""
+"""A cluster of a local sweep can be reached by its user alone; one at an address gets a token only
+if it wants one.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ in_own()
 
 
 @contextmanager
-def addresses(script: str, *arguments: str, environment: Mapping[str, str]) -> Iterator[Iterator[str]]:
+def addresses(
+    script: str, *arguments: str, environment: Mapping[str, str]
+) -> Iterator[Iterator[str]]:
     """The GCS's addresses of clusters that run an actor, one after the other."""
     with subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
@@ -98,8 +102,14 @@ def addresses(script: str, *arguments: str, environment: Mapping[str, str]) -> I
 @contextmanager
 def driver(address: str, folder: Path, home: Path, **variables: str) -> Iterator[str]:
     """The GCS's address of a cluster that runs an actor."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
-    environment |= {"RAY_TMPDIR": str(folder), "HOME": str(home), "PYTHONPATH": str(ROOT)} | variables
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")
+    }
+    environment |= {
+        "RAY_TMPDIR": str(folder),
+        "HOME": str(home),
+        "PYTHONPATH": str(ROOT),
+    } | variables
     with addresses(DRIVER, address, environment=environment) as found:
         yield next(found)
 
@@ -127,12 +137,17 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: Path, tmp_path: Path) -> None:
-    job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}, "metadata": {}}  # on another cluster
+def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(
+    folder: Path, tmp_path: Path
+) -> None:
+    # on another cluster
+    job = {"runtime_env": {"working_dir": "gcs://_ray_pkg_0123456789abcdef.zip"}, "metadata": {}}
     variables = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)}
     with (
         odd_server(HTTP) as proxy,
-        driver("local", folder, tmp_path, http_proxy=f"http://{proxy.address}", **variables) as address,
+        driver(
+            "local", folder, tmp_path, http_proxy=f"http://{proxy.address}", **variables
+        ) as address,
     ):
         assert not local_requests(proxy)
         found = processes(folder)
@@ -143,14 +158,24 @@ def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: 
             if entry.status == psutil.CONN_LISTEN or entry.type.name == "SOCK_DGRAM"
         }
         programs = {Path(word).name for process in found for word in process.cmdline()}
-        assert not programs & {"dashboard.py", "monitor.py", "log_monitor.py"}, "a sweep on one machine needs none"
+        assert not programs & {"dashboard.py", "monitor.py", "log_monitor.py"}, (
+            "a sweep on one machine needs none"
+        )
         assert {"gcs_server", "raylet"} <= {name for name, _ in listeners}
-        assert len({name for name, _ in listeners}) >= 4, "agents, the driver and its worker listen too"
-        assert not {(name, ip) for name, ip in listeners if not is_loopback(ip)}, "see docs/security.md"
+        assert len({name for name, _ in listeners}) >= 4, (
+            "agents, the driver and its worker listen too"
+        )
+        assert not {(name, ip) for name, ip in listeners if not is_loopback(ip)}, (
+            "see docs/security.md"
+        )
         assert code_without_token(address) == grpc.StatusCode.UNAUTHENTICATED
         (private,) = folder.iterdir()
         assert private.stat().st_mode & 0o077 == 0, "Ray opens what is in there to all users"
-        tokens = {process.environ().get("RAY_AUTH_TOKEN_PATH") for process in found if process.name() == "raylet"}
+        tokens = {
+            process.environ().get("RAY_AUTH_TOKEN_PATH")
+            for process in found
+            if process.name() == "raylet"
+        }
         assert tokens == {str(private / "auth_token")}
         token = (private / "auth_token").read_text()
         assert not any(token in " ".join(process.cmdline()) for process in found)
@@ -161,10 +186,14 @@ def test_a_local_cluster_listens_on_the_loopback_only_and_wants_a_token(folder: 
 def test_a_local_cluster_leaves_no_mode_to_the_next_one_and_wants_a_users_own_token(
     folder: Path, tmp_path: Path
 ) -> None:
-    """A driver that wants tokens refuses the calls of a cluster that has none: its actors are cancelled. So is, in Ray,
-    an actor of a driver without tokens if the user has one.
+    """A driver that wants tokens refuses the calls of a cluster that has none: its actors are
+    cancelled. So is, in Ray, an actor of a driver without tokens if the user has one.
     """
-    environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": "disabled"}
+    environment = os.environ | {
+        "RAY_TMPDIR": str(folder),
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": "disabled",
+    }
     with addresses(THREE_CLUSTERS, environment=environment) as found:
         assert code_without_token(next(found)) == grpc.StatusCode.UNAUTHENTICATED
         assert code_without_token(next(found)) == grpc.StatusCode.OK
@@ -185,14 +214,26 @@ def is_loopback(ip: str) -> bool:
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, tmp_path: Path) -> None:
+def test_a_users_token_is_used_where_it_is_wanted(
+    secured: bool, folder: Path, tmp_path: Path
+) -> None:
     """With a token, the driver would refuse its own workers in a cluster that has none."""
     write_token(tmp_path)
     port = claim_port()
     mode = "token" if secured else "disabled"
-    environment = os.environ | {"RAY_TMPDIR": str(folder), "HOME": str(tmp_path), "RAY_AUTH_MODE": mode}
+    environment = os.environ | {
+        "RAY_TMPDIR": str(folder),
+        "HOME": str(tmp_path),
+        "RAY_AUTH_MODE": mode,
+    }
     environment |= {"PYTHONPATH": str(ROOT)}
-    options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}"]
+    options = [
+        "--head",
+        f"--port={port}",
+        "--num-cpus=1",
+        "--include-dashboard=false",
+        f"--temp-dir={folder}",
+    ]
     command = [sys.executable, "-c", RAY, "start", *options, "--object-store-memory=83886080"]
     command += ["--disable-usage-stats", f"--dashboard-agent-listen-port={claim_port()}"]
 
@@ -200,13 +241,17 @@ def test_a_users_token_is_used_where_it_is_wanted(secured: bool, folder: Path, t
         for process in processes(folder):  # of an attempt before
             process.kill()
         with (tmp_path / "output").open("w") as output:
-            code = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode
+            code = subprocess.run(
+                command, env=environment, stdout=output, stderr=output, check=False
+            ).returncode
         assert code == 0, (tmp_path / "output").read_text()
 
     start_ray(start)
     with (
         odd_server(HTTP) as proxy,
-        driver(f"127.0.0.1:{port}", folder, tmp_path, http_proxy=f"http://{proxy.address}") as address,
+        driver(
+            f"127.0.0.1:{port}", folder, tmp_path, http_proxy=f"http://{proxy.address}"
+        ) as address,
     ):
         assert not local_requests(proxy)
         wanted = grpc.StatusCode.UNAUTHENTICATED if secured else grpc.StatusCode.OK

@@ -1,4 +1,6 @@
-"""How many workers nodes hold, which nodes a sweep needs, and which workers may generate and time."""
+"""How many workers nodes hold, which nodes a sweep needs, and which workers may generate and
+time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.placement import Node, Placement, Slots, WorkerAgreement, check_demand, fit
+from orchestrator.cluster.placement import (
+    Node,
+    Placement,
+    Slots,
+    WorkerAgreement,
+    check_demand,
+    fit,
+)
 from orchestrator.cluster.tasks import PoolError
 from search_spaces.sweep import SweepConfig
 
@@ -16,13 +25,19 @@ H100, A10G = {"gpu": "h100"}, {"gpu": "a10g"}
 @pytest.mark.parametrize(
     ("slots", "nodes", "message"),
     [
-        (Slots(None, 1.0, 2.0), [{"CPU": 4.0, "GPU": 1.0}] * 2, "needs 2 GPU, but the largest node has 1"),
+        (
+            Slots(None, 1.0, 2.0),
+            [{"CPU": 4.0, "GPU": 1.0}] * 2,
+            "needs 2 GPU, but the largest node has 1",
+        ),
         (Slots(None, 16.0), [{"CPU": 4.0}] * 8, "needs 16 CPU, but the largest node has 4"),
         (Slots(None, 1.0, 1.0), [{"CPU": 4.0}], "--gpus-per-worker"),
         (Slots(None), [{"CPU": 0.0}], "--workers N on an autoscaling cluster"),
     ],
 )
-def test_resources_that_no_node_has_are_refused(slots: Slots, nodes: list[dict[str, float]], message: str) -> None:
+def test_resources_that_no_node_has_are_refused(
+    slots: Slots, nodes: list[dict[str, float]], message: str
+) -> None:
     with pytest.raises(PoolError, match=message):
         fit(slots, [Node(resources) for resources in nodes])
 
@@ -31,14 +46,20 @@ def test_workers_get_a_gpu_if_nodes_have_one() -> None:
     assert fit(Slots(), [Node({"CPU": 8.0}), Node({"CPU": 8.0, "GPU": 2.0})]).gpus == 1.0
     assert fit(Slots(), [Node({"CPU": 8.0})]).gpus == 0.0
     assert fit(Slots(gpus=0.0), [Node({"CPU": 8.0, "GPU": 2.0})]).gpus == 0.0, "asked for"
-    assert fit(Slots(4, 1.0, 1.0), [Node({"CPU": 0.0})]) == Slots(4, 1.0, 1.0), "nodes come on demand"
+    assert fit(Slots(4, 1.0, 1.0), [Node({"CPU": 0.0})]) == Slots(4, 1.0, 1.0), (
+        "nodes come on demand"
+    )
 
 
 def test_nodes_to_come_have_gpus_only_if_workers_ask_for_them() -> None:
-    """Ray's autoscaler starts the smallest nodes that do; nobody tells the sweep which ones there are."""
+    """Ray's autoscaler starts the smallest nodes that do; nobody tells the sweep which ones there
+    are.
+    """
     head, small, gpu = Node({"CPU": 0.0}), Node({"CPU": 2.0}), Node({"CPU": 2.0, "GPU": 1.0})
     for nodes in ([head], [head, small]):
-        with pytest.raises(PoolError, match=r"--workers 4: .*--gpus-per-worker 1 .*--gpus-per-worker 0"):
+        with pytest.raises(
+            PoolError, match=r"--workers 4: .*--gpus-per-worker 1 .*--gpus-per-worker 0"
+        ):
             check_demand(Slots(4), nodes)
     check_demand(Slots(4), [small, small])
     check_demand(Slots(4), [head, gpu])
@@ -59,16 +80,25 @@ def test_nodes_to_come_have_gpus_only_if_workers_ask_for_them() -> None:
         (Slots(None, 2.0), [], 1),
     ],
 )
-def test_capacity_counts_what_fits_each_node(slots: Slots, nodes: list[dict[str, float]], count: int) -> None:
+def test_capacity_counts_what_fits_each_node(
+    slots: Slots, nodes: list[dict[str, float]], count: int
+) -> None:
     assert Placement().capacity(slots, [Node(resources) for resources in nodes]) == count
 
 
-def placement(quality: dict[str, str] | None, timing: dict[str, str] | None, *metrics: str) -> Placement:
-    sections = {"quality": {"nodes": quality} if quality else {}, "timing": {"nodes": timing} if timing else {}}
+def placement(
+    quality: dict[str, str] | None, timing: dict[str, str] | None, *metrics: str
+) -> Placement:
+    sections = {
+        "quality": {"nodes": quality} if quality else {},
+        "timing": {"nodes": timing} if timing else {},
+    }
     objectives = {"objectives": list(metrics), "metrics": list(metrics)} if metrics else {}
     tree = {"policy": "chain", "length": 3}
     space = {"drafter": "eagle", "tree": tree}
-    return Placement.of(SweepConfig.from_mapping({"name": "x", "space": space, **sections, **objectives}))
+    return Placement.of(
+        SweepConfig.from_mapping({"name": "x", "space": space, **sections, **objectives})
+    )
 
 
 def test_timing_follows_its_own_labels_else_those_of_quality() -> None:
@@ -82,13 +112,18 @@ def test_timing_follows_its_own_labels_else_those_of_quality() -> None:
 def test_nodes_without_work_are_left_out_only_if_both_kinds_are_named() -> None:
     nodes = [Node({"CPU": 1.0}, labels) for labels in (H100, A10G, {"gpu": "t4"}, {})]
     assert Placement({}, A10G).capacity(Slots(), nodes) == 4
-    assert Placement(H100, A10G).capacity(Slots(), nodes) == Placement(H100, A10G).capacity(Slots(), nodes[:2]) == 2
+    assert (
+        Placement(H100, A10G).capacity(Slots(), nodes)
+        == Placement(H100, A10G).capacity(Slots(), nodes[:2])
+        == 2
+    )
 
 
 def test_a_kind_that_no_node_has_is_refused_unless_nodes_may_come() -> None:
     nodes = [Node({"CPU": 4.0}, H100), Node({"CPU": 0.0}, A10G)]
     Placement(H100, H100).check(Slots(), nodes)
-    for wanted in (Placement({}, A10G), Placement({}, {"gpu": "t4"})):  # the node with A10G has no room
+    # the node with A10G has no room
+    for wanted in (Placement({}, A10G), Placement({}, {"gpu": "t4"})):
         with pytest.raises(PoolError, match=r"timing\.nodes: .*gpu=h100"):
             wanted.check(Slots(), nodes)
         wanted.check(Slots(1), nodes)
@@ -99,12 +134,23 @@ def test_a_kind_that_no_node_has_is_refused_unless_nodes_may_come() -> None:
 
 
 def facts(
-    device: str = "cuda (A10G)", *, precision: str = "bfloat16", shift: float = 0.0, gpu: str = "", **other: Any
+    device: str = "cuda (A10G)",
+    *,
+    precision: str = "bfloat16",
+    shift: float = 0.0,
+    gpu: str = "",
+    **other: Any,
 ) -> dict[str, Any]:
     """Of a worker whose numbers are shifted against another's."""
     numerics = {"digest": f"{shift}", "logits": [0.0, 4.0 + 4.0 * shift], "features": [1.0]}
     labels = {"gpu": gpu} if gpu else {}
-    found = {"device": device, "precision": precision, "kernels": "triton", "threads": 1, "node": device}
+    found = {
+        "device": device,
+        "precision": precision,
+        "kernels": "triton",
+        "threads": 1,
+        "node": device,
+    }
     return found | {"numerics": numerics, "labels": labels, **other}
 
 
@@ -118,7 +164,8 @@ def granted(problems: dict[str, str]) -> tuple[bool, bool]:
     [
         ("bfloat16", "cuda (A10G)", 0.0, True, True),
         ("bfloat16", "cuda (A10G)", 1e-9, False, True),  # another driver, say: other bits
-        ("bfloat16", "cuda (L4)", 0.0, False, False),  # equal by chance: other shapes use other kernels
+        # equal by chance: other shapes use other kernels
+        ("bfloat16", "cuda (L4)", 0.0, False, False),
         ("float32", "cuda (L4)", 1e-6, True, False),
         ("float32", "cuda (L4)", 1e-3, False, False),  # TF32
         ("float32", "cuda (A10G)", 1e-6, True, True),
@@ -176,25 +223,46 @@ def test_a_resumed_sweep_generates_and_times_as_it_began() -> None:
     agreement.check()
 
 
-ZEN, XEON = ({"device": "cpu (x86_64)", "precision": "float32", "timing_device": f"{name}, 1 thread"} for name in "zx")
+ZEN, XEON = (
+    {"device": "cpu (x86_64)", "precision": "float32", "timing_device": f"{name}, 1 thread"}
+    for name in "zx"
+)
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement({}, A10G)])
-def test_processors_of_two_models_generate_together_and_one_of_them_times(placement: Placement) -> None:
+def test_processors_of_two_models_generate_together_and_one_of_them_times(
+    placement: Placement,
+) -> None:
     """That of the first worker, which two workers may have; labels hide no other one."""
     agreement = WorkerAgreement(set("abcd"), placement)
-    workers = [facts(gpu="a10g") | kind for kind in (ZEN, XEON, ZEN, ZEN | {"timing_device": "z, 2 threads"})]
+    workers = [
+        facts(gpu="a10g") | kind
+        for kind in (ZEN, XEON, ZEN, ZEN | {"timing_device": "z, 2 threads"})
+    ]
     problems = [agreement.add(name, found) for name, found in zip("abcd", workers, strict=True)]
-    assert [granted(found) for found in problems] == [(True, True), (True, False), (True, True), (True, False)]
+    assert [granted(found) for found in problems] == [
+        (True, True),
+        (True, False),
+        (True, True),
+        (True, False),
+    ]
     assert problems[1]["time"] == "timing_device: x, 1 thread, but the first worker has z, 1 thread"
     agreement.check()
-    assert agreement.timing_place == " and ".join(["z, 1 thread", *(["gpu=a10g"] if placement.kinds else [])])
+    assert agreement.timing_place == " and ".join(
+        ["z, 1 thread", *(["gpu=a10g"] if placement.kinds else [])]
+    )
 
 
 @pytest.mark.parametrize("placement", [Placement(), Placement({}, A10G)])
 def test_a_resumed_sweep_is_timed_on_the_device_of_its_speeds(placement: Placement) -> None:
-    """And on no other, whoever starts first: without that one it ends before an image is generated."""
-    stored = {"device": ZEN["device"], "numerics": facts()["numerics"], "timing_device": ZEN["timing_device"]}
+    """And on no other, whoever starts first: without that one it ends before an image is
+    generated.
+    """
+    stored = {
+        "device": ZEN["device"],
+        "numerics": facts()["numerics"],
+        "timing_device": ZEN["timing_device"],
+    }
     agreement = WorkerAgreement({"a", "b"}, placement, stored)
     assert granted(agreement.add("a", facts(gpu="a10g") | XEON)) == (True, False)
     assert agreement.timing_place.startswith("z, 1 thread")
@@ -203,7 +271,8 @@ def test_a_resumed_sweep_is_timed_on_the_device_of_its_speeds(placement: Placeme
     alone = WorkerAgreement({"a"}, placement, stored)
     alone.add("a", facts(gpu="a10g") | XEON)
     with pytest.raises(
-        PoolError, match=r"no worker can time .*: its speeds are those of z, 1 thread, not of x, 1 thread"
+        PoolError,
+        match=r"no worker can time .*: its speeds are those of z, 1 thread, not of x, 1 thread",
     ):
         alone.check()
 

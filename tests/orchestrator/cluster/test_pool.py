@@ -42,13 +42,19 @@ memory on this node. To disable worker killing, set `RAY_memory_monitor_refresh_
 
 
 class Echo:
-    """A worker without models. Its tasks sleep, die or raise on request, and append a line to a file."""
+    """A worker without models. Its tasks sleep, die or raise on request, and append a line to a
+    file.
+    """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         if spec.get("broken"):
             raise ValueError("weights: no such folder")
         self.log, self.odd, self.name = Path(spec["log"]), spec.get("odd"), spec["worker"]
-        while (self.odd or spec.get("one_broken")) and self.name != "worker-0" and not self.log.exists():
+        while (
+            (self.odd or spec.get("one_broken"))
+            and self.name != "worker-0"
+            and not self.log.exists()
+        ):
             time.sleep(0.05)  # until the test says that the pool has the first worker's facts
         if spec.get("one_broken") and self.name != "worker-0":
             raise ValueError("this node has no weights")
@@ -63,7 +69,10 @@ class Echo:
         if spec.get("computes"):
             import torch
 
-            self.threads = {"threads": torch.get_num_threads(), "waits": os.environ["OMP_WAIT_POLICY"]}
+            self.threads = {
+                "threads": torch.get_num_threads(),
+                "waits": os.environ["OMP_WAIT_POLICY"],
+            }
             self.threads["start"] = Path("/proc/self/environ").read_text()
 
     def facts(self) -> dict[str, Any]:
@@ -71,7 +80,8 @@ class Echo:
             self.hangs.write_text(str(os.getpid()))
             time.sleep(3600)
         odd = {"kernels": "triton"} if self.odd == self.name else {}
-        node = min(self.name, "worker-2")  # there are three: workers that replace others start on the last
+        # there are three: workers that replace others start on the last
+        node = min(self.name, "worker-2")
         return {"pid": os.getpid(), "kernels": "torch", "node": node} | odd | self.threads
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +99,9 @@ class Echo:
         self.cancelled.clear()
         if task.get("hangs_once") and runs == 1:
             time.sleep(3600)
-        if self.cancelled.wait(task.get("seconds", 0.0) if runs == 1 else task.get("again", task.get("seconds", 0.0))):
+        if self.cancelled.wait(
+            task.get("seconds", 0.0) if runs == 1 else task.get("again", task.get("seconds", 0.0))
+        ):
             raise RuntimeError("cancelled")
         return {"n": task["n"]}
 
@@ -103,9 +115,15 @@ class Echo:
 def cluster() -> Iterator[None]:
     # workers need not import this module, and pytest with it
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    options: dict[str, Any] = {"num_cpus": 3, "include_dashboard": False, "object_store_memory": 80 << 20}
+    options: dict[str, Any] = {
+        "num_cpus": 3,
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+    }
     with without_services():
-        start_ray(lambda: ray.init("local", **options, logging_level=logging.ERROR, log_to_driver=False))
+        start_ray(
+            lambda: ray.init("local", **options, logging_level=logging.ERROR, log_to_driver=False)
+        )
     yield
     ray.shutdown()
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -226,13 +244,20 @@ def test_a_worker_computes_with_its_threads_which_wait_passively(
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     facts = make(1, computes=True, threads=threads).first_facts(HANG_S)
     assert (facts["threads"], facts["waits"]) == (expected, "PASSIVE")
-    assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), "glibc reads it when the process starts"
+    assert "MALLOC_MMAP_MAX_=0" in facts["start"].split("\0"), (
+        "glibc reads it when the process starts"
+    )
 
 
 def test_the_oldest_trial_goes_first_and_measurements_first_within_it(single: Pool) -> None:
     pool = single
     pool.submit(task(0, trial=9, seconds=0.3))
-    for n, trial, kind in ((1, 5, "quality"), (2, 3, "quality"), (3, 5, "measure"), (4, 3, "quality")):
+    for n, trial, kind in (
+        (1, 5, "quality"),
+        (2, 3, "quality"),
+        (3, 5, "measure"),
+        (4, 3, "quality"),
+    ):
         pool.submit(task(n, trial=trial, kind=kind))
     assert [d.task.payload["n"] for d in collect_all(pool, 5)] == [0, 2, 4, 3, 1]
 
@@ -249,7 +274,9 @@ def test_an_error_in_a_task_is_reported_and_the_worker_lives(single: Pool) -> No
 
 
 def test_a_store_that_cannot_be_used_for_a_moment_is_no_fault_of_a_trial(single: Pool) -> None:
-    """The task runs again; if it is in vain, the sweep ends: a failed trial would change what the search proposes."""
+    """The task runs again; if it is in vain, the sweep ends: a failed trial would change what the
+    search proposes.
+    """
     single.submit(task(20, full=2))
     (done,) = collect_all(single, 1)
     assert done.output == {"n": 20}
@@ -258,7 +285,9 @@ def test_a_store_that_cannot_be_used_for_a_moment_is_no_fault_of_a_trial(single:
         collect_all(single, 1)
 
 
-def test_the_task_of_a_killed_worker_runs_again(make: Any, tmp_path: Path, lost: list[Event]) -> None:
+def test_the_task_of_a_killed_worker_runs_again(
+    make: Any, tmp_path: Path, lost: list[Event]
+) -> None:
     pool = make()
     for n in range(6):
         pool.submit(task(n, dies=str(tmp_path / "died")) if n == 2 else task(n, seconds=0.05))
@@ -271,7 +300,10 @@ def test_the_task_of_a_killed_worker_runs_again(make: Any, tmp_path: Path, lost:
     collect_all(pool, 2)
     both_up(pool)  # a new worker took its place
     (dead,) = lost
-    assert dead["lost"] in ("worker-0 on worker-0", "worker-1 on worker-1"), "the facts of `Echo` name the node so"
+    assert dead["lost"] in (
+        "worker-0 on worker-0",
+        "worker-1 on worker-1",
+    ), "the facts of `Echo` name the node so"
     assert re.fullmatch(r"lost worker-\d on worker-\d \(.+\); \d workers? left", dead["note"])
 
 
@@ -281,11 +313,15 @@ def test_a_task_that_kills_its_workers_is_given_up(make: Any, tmp_path: Path) ->
     pool.submit(task(1))
     done = {d.task.payload["n"]: d for d in collect_all(pool, 2)}
     assert done[1].output == {"n": 1}
-    assert "died 3 times while running shard-0 (quality of captions 14 to 27 of prompts.txt)" in (done[0].cause or "")
+    assert "died 3 times while running shard-0 (quality of captions 14 to 27 of prompts.txt)" in (
+        done[0].cause or ""
+    )
 
 
 def test_workers_that_died_idle_do_not_count_against_a_task(make: Any, tmp_path: Path) -> None:
-    """A node dies with its idle workers; the next task must not be given to one of them after another."""
+    """A node dies with its idle workers; the next task must not be given to one of them after
+    another.
+    """
     pool = make(3)
     collect_until(pool, lambda: pool.alive == 3)
     for n in range(3):
@@ -319,10 +355,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> StoppedClock:
 def pids(log: Path, n: int) -> list[int]:
     """The processes that ran a task."""
     words = log.read_text().split() if log.exists() else []
-    return [int(pid) for number, pid in zip(words[::2], words[1::2], strict=True) if int(number) == n]
+    return [
+        int(pid) for number, pid in zip(words[::2], words[1::2], strict=True) if int(number) == n
+    ]
 
 
-def test_a_silent_worker_is_replaced(make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]) -> None:
+def test_a_silent_worker_is_replaced(
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
+) -> None:
     """One worker is stopped while it runs a task."""
     pool, log = make(), tmp_path / "log"
     both_up(pool)
@@ -332,7 +372,8 @@ def test_a_silent_worker_is_replaced(make: Any, tmp_path: Path, clock: StoppedCl
     os.kill(stopped, signal.SIGSTOP)
     clock.now += pool_module._PING_INTERVAL_S
     pool.collect(0.0)
-    collect_until(pool, lambda: sum(worker._ping is None for worker in pool._workers) == 1)  # the other one answered
+    # the other one answered
+    collect_until(pool, lambda: sum(worker._ping is None for worker in pool._workers) == 1)
     clock.now += pool_module._SILENCE_TIMEOUT_S - 1
     assert pool.collect(0.0) == []
     assert lost == []
@@ -382,7 +423,9 @@ def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
 def test_a_worker_that_hangs_while_it_loads_is_replaced(
     how: str, make: Any, tmp_path: Path, clock: StoppedClock, warnings: list[str]
 ) -> None:
-    """Whether it sends heartbeats or none, such as one with a library that does not let other threads run."""
+    """Whether it sends heartbeats or none, such as one with a library that does not let other
+    threads run.
+    """
     hung = tmp_path / "hung"
     pool = make(1, hangs=str(hung), how=how)
     collect_until(pool, lambda: hung.exists() and hung.read_text())
@@ -396,13 +439,19 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced(
     pool.submit(task(0))
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 0}
-    assert warnings == ["worker-0 cannot be used: did not load its models within 1800 s; retrying in 0 s"]
+    assert warnings == [
+        "worker-0 cannot be used: did not load its models within 1800 s; retrying in 0 s"
+    ]
     wait_until(lambda: not Path(f"/proc/{hung.read_text()}").exists())
 
 
-def test_a_worker_that_waits_for_a_node_is_not_late(echoes: None, tmp_path: Path, clock: StoppedClock) -> None:
+def test_a_worker_that_waits_for_a_node_is_not_late(
+    echoes: None, tmp_path: Path, clock: StoppedClock
+) -> None:
     events: list[Event] = []
-    with closing(Pool({"log": str(tmp_path / "log")}, Slots(1, cpus=99.0), None, events.append)) as pool:
+    with closing(
+        Pool({"log": str(tmp_path / "log")}, Slots(1, cpus=99.0), None, events.append)
+    ) as pool:
         for _ in range(10):
             clock.now += pool_module._START_TIMEOUT_S
             assert pool.collect(0.1) == []
@@ -422,7 +471,9 @@ def test_withdrawn_tasks_do_not_return(single: Pool) -> None:
     assert pool.collect(0.3) == []
 
 
-def test_a_broken_node_does_not_stop_the_others(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_node_does_not_stop_the_others(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 0.1)
     pool, done = make(2, one_broken=True), list[TaskResult]()
     pool.first_facts(HANG_S)
@@ -447,8 +498,12 @@ def test_a_worker_on_other_hardware_is_not_used_and_warned_about(
     assert warnings[0].startswith("worker-1 cannot be used: kernels: ")
 
 
-def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any, tmp_path: Path) -> None:
-    """Two nodes agree, and the first worker differs. Nothing has been drawn yet; other tasks do not matter."""
+def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(
+    make: Any, tmp_path: Path
+) -> None:
+    """Two nodes agree, and the first worker differs. Nothing has been drawn yet; other tasks do not
+    matter.
+    """
     pool = make(3, odd="worker-0")
     pool.first_facts(HANG_S)
     (tmp_path / "log").touch()
@@ -457,8 +512,11 @@ def test_a_first_worker_that_differs_from_all_others_ends_the_sweep(make: Any, t
         collect_all(pool, 2)  # waits until the third worker has started
 
 
-def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 600.0)  # the first refusal is enough, if no other node starts
+def test_workers_that_fail_to_start_end_the_sweep_with_the_reason(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the first refusal is enough, if no other node starts
+    monkeypatch.setattr(pool_module, "_GROW_INTERVAL_S", 600.0)
     pool = make(1, broken=True)
     with pytest.raises(PoolError, match="weights: no such folder"):
         pool.first_facts(HANG_S)

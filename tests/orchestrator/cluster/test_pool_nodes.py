@@ -1,4 +1,6 @@
-"""The pool on nodes of several kinds: who generates and who times, nodes that come and go, and Ray's autoscaler."""
+"""The pool on nodes of several kinds: who generates and who times, nodes that come and go, and
+Ray's autoscaler.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ class Kinds:
     def facts(self) -> dict[str, Any]:
         kind = self.labels.get("gpu", "")
         numerics = {"digest": kind, "logits": [1.0, 2.0], "features": []}
-        facts = {"device": kind, "kernels": "triton", "precision": self.precision, "numerics": numerics}
+        facts = {
+            "device": kind,
+            "kernels": "triton",
+            "precision": self.precision,
+            "numerics": numerics,
+        }
         return facts | {"labels": self.labels, "node": kind}
 
     def run(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +133,8 @@ def wait(pool: Pool, workers: int) -> None:
 def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
     """The kinds of nodes that ran timing sessions, and three times as many quality shards."""
     for n in range(4 * each):
-        kind = "timing" if n % 4 == 3 else "quality"  # each of two idle workers that generate gets one of the first two
+        # each of two idle workers that generate gets one of the first two
+        kind = "timing" if n % 4 == 3 else "quality"
         pool.submit(Task(f"{kind}-{n}", {"kind": kind}, trial=0))
     found: dict[str, set[str]] = {"timing": set(), "quality": set()}
     for result in collect(pool, 4 * each):
@@ -136,9 +144,12 @@ def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
 
 
 @pytest.mark.skipif(
-    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1", reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it"
+    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1",
+    reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it",
 )
-def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """0 nodes, then 2 (one of them by its label), then 1, and 2 again. No task is lost.
 
     It is the first test of the file, because a process has one connection to Ray.
@@ -162,7 +173,8 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: p
         wait(pool, 2)
         assert cpus() == 2
         assert run_both(pool)["timing"] == {"a10g"}
-        # Not before: the first worker has nothing to do until the second node, which a busy machine starts late, is up.
+        # Not before: the first worker has nothing to do until the second node, which a busy machine
+        # starts late, is up.
         monkeypatch.setattr(pool_module, "_RELEASE_TIMEOUT_S", 2.0)
         shard, end = itertools.count(), time.monotonic() + HANG_S
         while cpus() > 1:  # the worker that times goes on alone
@@ -178,17 +190,28 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(monkeypatch: p
 
 
 @pytest.mark.skipif(
-    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1", reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it"
+    os.environ.get("SPECFRONTIER_SLOW_TESTS") != "1",
+    reason="takes minutes; SPECFRONTIER_SLOW_TESTS=1 runs it",
 )
 @pytest.mark.parametrize(("gpus", "kind"), [(0.0, "a10g"), (1.0, "h100")])
 def test_an_autoscaler_starts_the_nodes_that_workers_ask_for(gpus: float, kind: str) -> None:
-    """While there are none, the number of GPUs must be given: the autoscaler takes silence for workers on CPUs."""
+    """While there are none, the number of GPUs must be given: the autoscaler takes silence for
+    workers on CPUs.
+    """
     cpu = {"CPU": 1, "object_store_memory": 80 << 20}
     types = {
         "small": {"resources": cpu, "labels": A10G, "min_workers": 0, "max_workers": 1},
-        "large": {"resources": cpu | {"GPU": 1}, "labels": H100, "min_workers": 0, "max_workers": 1},
+        "large": {
+            "resources": cpu | {"GPU": 1},
+            "labels": H100,
+            "min_workers": 0,
+            "max_workers": 1,
+        },
     }
-    with autoscaling_cluster(types, idle_s=60.0) as address, connected(address, Slots(1), 1) as slots:
+    with (
+        autoscaling_cluster(types, idle_s=60.0) as address,
+        connected(address, Slots(1), 1) as slots,
+    ):
         assert slots.gpus == 0.0
         with pytest.raises(PoolError, match="--gpus-per-worker"):
             check_demand(Slots(1), alive_nodes())
@@ -251,9 +274,14 @@ def test_timings_wait_for_their_kind_while_others_draw(
         pool.collect(0.2)
     for _ in range(10):  # it is said once
         pool.collect(0.2)
-    assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [("on a10g", 1), ("a10g", 1)], "worker, node"
+    assert [(what.split(" ", 1)[1], left) for what, left in lost()] == [
+        ("on a10g", 1),
+        ("a10g", 1),
+    ], "worker, node"
     notes = [event["note"] for event in events]
-    assert [note for note in notes if "gpu=a10g" in note] == ["timing sessions wait for a worker on gpu=a10g"]
+    assert [note for note in notes if "gpu=a10g" in note] == [
+        "timing sessions wait for a worker on gpu=a10g"
+    ]
     with without_services():
         mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)

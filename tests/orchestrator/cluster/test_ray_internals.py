@@ -1,4 +1,6 @@
-"""Ray's private names: each is there, and without one a check is left to Ray; the loopback is not given up."""
+"""Ray's private names: each is there, and without one a check is left to Ray; the loopback is not
+given up.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,11 @@ def test_private_names_have_their_values_again_after_a_start() -> None:
         within = parameter.RayParams, services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER
         assert within[2] is False
         assert all(one is not other for one, other in zip(before[:2], within[:2], strict=True))
-    assert (parameter.RayParams, services.start_api_server, ray_constants.ENABLE_RAY_CLUSTER) == before
+    assert (
+        parameter.RayParams,
+        services.start_api_server,
+        ray_constants.ENABLE_RAY_CLUSTER,
+    ) == before
 
 
 def test_a_cluster_that_others_could_reach_does_not_start(without_names: None) -> None:

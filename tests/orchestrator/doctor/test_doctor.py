@@ -68,15 +68,25 @@ def test_broken_and_missing_files_are_told_apart(tmp_path: Path) -> None:
     assert str(path) not in found["problem"]
 
 
-def test_a_healthy_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_healthy_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert doctor(monkeypatch, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == []
     assert {weight["state"] for weight in found["weights"]} == {"complete"}
-    assert {weight["file"] for weight in found["weights"]} >= {f"{part}.safetensors" for part in scenes.BUILTIN_PARTS}
+    assert {weight["file"] for weight in found["weights"]} >= {
+        f"{part}.safetensors" for part in scenes.BUILTIN_PARTS
+    }
     assert found["torch"]["version"] == torch.__version__
     assert all(found["libraries"].values())
-    assert set(found["sweeps"]["libraries"]) == {"ray", "optuna", "mlflow", "pyarrow", "torchmetrics"}
+    assert set(found["sweeps"]["libraries"]) == {
+        "ray",
+        "optuna",
+        "mlflow",
+        "pyarrow",
+        "torchmetrics",
+    }
     assert found["sweeps"]["libraries"]["ray"] == version("ray")
     gpus = [device["name"] for device in found["torch"]["devices"]]
     assert found["sweeps"]["workers"] == {"count": len(gpus) or cores(), "gpus": gpus}
@@ -92,7 +102,9 @@ def test_a_machine_without_a_gpu_is_not_said_to_have_all() -> None:
         assert ("GPU" in last) == (not devices)
 
 
-def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_sweeps_lack_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(machine, "installed", lambda name: None if name == "ray" else "1.0")
     assert doctor(monkeypatch) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -105,16 +117,31 @@ def test_what_sweeps_lack_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ("variables", "file", "words"),
     [
         ({}, False, "has no token (~/.ray/auth_token); it can join"),
-        ({}, True, "HOME/.ray/auth_token: launch --address uses it; `ray` commands need RAY_AUTH_MODE=token"),
+        (
+            {},
+            True,
+            (
+                "HOME/.ray/auth_token: launch --address uses it; `ray` commands need "
+                "RAY_AUTH_MODE=token"
+            ),
+        ),
         ({"RAY_AUTH_MODE": "token"}, True, "joined with the token in HOME/.ray/auth_token"),
         ({"RAY_AUTH_MODE": "token"}, False, "RAY_AUTH_MODE=token is set, but no token is found"),
         ({"RAY_AUTH_MODE": "disabled"}, True, "RAY_AUTH_MODE=disabled leaves it unused"),
         ({"RAY_AUTH_TOKEN_PATH": "HOME/other"}, True, "has no token"),
-        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "hunter22"}, False, "joined with the token in RAY_AUTH_TOKEN"),
+        (
+            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "hunter22"},
+            False,
+            "joined with the token in RAY_AUTH_TOKEN",
+        ),
     ],
 )
 def test_how_ray_clusters_are_joined(
-    variables: dict[str, str], file: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str],
+    file: bool,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -132,7 +159,9 @@ def test_how_ray_clusters_are_joined(
 def test_workers_of_a_sweep_in_words() -> None:
     two = local_workers({"devices": [{"name": "H100"}, {"name": "H100"}]})
     assert describe_workers(two) == "2 workers here, one per GPU (H100)"
-    assert describe_workers(local_workers({"devices": []})).startswith(f"{cores()} workers here, one per core")
+    assert describe_workers(local_workers({"devices": []})).startswith(
+        f"{cores()} workers here, one per core"
+    )
 
 
 def test_problems_are_named_and_end_with_one(
@@ -152,7 +181,9 @@ def test_problems_are_named_and_end_with_one(
     assert "eagle.safetensors: missing" in lines[1]
 
 
-def test_files_under_each_others_names_do_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_under_each_others_names_do_not_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "weights"
     shutil.copytree(scenes.BUILTIN, folder)
     shutil.copy(folder / "medusa.safetensors", folder / "eagle.safetensors")
@@ -164,7 +195,14 @@ def test_files_under_each_others_names_do_not_load(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(None, "unknown"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 30, "5.0 GiB"), (3 << 40, "3.0 TiB")],
+    [
+        (None, "unknown"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 << 30, "5.0 GiB"),
+        (3 << 40, "3.0 TiB"),
+    ],
 )
 def test_sizes_in_words(count: int | None, text: str) -> None:
     assert format_bytes(count) == text
@@ -194,16 +232,25 @@ def test_whole_checkpoints_are_checked(
     found = json.loads(capsys.readouterr().out)
     assert found["problems"] == []
     classes, captions = found["entries"]
-    assert [file["key"] for file in captions["files"]] == ["transformer", "vq", "text", "drafters.eagle"]
+    assert [file["key"] for file in captions["files"]] == [
+        "transformer",
+        "vq",
+        "text",
+        "drafters.eagle",
+    ]
     ckpt = made.parent / "ckpt"
     assert classes["files"][0]["bytes"] == (ckpt / "c2i.pt").stat().st_size
     assert classes["files"][0]["hash"] == content_hash(ckpt / "c2i.pt")
-    assert captions["files"][2]["bytes"] == sum(path.stat().st_size for path in (ckpt / "t5").iterdir())
+    assert captions["files"][2]["bytes"] == sum(
+        path.stat().st_size for path in (ckpt / "t5").iterdir()
+    )
     assert classes["target"] == "llamagen-c2i-32x2-48"
     assert classes["drafters"] == ["eagle"]
     state = torch.load(ckpt / "c2i.pt")["model"]
     codec = torch.load(ckpt / "vq.pt")["model"]
-    numbers = sum(v.numel() for k, v in [*state.items(), *codec.items()] if k != "quantize.codebook_used")
+    numbers = sum(
+        v.numel() for k, v in [*state.items(), *codec.items()] if k != "quantize.codebook_used"
+    )
     assert classes["numbers"] == numbers
     needed = classes["memory"]
     assert needed["batch"] == 4
@@ -233,7 +280,10 @@ def test_the_state_dict_that_is_read_is_named(
     path = spoilt.parent / "ckpt" / "c2i.pt"
     content = torch.load(path)
     averaged = {f"module.{name}": value for name, value in content["model"].items()}
-    torch.save({"model": averaged, "ema": content["model"], "optimizer": {"state": {0: torch.ones(1)}}}, path)
+    torch.save(
+        {"model": averaged, "ema": content["model"], "optimizer": {"state": {0: torch.ones(1)}}},
+        path,
+    )
     assert doctor(monkeypatch, "--models", f"{spoilt}#classes", "--json") == 0
     transformer, vq, _ = json.loads(capsys.readouterr().out)["entries"][0]["files"]
     assert transformer["part"].startswith("`model`")
@@ -241,22 +291,31 @@ def test_the_state_dict_that_is_read_is_named(
     assert "`optimizer`" in transformer["part"]
     assert vq["part"] == ""
     assert doctor(monkeypatch, "--models", f"{spoilt}#classes") == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  transformer"))
+    line = next(
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("  transformer")
+    )
     assert transformer["part"] in line
 
 
 #: How models.yaml or its files are spoilt, and what the problem says.
 SPOILT: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "no file": (lambda c: (c / "c2i.pt").unlink(), ("classes.transformer", "c2i.pt: no such file")),
-    "a truncated file": (lambda c: (c / "c2i.pt").write_bytes((c / "c2i.pt").read_bytes()[:-99]), ("truncated",)),
+    "no file": (
+        lambda c: (c / "c2i.pt").unlink(),
+        ("classes.transformer", "c2i.pt: no such file"),
+    ),
+    "a truncated file": (
+        lambda c: (c / "c2i.pt").write_bytes((c / "c2i.pt").read_bytes()[:-99]),
+        ("truncated",),
+    ),
     "another size's drafter": (
         lambda c: shutil.copy(c / "eagle-t2i.safetensors", c / "eagle-c2i.safetensors"),
         ("prompt_len", "another target"),
     ),
     "another codebook": (
-        lambda c: write_vq(c / "vq.pt", replace(VQ, codebook_size=49)), ("vq.pt: this codec has 49 codes", "give `vq`"),
+        lambda c: write_vq(c / "vq.pt", replace(VQ, codebook_size=49)),
+        ("vq.pt: this codec has 49 codes", "give `vq`"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SPOILT)
@@ -266,7 +325,9 @@ def test_problems_of_checkpoints_end_with_one(
     spoil, parts = SPOILT[name]
     spoil(spoilt.parent / "ckpt")
     assert doctor(monkeypatch, "--models", f"{spoilt}#classes") == 1
-    problems = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM: ")]
+    problems = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM: ")
+    ]
     assert problems
     for part in ("models.yaml:", *parts):
         assert part in problems[0]
@@ -314,18 +375,24 @@ def test_weights_of_metrics_are_looked_at(
 
 
 def test_metric_nets_take_memory_beside_the_models(
-    spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spoilt: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By the size of their files, in `--models` and in `--plan`; of a folder, its weights alone."""
     spoilt.write_text(
-        spoilt.read_text().replace("classes:", "classes:\n  metrics: {inception: net.pth, clip: clip}", 1)
+        spoilt.read_text().replace(
+            "classes:", "classes:\n  metrics: {inception: net.pth, clip: clip}", 1
+        )
     )
     folder = spoilt.parent / "clip"
     folder.mkdir()
     (spoilt.parent / "net.pth").write_bytes(bytes(3 << 20))
     (folder / "model.safetensors").write_bytes(bytes(5 << 20))
     (folder / "pytorch_model.bin").write_bytes(bytes(7 << 20))
-    doctor(monkeypatch, "--models", f"{spoilt}#classes", "--json")  # they are no nets, which is another matter
+    # they are no nets, which is another matter
+    doctor(monkeypatch, "--models", f"{spoilt}#classes", "--json")
     (found,) = json.loads(capsys.readouterr().out)["entries"]
     parts = found["memory"]
     assert parts["metric_nets"] == 8 << 20
@@ -362,7 +429,11 @@ space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}}
 
 
 def planned(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str, text: str = SPACE
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
+    text: str = SPACE,
 ) -> tuple[int, dict[str, Any]]:
     """Exit code and findings of a plan."""
     space = folder / "space.yaml"
@@ -376,12 +447,28 @@ def test_a_plan_needs_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """LlamaGen-B by its name: images counted by hand, bytes by the published sizes."""
-    code, found = planned(tmp_path, monkeypatch, capsys, "--gpus", "2", "--gpu-memory", "24", "--accepted-length", "3")
+    code, found = planned(
+        tmp_path,
+        monkeypatch,
+        capsys,
+        "--gpus",
+        "2",
+        "--gpu-memory",
+        "24",
+        "--accepted-length",
+        "3",
+    )
     assert code == 0
-    assert found["images"] == {"trials": 5, "per trial": 200, "quality": 1000, "timing": 30 * (9 + 5)}
+    assert found["images"] == {
+        "trials": 5,
+        "per trial": 200,
+        "quality": 1000,
+        "timing": 30 * (9 + 5),
+    }
     assert found["timing sessions"] == {"count": 6, "settings of the largest": 5}
     assert found["target passes per image"]["vanilla"] == 256
-    numbers = 111e6 + 72e6 * 2 + 768 * 768 * 2 + 7.1e6  # the codec stays in 32 bits; EAGLE: its fc and a layer
+    # the codec stays in 32 bits; EAGLE: its fc and a layer
+    numbers = 111e6 + 72e6 * 2 + 768 * 768 * 2 + 7.1e6
     assert found["memory"]["quality"]["parameters"] == pytest.approx(2 * numbers, rel=0.05)
     columns, rows = 1 + 256 + 7, 16  # guided
     keys_and_values = (12 + 1) * 2 * rows * columns * 768 * 2
@@ -397,7 +484,11 @@ def test_a_plan_needs_no_files(
 
 
 def test_more_gpus_and_images_count(
-    made: Path, spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Path,
+    spoilt: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """By the files of a tiny model, whose architecture nobody has published."""
     words = ("--models", f"{made}#classes", "--accepted-length", "1")
@@ -407,7 +498,9 @@ def test_more_gpus_and_images_count(
     assert one["fits"]
     text = SPACE.replace("count: 100", "count: 200").replace("images: 10", "images: 20")
     text = text.replace("{trials: 5", "{plateau: 0.01, trials: 5")
-    code, four = planned(tmp_path, monkeypatch, capsys, "--gpus", "4", "--gpu-memory", "1", *words, text=text)
+    code, four = planned(
+        tmp_path, monkeypatch, capsys, "--gpus", "4", "--gpu-memory", "1", *words, text=text
+    )
     assert code == 1, "all of it is left to the device"
     assert not four["fits"]
     assert four["largest batch"] == 0
@@ -425,7 +518,9 @@ def test_more_gpus_and_images_count(
     code, roomy = planned(tmp_path, monkeypatch, capsys, "--gpus", "4", *words, text=text)
     assert code == 0
     ratio = roomy["time"][0]["hours"] / one["time"][0]["hours"]
-    assert ratio == pytest.approx(1 / 2, rel=0.02), "twice the images, but as many batches before the clock starts"
+    assert ratio == pytest.approx(1 / 2, rel=0.02), (
+        "twice the images, but as many batches before the clock starts"
+    )
     assert four["images"]["timing"] == 2 * one["images"]["timing"]
     (spoilt.parent / "ckpt" / "c2i.pt").unlink()
     code, found = planned(tmp_path, monkeypatch, capsys, "--models", f"{spoilt}#classes")
@@ -436,7 +531,9 @@ def test_more_gpus_and_images_count(
 def test_a_plan_of_an_unknown_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = planned(tmp_path, monkeypatch, capsys, text=SPACE.replace("llamagen-b-c2i-256", "llamagen-x"))
+    code, found = planned(
+        tmp_path, monkeypatch, capsys, text=SPACE.replace("llamagen-b-c2i-256", "llamagen-x")
+    )
     assert code == 2
     assert "llamagen-x" in found["error"]
     assert "--models" in found["error"]

@@ -29,7 +29,9 @@ def test_a_step_takes_as_long_as_its_slowest_part() -> None:
         ("", 80.0, "A100 80 GB"),
     ],
 )
-def test_a_device_is_taken_for_a_known_one_of_its_kind(device: str, memory: float, like: str) -> None:
+def test_a_device_is_taken_for_a_known_one_of_its_kind(
+    device: str, memory: float, like: str
+) -> None:
     found = gpu_of(memory, device=device)
     assert found.name == f"assumed as fast as {like}"
     assert found.memory == int(memory * 2**30)

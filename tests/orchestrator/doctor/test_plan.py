@@ -50,18 +50,24 @@ def planned(folder: Path, text: str, *words: str) -> dict[str, Any]:
 
 
 def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
-    """Of all batch sizes, rounded up to whole batches; of the last sessions, as many as the front has shapes."""
+    """Of all batch sizes, rounded up to whole batches; of the last sessions, as many as the front
+    has shapes.
+    """
     run = SweepRun(tmp_path, TIMED)
     run.run_locally("--no-mlflow")
     found, sweep = planned(tmp_path, (tmp_path / "space.yaml").read_text()), Sweep.open(run.store)
-    own = {name for record in sweep.records for name in record.shards if name.startswith("timings/")}
+    own = {
+        name for record in sweep.records for name in record.shards if name.startswith("timings/")
+    }
     images, sizes = Counter[bool](), Counter[bool]()
     for name in sweep.storage.names("timings"):
         table, facts = read_shard(sweep.storage, f"timings/{name}", fix="")
         images[f"timings/{name}" in own] += sum(table.column("batch").to_pylist())
         sizes[f"timings/{name}" in own] += len(facts["configs"])
     each = 2 * 2 * 6  # batch sizes, repetitions, images rounded up to a multiple of 1 and 3
-    assert sizes[True] == 2 + 3 + 2, "vanilla with the enqueued chain, then two others, the first beside it"
+    assert sizes[True] == 2 + 3 + 2, (
+        "vanilla with the enqueued chain, then two others, the first beside it"
+    )
     assert images[True] == each * sizes[True]
     assert images[False] == each * sizes[False] > 0
     assert found["images"]["timing"] == each * (7 + 4), "if all three are on the front"
@@ -69,13 +75,21 @@ def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
 
 
 def test_a_plan_takes_the_batch_that_fits(tmp_path: Path) -> None:
-    """With `quality.batch: auto`: the largest power of two, whose next one does not fit; at most a shard's images."""
+    """With `quality.batch: auto`: the largest power of two, whose next one does not fit; at most a
+    shard's images.
+    """
     text = LARGE.replace("LENGTHS", "6").replace("lumina-mgpt-7b-768", "llamagen-xl-stage1")
     large, small, least = (
-        planned(tmp_path, text.replace("quality: {batch: 1, shard: 1}", f"quality: {{batch: auto, shard: {shard}}}"),
-                "--gpu-memory", memory)
+        planned(
+            tmp_path,
+            text.replace(
+                "quality: {batch: 1, shard: 1}", f"quality: {{batch: auto, shard: {shard}}}"
+            ),
+            "--gpu-memory",
+            memory,
+        )
         for shard, memory in ((96, "80"), (96, "24"), (5, "24"))
-    )  # fmt: skip
+    )
     assert (large["batches"]["quality"], least["batches"]["quality"]) == (96, 5)
     batch = small["batches"]["quality"]
     assert batch <= small["largest batch"] < 2 * batch
@@ -94,14 +108,21 @@ def test_images_are_decoded_in_as_many_parts_as_the_memory_asks_for(tmp_path: Pa
 
 
 def test_settings_of_a_session_share_the_memory(tmp_path: Path) -> None:
-    """Each keeps its cache and graphs while others take their turns; without room for all, shapes are timed alone."""
-    one, four = (planned(tmp_path, LARGE.replace("LENGTHS", lengths)) for lengths in ("6", "{low: 3, high: 6}"))
+    """Each keeps its cache and graphs while others take their turns; without room for all, shapes
+    are timed alone.
+    """
+    one, four = (
+        planned(tmp_path, LARGE.replace("LENGTHS", lengths))
+        for lengths in ("6", "{low: 3, high: 6}")
+    )
     assert [entry["timing sessions"]["settings of the largest"] for entry in (one, four)] == [2, 5]
     few, many = one["memory"]["timing"], four["memory"]["timing"]
     assert many["cache"] == 2.5 * few["cache"]
     assert many["graphs"] == 2.5 * few["graphs"]
     assert few["cache"] > 2 * 2**30
     room = (few["total"] + many["total"]) / 2 / 2**30 + 1
-    tight = planned(tmp_path, LARGE.replace("LENGTHS", "{low: 3, high: 6}"), "--gpu-memory", f"{room:.2f}")
+    tight = planned(
+        tmp_path, LARGE.replace("LENGTHS", "{low: 3, high: 6}"), "--gpu-memory", f"{room:.2f}"
+    )
     assert any("5 settings do not fit a timing session" in line for line in tight["assumed"])
     assert not any("do not fit" in line for line in four["assumed"])

@@ -46,7 +46,9 @@ def test_each_choice_is_what_the_front_says(front: Front) -> None:
     assert limit == "fid <= 1.2 * vanilla"
     found = choose(front, [limit])
     expected = {BEST: front.best([limit]), LOSSLESS: front.best_lossless(), KNEE: front.knee()}
-    assert {kind: trial.name for kind, trial in found.items()} == {k: t.name for k, t in expected.items() if t}
+    assert {kind: trial.name for kind, trial in found.items()} == {
+        k: t.name for k, t in expected.items() if t
+    }
     assert found[BEST].choice == f"fastest within {limit}"
     assert found[BEST].probability == found[BEST].limit_probability([limit]) is not None
     assert found[LOSSLESS].probability is None, "by its setting, whatever the errors"
@@ -60,9 +62,15 @@ def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
     """Whatever is asked for, the message says what to add, and with it the command works."""
     place = str(tmp_path / "strict")
     for record in write_sweep(tmp_path / "strict", trials=6, failed=()):
-        write_trial(Storage(place), replace(record, constraints={"clip_score >= 0.9 * vanilla": 1.0}))
+        write_trial(
+            Storage(place), replace(record, constraints={"clip_score >= 0.9 * vanilla": 1.0})
+        )
     for words in (["--best", "fid <= 1.2 * vanilla"], ["--lossless"], ["--knee"]):
-        for command in (["export", place], ["generate", "", "--from", place], ["pareto", place, "--config", "c.yaml"]):
+        for command in (
+            ["export", place],
+            ["generate", "", "--from", place],
+            ["pareto", place, "--config", "c.yaml"],
+        ):
             assert "6 are outside; --infeasible includes them" in error_of(*command, *words, code=1)
     assert "--infeasible" in error_of("generate", "", "--from", place, code=1)
     shown = specfrontier("pareto", place)
@@ -71,7 +79,12 @@ def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
     assert "--infeasible" not in specfrontier("pareto", place, "--infeasible").out
     assert "a caption is empty" in error_of("generate", "", "--from", place, "--infeasible", code=2)
     out = str(tmp_path / "out")
-    assert specfrontier("export", place, "--best", "fid <= 9 * vanilla", "--infeasible", "--out", out).code == 0
+    assert (
+        specfrontier(
+            "export", place, "--best", "fid <= 9 * vanilla", "--infeasible", "--out", out
+        ).code
+        == 0
+    )
     with pytest.raises(NoChoiceError, match="outside"):
         best_within(front_of([Sweep.open(place)]), [])
     assert "add --from" in error_of("generate", "a ring", "--infeasible", code=2)
@@ -83,15 +96,26 @@ def with_speeds(front: Front, speeds: Mapping[int, Estimate]) -> Front:
     records = [r for r in sweep.records if r.number in {0, *speeds}]
     speeds = {0: Estimate(1.0, 0.0, 9), **speeds}
     return front_of(
-        [replace(sweep, records=tuple(replace(r, metrics={**r.metrics, "speedup": speeds[r.number]}) for r in records))]
+        [
+            replace(
+                sweep,
+                records=tuple(
+                    replace(r, metrics={**r.metrics, "speedup": speeds[r.number]}) for r in records
+                ),
+            )
+        ]
     )
 
 
 def test_the_fastest_is_the_one_that_is_surely_fast(front: Front) -> None:
     """Also where a narrowly better value dominates it."""
-    lossy = next(trial.number for trial in front.candidates if trial.record.label == "vanilla, cooler")
+    lossy = next(
+        trial.number for trial in front.candidates if trial.record.label == "vanilla, cooler"
+    )
     other = next(trial.number for trial in front.candidates if trial.config.acceptance.is_relaxed)
-    found = with_speeds(front, {lossy: Estimate(2.7, 3.8, 9), other: Estimate(1.435, 0.022, 9)}).best(["fid <= 100"])
+    found = with_speeds(
+        front, {lossy: Estimate(2.7, 3.8, 9), other: Estimate(1.435, 0.022, 9)}
+    ).best(["fid <= 100"])
     assert found is not None
     assert found.number == other
     assert found.bound == pytest.approx(1.407, abs=0.005)
@@ -105,21 +129,32 @@ def test_the_fastest_is_the_one_that_is_surely_fast(front: Front) -> None:
 
 def test_a_lossless_setting_is_preferred_within_error(front: Front) -> None:
     lossy = next(trial.number for trial in front.members if not trial.is_lossless)
-    lossless = next(trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla)
+    lossless = next(
+        trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla
+    )
     near = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.97, 0.05, 9)})
     found = choices_mapping(choose(near, ["fid <= 100"]), ["fid <= 100"])
     assert found["best"]["number"] == lossless
     assert (found["best_within_error_of"], found["best_preferred_to"]) == ([str(lossy)], str(lossy))
     assert found["best_bound"] == pytest.approx(1.906, abs=0.01)
-    assert (found["best_lossless_within_error_of"], found["best_lossless_preferred_to"]) == ([], None)
-    assert [trial.number for trial in decisive_trials(near)] == [lossless, lossy], "rivals too, but not vanilla"
-    far = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)}).best()
+    assert (found["best_lossless_within_error_of"], found["best_lossless_preferred_to"]) == (
+        [],
+        None,
+    )
+    assert [trial.number for trial in decisive_trials(near)] == [lossless, lossy], (
+        "rivals too, but not vanilla"
+    )
+    far = with_speeds(
+        front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)}
+    ).best()
     assert far is not None
     assert (far.number, far.alternatives) == (lossy, ())
 
 
 def test_a_gain_that_is_not_sure_leaves_vanilla(front: Front) -> None:
-    number = next(trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla)
+    number = next(
+        trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla
+    )
     unsure = with_speeds(front, {number: Estimate(1.1, 0.2, 9)})
     best = unsure.best()
     assert best is not None
@@ -133,7 +168,12 @@ def test_a_gain_that_is_not_sure_leaves_vanilla(front: Front) -> None:
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
     (sweep,) = front.sweeps.values()
     records = tuple(
-        replace(record, metrics={name: replace(entry, error=math.inf) for name, entry in record.metrics.items()})
+        replace(
+            record,
+            metrics={
+                name: replace(entry, error=math.inf) for name, entry in record.metrics.items()
+            },
+        )
         for record in sweep.records
     )
     found = choose(front_of([replace(sweep, records=records)]), ["fid <= 1.2 * vanilla"])
@@ -158,14 +198,20 @@ def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) 
     assert near_zero.trial(trial.number).changes.keys() == {"speedup"}, "it would be infinite"
 
 
-def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(front: Front) -> None:
+def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(
+    front: Front,
+) -> None:
     (sweep,) = front.sweeps.values()
     assert default_limit(front_of([sweep], "fid", "speedup")) is None
     assert example_limit(front_of([sweep], "fid", "speedup")) == "speedup >= X"
     first, *others = sweep.records
-    for metric, value in (("fid", 0.0), ("fid", -1.0), ("drift", 1.0)):  # drift compares with vanilla's own images
+    # drift compares with vanilla's own images
+    for metric, value in (("fid", 0.0), ("fid", -1.0), ("drift", 1.0)):
         itself = replace(first, metrics={**first.metrics, metric: Estimate(value, 0.0, 192)})
-        assert default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", metric)) is None
+        assert (
+            default_limit(front_of([replace(sweep, records=(itself, *others))], "speedup", metric))
+            is None
+        )
 
 
 def test_as_plain_data(front: Front) -> None:
@@ -176,7 +222,12 @@ def test_as_plain_data(front: Front) -> None:
     assert found["best_change"].keys() == {"speedup", "fid"}
     assert found["knee_confidence"] == choose(front)[KNEE].probability
     assert found["best_lossless_confidence"] is None
-    assert choices_mapping({}, []) == {"limits": [], "best": None, "best_lossless": None, "knee": None}
+    assert choices_mapping({}, []) == {
+        "limits": [],
+        "best": None,
+        "best_lossless": None,
+        "knee": None,
+    }
 
 
 def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
@@ -194,12 +245,17 @@ def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
 def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
     (sweep,) = front.sweeps.values()
     one = Estimate(1.0, 0.0, 192)
-    records = [replace(r, metrics={**r.metrics, "speedup": one} if r.metrics else {}) for r in sweep.records]
+    records = [
+        replace(r, metrics={**r.metrics, "speedup": one} if r.metrics else {})
+        for r in sweep.records
+    ]
     equal = front_of([replace(sweep, records=tuple(records))])
     assert {trial.gain_probability for trial in equal.candidates} == {None, 0.0}
 
 
-def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, tmp_path: Path) -> None:
+def test_a_sweep_without_results_leaves_the_choices_of_the_others(
+    front: Front, tmp_path: Path
+) -> None:
     """It has no vanilla yet, and needs none."""
     write_sweep(tmp_path, trials=1, name="new", failed=(0,))
     (sweep,) = front.sweeps.values()
@@ -214,7 +270,9 @@ def test_a_sweep_without_results_leaves_the_choices_of_the_others(front: Front, 
         front_of([Sweep.open(tmp_path)]).best(["nonsense <= 3"])
 
 
-def test_a_front_of_lossless_trials_has_no_knee(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_of_lossless_trials_has_no_knee(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They differ in quality by chance alone, so none is a compromise."""
     sweeps = list(front.sweeps.values())
     fronts = [front_of(sweeps), front_of(sweeps, "speedup", "step_compression")]
@@ -230,5 +288,9 @@ def test_a_choice_that_the_front_does_not_have_says_so(front: Front) -> None:
     others = [trial for trial in front.candidates if not trial.is_vanilla]
     for on_front in (True, False):
         trial = next(trial for trial in others if trial.on_front == on_front)
-        (line,) = (line for line in choice_lines(front, [replace(trial, choice="chosen")]) if trial.title in line)
+        (line,) = (
+            line
+            for line in choice_lines(front, [replace(trial, choice="chosen")])
+            if trial.title in line
+        )
         assert ("(not on the front)" in line) == (not on_front)

@@ -1,4 +1,6 @@
-"""Comparisons of fronts: the numbers by hand, and which metrics of which sweeps may be compared at all."""
+"""Comparisons of fronts: the numbers by hand, and which metrics of which sweeps may be compared at
+all.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,28 @@ AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 Points = Sequence[tuple[float, float]]
 
 
-def compared(groups: Mapping[str, Points], error: float = 0.0, reference: Sequence[float] | None = None) -> Comparison:
-    """The comparison of groups of points, whose fid has an error that all points share, and 1/10 of it of its own."""
+def compared(
+    groups: Mapping[str, Points], error: float = 0.0, reference: Sequence[float] | None = None
+) -> Comparison:
+    """The comparison of groups of points, whose fid has an error that all points share, and 1/10 of
+    it of its own.
+    """
     points = [point for group in groups.values() for point in group]
     shared, own = (np.random.default_rng(0).normal(size=(n, 24)) for n in (1, len(points)))
     replicates = fid_replicates(shared + 0.1 * own, error)
     records = [
         TrialRecord(
-            number, "", "complete", None,
-            metrics={"speedup": Estimate(x, 0.0, 1), "fid": Estimate(y, error, 1, tuple(y + replicates[number]))},
+            number,
+            "",
+            "complete",
+            None,
+            metrics={
+                "speedup": Estimate(x, 0.0, 1),
+                "fid": Estimate(y, error, 1, tuple(y + replicates[number])),
+            },
         )
         for number, (x, y) in enumerate(points)
-    ]  # fmt: skip
+    ]
     rows = iter(range(len(points)))
     members = {name: [next(rows) for _ in group] for name, group in groups.items()}
     return compare(JointErrors.of(records, AXES), members, AXES, reference)
@@ -42,7 +54,9 @@ def compared(groups: Mapping[str, Points], error: float = 0.0, reference: Sequen
 def fid_replicates(deviations: Floats, error: float) -> Floats:
     """Deviations [n, 24] of replicates, scaled to a jackknife error."""
     centred = deviations - deviations.mean(axis=1, keepdims=True)
-    scaled: Floats = centred * error / np.sqrt(23 / 24 * np.square(centred).sum(axis=1, keepdims=True))
+    scaled: Floats = (
+        centred * error / np.sqrt(23 / 24 * np.square(centred).sum(axis=1, keepdims=True))
+    )
     return scaled
 
 
@@ -59,8 +73,8 @@ def test_numbers_by_hand() -> None:
 
 
 def test_errors_of_hypervolumes_by_hand() -> None:
-    """One point each: the area's error is the width times the error of fid; what both share cancels in the difference
-    (3 % for 1,000 draws).
+    """One point each: the area's error is the width times the error of fid; what both share cancels
+    in the difference (3 % for 1,000 draws).
     """
     found = compared({"a": [(2, 5)], "b": [(2, 6)]}, error=0.1, reference=[0, 10])
     assert found.hypervolume_errors == pytest.approx({"a": 0.2, "b": 0.2}, rel=0.1)
@@ -72,7 +86,11 @@ def test_errors_of_hypervolumes_by_hand() -> None:
 def test_the_reference_point_is_common() -> None:
     found = compared({"a": [(1, 2)], "b": [(3, 4)], "c": [(2, 12)]})
     assert found.reference == pytest.approx((0.8, 13))
-    assert [(pair.first, pair.second) for pair in found.pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [(pair.first, pair.second) for pair in found.pairs] == [
+        ("a", "b"),
+        ("a", "c"),
+        ("b", "c"),
+    ]
 
 
 def test_an_empty_group_is_refused() -> None:
@@ -89,8 +107,14 @@ OTHER_CLIP = {"features": "scenes-features 2d2d2d2d", "clip_score": "openai-clip
     [
         ({}, set()),
         ({"seed": 9, "experiment": "1" * 20}, set()),
-        ({"captions": {"count": 192, "hash": "other", "source": "captions.txt"}}, {"fid", "drift", "clip_score"}),
-        ({"captions": {"count": 96, "hash": "4b" * 8, "source": "scenes"}}, {"fid", "drift", "clip_score"}),
+        (
+            {"captions": {"count": 192, "hash": "other", "source": "captions.txt"}},
+            {"fid", "drift", "clip_score"},
+        ),
+        (
+            {"captions": {"count": 96, "hash": "4b" * 8, "source": "scenes"}},
+            {"fid", "drift", "clip_score"},
+        ),
         ({"extractors": OTHER_FEATURES}, {"fid", "drift"}),
         ({"extractors": OTHER_CLIP}, {"clip_score"}),
         ({"reference": {"identity": "other", "count": 4096, "source": "photos"}}, {"fid"}),
@@ -103,8 +127,16 @@ def test_what_may_be_compared(changed: dict[str, Any], refused: set[str]) -> Non
     assert {name for name in METRICS if obstacles(pair, name)} == refused
 
 
-ELSEWHERE: dict[str, Any] = {"device": "cuda", "threads": 8, "timing": {"batch": 8, "images": 8, "repetitions": 3}}
-HERE: dict[str, Any] = {"device": "cpu", "threads": 1, "timing": {"batch": 1, "images": 3, "repetitions": 3}}
+ELSEWHERE: dict[str, Any] = {
+    "device": "cuda",
+    "threads": 8,
+    "timing": {"batch": 8, "images": 8, "repetitions": 3},
+}
+HERE: dict[str, Any] = {
+    "device": "cpu",
+    "threads": 1,
+    "timing": {"batch": 1, "images": 3, "repetitions": 3},
+}
 
 
 @pytest.mark.parametrize("key", ["device", "threads", "timing"])
@@ -120,7 +152,8 @@ def test_seconds_hold_for_their_machine_and_speedups_get_a_word(key: str) -> Non
     assert not [name for name in METRICS if name != "latency" and obstacles(pair, name)]
     assert cautions(pair, AXES) == [f"speedup: timed with different {what}, {values}"]
     assert cautions(pair, [Metric("step_compression", "maximize")]) == []
-    pair[0] = identity("one", **{name: value for name, value in HERE.items() if name != key})  # not stated
+    # not stated
+    pair[0] = identity("one", **{name: value for name, value in HERE.items() if name != key})
     assert obstacles(pair, "latency") == cautions(pair, AXES) == []
 
 
@@ -137,11 +170,19 @@ def test_other_numbers_of_timed_captions_are_no_matter() -> None:
 
 
 def test_distances_at_other_numbers_of_images_are_refused() -> None:
-    """192 captions each; what has no bias in the number of images, and means over images, can be compared."""
+    """192 captions each; what has no bias in the number of images, and means over images, can be
+    compared.
+    """
     metrics = identity("any").to_mapping()["metrics"]
-    for name, needs in {"fid_debiased": ["features", "reference"], "kid": ["features", "reference"]}.items():
+    for name, needs in {
+        "fid_debiased": ["features", "reference"],
+        "kid": ["features", "reference"],
+    }.items():
         metrics[name] = {"direction": "minimize", "unit": "", "about": "", "needs": needs}
-    pair = [identity("one", samples=1, metrics=metrics), identity("two", samples=2, metrics=metrics)]
+    pair = [
+        identity("one", samples=1, metrics=metrics),
+        identity("two", samples=2, metrics=metrics),
+    ]
     assert {name for name in metrics if obstacles(pair, name)} == {"fid", "drift"}
     assert obstacles(pair, "fid") == ["the number of images: 192 in one against 384 in two"]
     pair[1] = identity("two", metrics=metrics)
@@ -150,13 +191,18 @@ def test_distances_at_other_numbers_of_images_are_refused() -> None:
 
 def test_reasons_are_words() -> None:
     (reason,) = obstacles([identity("a"), identity("b", extractors=OTHER_FEATURES)], "fid")
-    assert reason == "the extractor 'features': scenes-features 2d2d2d2d in a against inception 9999 in b"
+    assert (
+        reason
+        == "the extractor 'features': scenes-features 2d2d2d2d in a against inception 9999 in b"
+    )
 
 
 def test_long_values_that_differ_at_their_end_stay_different() -> None:
     pair = [identity(name, **HERE | {"device": "cpu" * 40 + name}) for name in ("one", "two")]
     (reason,) = obstacles(pair, "latency")
-    devices = [part.rpartition(" in ")[0] for part in reason.removeprefix("devices: ").split(" against ")]
+    devices = [
+        part.rpartition(" in ")[0] for part in reason.removeprefix("devices: ").split(" against ")
+    ]
     assert len(set(devices)) == 2
 
 

@@ -1,4 +1,6 @@
-"""Hypervolume against Optuna's and against counting cells; epsilon and coverage against their definitions."""
+"""Hypervolume against Optuna's and against counting cells; epsilon and coverage against their
+definitions.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ cells = st.integers(0, 5).map(float)
 
 
 def sets(objectives: int, most: int = 8) -> st.SearchStrategy[np.ndarray]:
-    return st.integers(0, most).flatmap(lambda n: arrays(np.float64, (n, objectives), elements=cells))
+    return st.integers(0, most).flatmap(
+        lambda n: arrays(np.float64, (n, objectives), elements=cells)
+    )
 
 
 @pytest.mark.parametrize("objectives", [1, 2, 3])
 def test_hypervolume_counts_cells(objectives: int) -> None:
-    """Points and reference lie on a grid, so that the volume is the number of cells with a point below them."""
+    """Points and reference lie on a grid, so that the volume is the number of cells with a point
+    below them.
+    """
 
     @settings(max_examples=80, deadline=None)
     @given(sets(objectives), st.integers(1, 5))
@@ -34,7 +40,9 @@ def test_hypervolume_counts_cells(objectives: int) -> None:
             for cell in product(range(top), repeat=objectives)
         )
         shifted = np.maximum(points, 0)
-        assert hypervolume(shifted, [float(top)] * objectives, DOWN[objectives]) == pytest.approx(count)
+        assert hypervolume(shifted, [float(top)] * objectives, DOWN[objectives]) == pytest.approx(
+            count
+        )
 
     check()
 
@@ -55,7 +63,9 @@ def test_directions_mirror() -> None:
     rng = np.random.default_rng(0)
     points = rng.random((20, 3))
     down = hypervolume(points, [1.2, 1.1, 1.0], DOWN[3])
-    mixed = hypervolume(points * [1, -1, -1], [1.2, -1.1, -1.0], ("minimize", "maximize", "maximize"))
+    mixed = hypervolume(
+        points * [1, -1, -1], [1.2, -1.1, -1.0], ("minimize", "maximize", "maximize")
+    )
     assert mixed == pytest.approx(down, rel=1e-12)
 
 
@@ -65,7 +75,9 @@ def test_hypervolume_leaves_out_what_was_not_measured_or_lies_beyond() -> None:
     assert hypervolume([], [2.0, 2.0], DOWN[2]) == 0.0
 
 
-@pytest.mark.parametrize(("ways", "corner"), [(("minimize",) * 4, [1.0] * 4), (("minimize",) * 2, [1.0, math.nan])])
+@pytest.mark.parametrize(
+    ("ways", "corner"), [(("minimize",) * 4, [1.0] * 4), (("minimize",) * 2, [1.0, math.nan])]
+)
 def test_hypervolume_refuses(ways: tuple[str, ...], corner: list[float]) -> None:
     with pytest.raises(ValueError, match=r"one to three|finite"):
         hypervolume(np.zeros((1, len(ways))), corner, ways)
@@ -73,7 +85,9 @@ def test_hypervolume_refuses(ways: tuple[str, ...], corner: list[float]) -> None
 
 @settings(max_examples=80, deadline=None)
 @given(sets(2), sets(2), st.sampled_from(list(product(("maximize", "minimize"), repeat=2))))
-def test_epsilon_is_the_least_shift_that_covers(a: np.ndarray, b: np.ndarray, ways: tuple[str, str]) -> None:
+def test_epsilon_is_the_least_shift_that_covers(
+    a: np.ndarray, b: np.ndarray, ways: tuple[str, str]
+) -> None:
     epsilon = additive_epsilon(a, b, ways)
     if not len(b):
         assert math.isnan(epsilon)

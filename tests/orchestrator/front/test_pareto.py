@@ -1,4 +1,6 @@
-"""Fronts against brute force, on random sets with ties, gaps and three objectives; the laws of what goes with them."""
+"""Fronts against brute force, on random sets with ties, gaps and three objectives; the laws of what
+goes with them.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,18 @@ def better(a: np.ndarray, b: np.ndarray, ways: tuple[str, ...]) -> bool:
 
 def brute_force(values: np.ndarray, ways: tuple[str, ...]) -> list[bool]:
     there = [row for row in values if not np.isnan(row).any()]
-    return [not np.isnan(row).any() and not any(better(other, row, ways) for other in there) for row in values]
+    return [
+        not np.isnan(row).any() and not any(better(other, row, ways) for other in there)
+        for row in values
+    ]
 
 
 FOUR_OBJECTIVES = [2 * WAYS, 4 * WAYS[:1], 4 * WAYS[1:], (*WAYS, *WAYS[::-1])]
 
 
-@pytest.mark.parametrize("ways", [*(ways for m in (1, 2, 3) for ways in product(WAYS, repeat=m)), *FOUR_OBJECTIVES])
+@pytest.mark.parametrize(
+    "ways", [*(ways for m in (1, 2, 3) for ways in product(WAYS, repeat=m)), *FOUR_OBJECTIVES]
+)
 def test_front_is_the_brute_force_front(ways: tuple[str, ...]) -> None:
     @settings(max_examples=60, deadline=None)
     @given(sets(len(ways)))
@@ -59,7 +66,13 @@ def test_front_is_the_brute_force_front(ways: tuple[str, ...]) -> None:
 
 def test_none_is_not_measured_and_equal_points_all_stay() -> None:
     values: list[list[float | None]] = [[1, 5], [None, 0], [1, 5], [0, 9], [2, None]]
-    assert nondominated(values, ("maximize", "minimize")).tolist() == [True, False, True, False, False]
+    assert nondominated(values, ("maximize", "minimize")).tolist() == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_no_points() -> None:
@@ -75,7 +88,10 @@ def test_infinite_values_count_as_what_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("values", "ways", "words"),
-    [([[1, 2]], ("maximize",), "one direction for each"), ([[1, 2]], ("maximize", "up"), "'maximize' or 'minimize'")],
+    [
+        ([[1, 2]], ("maximize",), "one direction for each"),
+        ([[1, 2]], ("maximize", "up"), "'maximize' or 'minimize'"),
+    ],
 )
 def test_wrong_use_is_refused(values: list[list[float]], ways: tuple[str, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -108,7 +124,8 @@ def test_points_that_rivals_dominate_are_those_of_brute_force(ways: tuple[str, .
     @given(st.data(), st.integers(1, 3), st.integers(0, 9), st.integers(0, 9))
     def check(data: st.DataObject, count: int, points: int, rivals: int) -> None:
         own, other = (
-            data.draw(arrays(np.float64, (count, size, len(ways)), elements=values)) for size in (points, rivals)
+            data.draw(arrays(np.float64, (count, size, len(ways)), elements=values))
+            for size in (points, rivals)
         )
         assert (dominated(own, other, ways) == dominated_by_brute_force(own, other, ways)).all()
 
@@ -116,9 +133,13 @@ def test_points_that_rivals_dominate_are_those_of_brute_force(ways: tuple[str, .
 
 
 def test_of_two_objectives_no_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every trial stopped or complete, the pairs of each sample made the end of a racing sweep cubic."""
+    """With every trial stopped or complete, the pairs of each sample made the end of a racing sweep
+    cubic.
+    """
     compared = []
-    monkeypatch.setattr(pareto, "_dominates", lambda points, others: compared.append(len(points) * len(others)))
+    monkeypatch.setattr(
+        pareto, "_dominates", lambda points, others: compared.append(len(points) * len(others))
+    )
     rng = np.random.default_rng(0)
     own, rivals = rng.random((20, 300, 2)), rng.random((20, 200, 2))
     assert (dominated(own, rivals, WAYS) == dominated_by_brute_force(own, rivals, WAYS)).all()
@@ -128,7 +149,9 @@ def test_of_two_objectives_no_pairs_are_compared(monkeypatch: pytest.MonkeyPatch
 def drawn(values: ArrayLike, errors: ArrayLike, count: int = 1000) -> Floats:
     """Samples with independent errors."""
     noise = np.random.default_rng(0).standard_normal((count, *np.shape(values)))
-    samples: Floats = np.array(values, dtype=np.float64) + np.array(errors, dtype=np.float64) * noise
+    samples: Floats = (
+        np.array(values, dtype=np.float64) + np.array(errors, dtype=np.float64) * noise
+    )
     return samples
 
 
@@ -141,11 +164,15 @@ def test_confidence_is_the_share_of_brute_force_draws() -> None:
         samples = drawn(values, rng.random((30, len(ways))) * 0.3, 50)
         expected = np.mean([brute_force(one, ways) for one in samples], axis=0)
         np.testing.assert_allclose(front_confidence(samples, ways), expected)
-        assert {row for row in range(30) if expected[row]} <= set(possible_front(samples, ways).tolist())
+        assert {row for row in range(30) if expected[row]} <= set(
+            possible_front(samples, ways).tolist()
+        )
 
 
 def test_confidence_of_a_coin_toss_and_of_certainty() -> None:
-    """Two points alike in y, one error apart in x: the better is better with chance Phi(1 / sqrt 2) = 0.760."""
+    """Two points alike in y, one error apart in x: the better is better with chance Phi(1 / sqrt 2)
+    = 0.760.
+    """
     samples = drawn([[1.0, 0.0], [0.0, 0.0], [-50.0, -5.0]], [[1, 0], [1, 0], [1, 0]], 20_000)
     share = front_confidence(samples, WAYS)
     assert share[0] == pytest.approx(0.760, abs=0.01)
@@ -156,7 +183,9 @@ def test_confidence_of_a_coin_toss_and_of_certainty() -> None:
 
 
 def test_confidence_of_a_large_sweep_compares_few_points() -> None:
-    """Of 1,000 points, those that are dominated in every sample are compared with no other in the samples."""
+    """Of 1,000 points, those that are dominated in every sample are compared with no other in the
+    samples.
+    """
     rng = np.random.default_rng(0)
     samples = drawn(rng.random((1000, 3)), np.full((1000, 3), 0.01))
     with mock.patch.object(pareto, "_dominates", side_effect=pareto._dominates) as compared:
@@ -166,7 +195,9 @@ def test_confidence_of_a_large_sweep_compares_few_points() -> None:
 
 
 def test_a_knee_is_as_sure_as_the_share_of_draws_with_it() -> None:
-    """The middle point is on the chord's near side, on the chord, and beyond it: a knee in one draw of three."""
+    """The middle point is on the chord's near side, on the chord, and beyond it: a knee in one draw
+    of three.
+    """
     ends = [[0.0, 0.0], [10.0, 10.0]]
     samples = np.array([[ends[0], [5.0, y], ends[1]] for y in (2.0, 5.0, 8.0)])
     assert knee_confidence(samples, WAYS, 1) == pytest.approx(1 / 3)
@@ -183,7 +214,12 @@ def test_knee_is_furthest_from_the_chord() -> None:
 
 
 def test_straight_and_hollow_fronts_have_no_knee() -> None:
-    fronts: list[list[list[float]]] = [[[0, 0], [1, 1], [2, 2]], [[0, 0], [1, 1.5], [2, 2]], [[0, 0], [2, 2]], [[1, 1]]]
+    fronts: list[list[list[float]]] = [
+        [[0, 0], [1, 1], [2, 2]],
+        [[0, 0], [1, 1.5], [2, 2]],
+        [[0, 0], [2, 2]],
+        [[1, 1]],
+    ]
     for front in fronts:
         assert knee(front, ("maximize", "minimize")) is None
 

@@ -21,7 +21,9 @@ PLATEAU = Plateau(share=0.01, patience=4, enqueued=1, objectives=OBJECTIVES)
 BLOCKS = 24
 
 
-def trial(number: int, speedup: float, fid: float, error: float = 0.0, **changes: Any) -> TrialRecord:
+def trial(
+    number: int, speedup: float, fid: float, error: float = 0.0, **changes: Any
+) -> TrialRecord:
     """error: of both values, from blocks of captions whose effects differ from trial to trial."""
     rng, values = np.random.default_rng(number), {"speedup": speedup, "fid": fid}
     metrics = {}
@@ -47,7 +49,10 @@ def stops_at(records: Sequence[TrialRecord], plateau: Plateau = PLATEAU) -> int 
 def test_a_front_that_has_converged_stops_at_the_right_trial(error: float) -> None:
     """Vanilla and six trials make the front; the others lie behind it."""
     found = [trial(n, *on_curve(n / 6), error) for n in range(7)]
-    behind = [trial(n, on_curve(n % 6 / 6)[0] - 0.2, on_curve(n % 6 / 6)[1] + 1, error) for n in range(7, 20)]
+    behind = [
+        trial(n, on_curve(n % 6 / 6)[0] - 0.2, on_curve(n % 6 / 6)[1] + 1, error)
+        for n in range(7, 20)
+    ]
     assert stops_at([*found, *behind]) == 7 + PLATEAU.patience
 
 
@@ -56,7 +61,9 @@ def test_a_front_that_moves_does_not_stop() -> None:
     slow = [trial(n, *on_curve(n / 8)) for n in range(8)]
     slow += [trial(n, 2.6 + 0.05 * n, 15) if n % 4 == 0 else trial(n, 1, 30) for n in range(8, 30)]
     assert stops_at(slow) is None
-    assert stops_at(slow, replace(PLATEAU, patience=3)) == 12, "the three trials behind the front, after the one at 8"
+    assert stops_at(slow, replace(PLATEAU, patience=3)) == 12, (
+        "the three trials behind the front, after the one at 8"
+    )
     steps = [trial(n, 1 + 0.004 * n, 10) for n in range(30)]
     single, together = (replace(PLATEAU, share=0.05, patience=patience) for patience in (1, 4))
     assert stops_at(steps, replace(single, enqueued=20)) == 21, "each adds less than 5 %"
@@ -68,7 +75,10 @@ def test_what_errors_leave_open_keeps_a_sweep_running() -> None:
 
     def added(error: float) -> float:
         found = [trial(n, *on_curve(n / 6), error) for n in range(7)]
-        behind = [trial(n, on_curve(n % 6 / 6)[0] - 0.05, on_curve(n % 6 / 6)[1], error) for n in range(7, 11)]
+        behind = [
+            trial(n, on_curve(n % 6 / 6)[0] - 0.05, on_curve(n % 6 / 6)[1], error)
+            for n in range(7, 11)
+        ]
         return PLATEAU.added([*found, *behind]) or 0.0
 
     assert added(0.0) == 0
@@ -84,7 +94,10 @@ def test_trials_of_enqueue_and_failed_ones_are_not_counted() -> None:
     failed = [*found, *(replace(r, state="failed", metrics={}) for r in nothing[:3]), *nothing[3:]]
     assert stops_at(failed) == 7 + 3 + 4
     stopped = replace(trial(7, 9, 1), state="stopped", stop=EarlyStop(3, 48, 0.01))
-    infeasible, repeated = trial(8, 9, 1, constraints={"kid <= 3": 1.0}), trial(9, 9, 1, duplicate_of=7)
+    infeasible, repeated = (
+        trial(8, 9, 1, constraints={"kid <= 3": 1.0}),
+        trial(9, 9, 1, duplicate_of=7),
+    )
     revived = trial(10, 9, 1, stop=EarlyStop(3, 48, 0.01), images=96)
     assert stops_at([*found, stopped, infeasible, repeated, revived]) == 7 + 4
 

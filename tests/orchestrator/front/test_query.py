@@ -67,11 +67,26 @@ def test_what_passes(text: str, rows: list[int]) -> None:
 
 
 def test_all_filters_must_pass() -> None:
-    assert passing(TABLE, ["tree.depth>=4", "label!=lantern"]).tolist() == [False, False, False, True]
-    assert passing(TABLE, ["tree.depth>=4 and label!=lantern"]).tolist() == [False, False, False, True]
-    assert passing(TABLE, ["label in vanilla,lantern and tree.depth not in 3 and fid>4"]).tolist() == [
-        False, False, True, False,
-    ]  # fmt: skip
+    assert passing(TABLE, ["tree.depth>=4", "label!=lantern"]).tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert passing(TABLE, ["tree.depth>=4 and label!=lantern"]).tolist() == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert passing(
+        TABLE, ["label in vanilla,lantern and tree.depth not in 3 and fid>4"]
+    ).tolist() == [
+        False,
+        False,
+        True,
+        False,
+    ]
     assert passing(TABLE, []).all()
     with pytest.raises(QueryError, match=r"^where: give a list, such as where=\['lossless'\]$"):
         passing(TABLE, "lossless")
@@ -141,7 +156,9 @@ def test_an_unfinished_filter_says_what_is_missing(text: str, column: str, words
     assert "got" not in str(caught.value)
 
 
-@pytest.mark.parametrize("end", ["<=", " >= ", "<", "<= 1.2 *", "<= vanilla +", ">= vanilla * 2 -", "≤"])
+@pytest.mark.parametrize(
+    "end", ["<=", " >= ", "<", "<= 1.2 *", "<= vanilla +", ">= vanilla * 2 -", "≤"]
+)
 def test_an_unfinished_limit_says_what_is_missing(end: str) -> None:
     with pytest.raises(QueryError, match=re.escape(f"missing after {end.split()[-1]}")):
         parse_limit(f"fid{end}", ["fid"], {})
@@ -158,8 +175,13 @@ def test_an_unfinished_limit_says_what_is_missing(end: str) -> None:
 )
 def test_constraints(text: str, within: list[bool]) -> None:
     limit = parse_limit(text, ["fid", "drift"], {"fid": Estimate(4.0, math.inf, 9)})
-    metrics = [{} if fid is None else {"fid": Estimate(fid, math.inf, 9)} for fid in TABLE["fid"].to_pylist()]
-    assert [limit(TrialRecord(0, "", "complete", None, metrics=entries)) for entries in metrics] == within
+    metrics = [
+        {} if fid is None else {"fid": Estimate(fid, math.inf, 9)}
+        for fid in TABLE["fid"].to_pylist()
+    ]
+    assert [
+        limit(TrialRecord(0, "", "complete", None, metrics=entries)) for entries in metrics
+    ] == within
 
 
 @pytest.mark.parametrize(
@@ -181,7 +203,10 @@ def test_a_mistake_in_a_constraint(text: str, words: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "fix"),
-    [("drift <= 1.1 * vanilla", "drift <= vanilla + X"), ("drift >= 0.9 * vanilla", "drift >= vanilla - X")],
+    [
+        ("drift <= 1.1 * vanilla", "drift <= vanilla + X"),
+        ("drift >= 0.9 * vanilla", "drift >= vanilla - X"),
+    ],
 )
 def test_a_multiple_of_a_value_that_is_zero_is_refused(text: str, fix: str) -> None:
     vanilla = {"drift": Estimate(0.0, 0.0, 9)}
@@ -189,21 +214,34 @@ def test_a_multiple_of_a_value_that_is_zero_is_refused(text: str, fix: str) -> N
         parse_limit(text, ["drift"], vanilla)
     assert "vanilla's drift is 0" in str(caught.value)
     assert fix in str(caught.value)
-    for meaningful in ("drift <= vanilla", "drift <= vanilla + 1", "drift <= 2 * vanilla + 1", "drift <= 1"):
+    for meaningful in (
+        "drift <= vanilla",
+        "drift <= vanilla + 1",
+        "drift <= 2 * vanilla + 1",
+        "drift <= 1",
+    ):
         parse_limit(meaningful, ["drift"], vanilla)
     parse_limit(text, ["drift"], {"drift": Estimate(0.1, 0.0, 9)})
 
 
 def test_how_sure_a_limit_is_met_knows_what_a_trial_shares_with_vanilla() -> None:
-    """Errors of 3 and 4 make 5: a limit one such error away is met with chance Phi(1) = 0.841 (3 errors: 0.035)."""
+    """Errors of 3 and 4 make 5: a limit one such error away is met with chance Phi(1) = 0.841 (3
+    errors: 0.035).
+    """
     axes = {"fid": Metric("fid", "minimize"), "clip": Metric("clip", "maximize")}
 
     def record(fid: float, error: float, effect: float = 0.0) -> TrialRecord:
-        replicates = tuple(fid + effect * ((-1) ** block) / math.sqrt(23) for block in range(24) if effect)
-        return TrialRecord(0, "", "complete", None, metrics={"fid": Estimate(fid, error, 9, replicates)})
+        replicates = tuple(
+            fid + effect * ((-1) ** block) / math.sqrt(23) for block in range(24) if effect
+        )
+        return TrialRecord(
+            0, "", "complete", None, metrics={"fid": Estimate(fid, error, 9, replicates)}
+        )
 
     trial, vanilla = record(10.0, 3.0), record(12.0, 4.0)
-    assert limit_confidence(trial, vanilla, ["fid<=vanilla+3"], axes) == pytest.approx(0.841, abs=0.035)
+    assert limit_confidence(trial, vanilla, ["fid<=vanilla+3"], axes) == pytest.approx(
+        0.841, abs=0.035
+    )
     assert limit_confidence(trial, vanilla, ["fid<=10"], axes) == pytest.approx(0.5, abs=0.048)
     both = limit_confidence(trial, vanilla, ["fid<=vanilla+3", "fid<=10"], axes)
     assert both is not None

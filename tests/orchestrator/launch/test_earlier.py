@@ -42,7 +42,10 @@ SPACE: dict[str, Any] = {
             {"policy": "dynamic", "depth": 5, "width": {"values": [8, 10]}, "nodes": 58},
             {"policy": "chain", "length": {"low": 1, "high": 9}},
         ],
-        "acceptance": ["exact", {"neighbourhood": "additive", "k": {"low": 2, "high": 1000}, "delta": 0.2}],
+        "acceptance": [
+            "exact",
+            {"neighbourhood": "additive", "k": {"low": 2, "high": 1000}, "delta": 0.2},
+        ],
     },
 }
 
@@ -54,15 +57,29 @@ def facts(sweep: Sweep, **changed: Any) -> dict[str, Any]:
     """What a worker of the new sweep reports."""
     identity = sweep.identity
     return {
-        "models": identity.models, "extractors": identity.extractors, "captions": dict(identity.captions),
-        "reference": dict(identity.reference or {}), "timing_device": "", "device": identity.device,
-        "numerics": identity.numerics, "precision": "float32", **changed,
-    }  # fmt: skip
+        "models": identity.models,
+        "extractors": identity.extractors,
+        "captions": dict(identity.captions),
+        "reference": dict(identity.reference or {}),
+        "timing_device": "",
+        "device": identity.device,
+        "numerics": identity.numerics,
+        "precision": "float32",
+        **changed,
+    }
 
 
 @pytest.fixture
 def earlier(tmp_path: Path) -> Sweep:
-    write_sweep(tmp_path / "mine", name="mine", shards=True, failed=(7,), stopped={9: 2}, repeated={8: 5}, samples=1)
+    write_sweep(
+        tmp_path / "mine",
+        name="mine",
+        shards=True,
+        failed=(7,),
+        stopped={9: 2},
+        repeated={8: 5},
+        samples=1,
+    )
     return Sweep.open(tmp_path / "mine")
 
 
@@ -84,18 +101,30 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     assert told[7].state == "failed"
     whole, vanilla = dict(earlier.records[0].metrics), dict(earlier.records[0].history)[IMAGES // 2]
     stopped = earlier.records[9].metrics["fid"].value
-    assert told[9].metrics["fid"].value == pytest.approx(stopped - vanilla["fid"].value + whole["fid"].value)
+    assert told[9].metrics["fid"].value == pytest.approx(
+        stopped - vanilla["fid"].value + whole["fid"].value
+    )
 
 
 def front_of(sweep: Sweep, more: str, less: str) -> set[DecodingConfig | None]:
     """The configs of the complete trials that no other one beats."""
-    values = {r.number: (r.metrics[more].value, -r.metrics[less].value) for r in sweep.records if r.state == "complete"}
-    beaten = {n for n in values if any(o != values[n] and all(map(ge, o, values[n])) for o in values.values())}
+    values = {
+        r.number: (r.metrics[more].value, -r.metrics[less].value)
+        for r in sweep.records
+        if r.state == "complete"
+    }
+    beaten = {
+        n
+        for n in values
+        if any(o != values[n] and all(map(ge, o, values[n])) for o in values.values())
+    }
     return {record.config for record in sweep.records if record.number in values.keys() - beaten}
 
 
 def test_vanilla_with_other_sampling_is_a_setting_as_any_other(earlier: Sweep) -> None:
-    cooler = next(r for r in earlier.records if r.config and r.config.is_vanilla and r.config != BASELINE)
+    cooler = next(
+        r for r in earlier.records if r.config and r.config.is_vanilla and r.config != BASELINE
+    )
     taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
     told = {record.config for source in taken.sources for record in source.records}
     assert cooler.config in told | {entry.config for entry in taken.front}
@@ -111,18 +140,25 @@ def test_a_stored_file_has_the_earlier_fronts_already(earlier: Sweep) -> None:
     config = SweepConfig.from_mapping(SPACE)
     taken = Earlier.read([earlier.storage.uri], config)
     once = taken.extend(config)
-    assert taken.extend(SweepConfig.parse(once.to_yaml(), "sweep.yaml")).to_mapping() == once.to_mapping()
+    assert (
+        taken.extend(SweepConfig.parse(once.to_yaml(), "sweep.yaml")).to_mapping()
+        == once.to_mapping()
+    )
 
 
 def test_constraints_are_the_new_sweeps(earlier: Sweep) -> None:
     limit = sorted(r.metrics["fid"].value for r in earlier.records if r.state == "complete")[10]
     config = SweepConfig.from_mapping({**SPACE, "constraints": [f"fid <= {limit}"]})
     taken = Earlier.read([earlier.storage.uri], config)
-    values = {record.config: record.metrics["fid"].value for record in earlier.records if record.metrics}
+    values = {
+        record.config: record.metrics["fid"].value for record in earlier.records if record.metrics
+    }
     assert all(values[entry.config] <= limit for entry in taken.front)
     for record in taken.sources[0].records:
         if record.state == "complete":
-            assert [violation > 0 for violation in record.constraints.values()] == [values[record.config] > limit]
+            assert [violation > 0 for violation in record.constraints.values()] == [
+                values[record.config] > limit
+            ]
 
 
 def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> None:
@@ -133,7 +169,9 @@ def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> No
         assert {record.state for record in source.results(config, facts(earlier))} == {"failed"}
 
 
-def copied(earlier: Sweep, captions: dict[str, Any] | None = None, **changes: Any) -> dict[int, int]:
+def copied(
+    earlier: Sweep, captions: dict[str, Any] | None = None, **changes: Any
+) -> dict[int, int]:
     """The images of each of the first trials that are expected to be copied."""
     config = SweepConfig.from_mapping({**SPACE, **changes})
     images: Counter[int] = Counter()
@@ -154,9 +192,13 @@ def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
     stopped = replace(taken.sources[0], images=dict.fromkeys(digests, IMAGES // 2 + 1))
     captions = {"hash": earlier.identity.captions["hash"], "count": IMAGES}
     halves = replace(taken, sources=(stopped,)).copies(taken.extend(config), captions)
-    assert {sum(count for number, _, count in halves if number == trial) for trial in range(3)} == {IMAGES // 2}
+    assert {sum(count for number, _, count in halves if number == trial) for trial in range(3)} == {
+        IMAGES // 2
+    }
     cooler = {**SPACE["sampling"], "temperature": 0.77}
-    assert copied(earlier, sampling=cooler).keys() == {*range(1, len(front) + 1)}, "vanilla is another"
+    assert copied(earlier, sampling=cooler).keys() == {*range(1, len(front) + 1)}, (
+        "vanilla is another"
+    )
     assert copied(earlier, quality={"samples": 2}) == {}
     assert copied(earlier, {"hash": "other", "count": IMAGES}) == {}
     shutil.rmtree(earlier.storage.uri)
@@ -174,7 +216,9 @@ def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
         assert event["shards"] == (4 if more else 2), "and a session of timing"
 
 
-def test_all_trials_that_a_front_was_chosen_from_are_counted(earlier: Sweep, tmp_path: Path) -> None:
+def test_all_trials_that_a_front_was_chosen_from_are_counted(
+    earlier: Sweep, tmp_path: Path
+) -> None:
     """Those of a sweep that the earlier one took over too, and so on."""
     config, count = SweepConfig.from_mapping(SPACE), len(earlier.records)
     taken = Earlier.read([earlier.storage.uri], config)
@@ -192,12 +236,16 @@ def test_all_trials_that_a_front_was_chosen_from_are_counted(earlier: Sweep, tmp
     both = Earlier.read([second.storage.uri, earlier.storage.uri], config)
     assert both.trials == third.trials + count
     second.storage.write(EARLIER, taken.to_json()[:-20])
-    with pytest.raises(EarlierSweepError, match=rf"--from second: .*{EARLIER}.*leave this sweep out"):
+    with pytest.raises(
+        EarlierSweepError, match=rf"--from second: .*{EARLIER}.*leave this sweep out"
+    ):
         Earlier.read([second.storage.uri], config)
 
 
 def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
-    """What is on one's front is not told by the other; a trial of both is told once; labels differ."""
+    """What is on one's front is not told by the other; a trial of both is told once; labels
+    differ.
+    """
     write_sweep(tmp_path / "elsewhere" / "mine", name="mine", seed=1, samples=1)
     shutil.copytree(tmp_path / "mine", tmp_path / "copy")
     places = [str(tmp_path / place) for place in ("mine", "elsewhere/mine", "copy")]
@@ -205,17 +253,28 @@ def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
     taken = Earlier.read(places, config)
     labels = [entry.label for entry in taken.front]
     assert len(set(labels)) == len(labels)
-    assert SweepConfig.parse(taken.extend(config).to_yaml(), "sweep.yaml").enqueue[1:] == taken.front
+    assert (
+        SweepConfig.parse(taken.extend(config).to_yaml(), "sweep.yaml").enqueue[1:] == taken.front
+    )
     running = {entry.config for entry in taken.front}
-    assert all(record.config not in running for source in taken.sources for record in source.records)
+    assert all(
+        record.config not in running for source in taken.sources for record in source.records
+    )
     known = facts(earlier)
-    experiment = Experiment(known["models"], known["captions"]["hash"], 0, known["extractors"], "float32")
-    own = replace(taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources))
+    experiment = Experiment(
+        known["models"], known["captions"]["hash"], 0, known["extractors"], "float32"
+    )
+    own = replace(
+        taken, sources=tuple(_with_experiment(source, experiment) for source in taken.sources)
+    )
     storage, known = Storage(tmp_path / "new"), known | {"precision": "float32"}
     told = [record.config for record in take_over(config, known, own, storage, print)]
     assert len(set(told)) == len(told)
-    assert {*told} == {record.config for source in taken.sources for record in source.results(config, known)}
-    write_identity(storage, earlier.identity)  # a resumed sweep's search is told the same, whatever its machine
+    assert {*told} == {
+        record.config for source in taken.sources for record in source.results(config, known)
+    }
+    # a resumed sweep's search is told the same, whatever its machine
+    write_identity(storage, earlier.identity)
     stored = Earlier.stored(storage)
     assert stored is not None
     other = known | {"timing_device": "another", "reference": None}
@@ -229,19 +288,27 @@ def _with_experiment(source: Source, experiment: Experiment) -> Source:
 def test_places_have_their_credentials_back(earlier: Sweep) -> None:
     taken = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE))
     hidden = replace(taken, sources=(replace(taken.sources[0], store="s3://bucket/mine"),))
-    assert hidden.at({"s3://bucket/mine": "s3://key:secret@bucket/mine"}).worker_arguments()[0]["store"].count("secret")
+    assert (
+        hidden.at({"s3://bucket/mine": "s3://key:secret@bucket/mine"})
+        .worker_arguments()[0]["store"]
+        .count("secret")
+    )
     assert hidden.at({}) == hidden
 
 
 def test_images_of_another_device_are_refused(earlier: Sweep) -> None:
-    new = Experiment(earlier.identity.models, "new captions", 0, earlier.identity.extractors, "bfloat16")
+    new = Experiment(
+        earlier.identity.models, "new captions", 0, earlier.identity.extractors, "bfloat16"
+    )
     (source,) = Earlier.read([earlier.storage.uri], SweepConfig.from_mapping(SPACE)).sources
     source = _with_experiment(source, replace(new, captions=source.facts["captions"]["hash"]))
     source = replace(source, facts={**source.facts, "device": "a processor"})
     source.check_loaded(new, facts(earlier, device="a processor", precision="bfloat16"))
     with pytest.raises(EarlierSweepError, match="another processor"):
         source.check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
-    replace(source, shards={}).check_loaded(new, facts(earlier, device="another processor", precision="bfloat16"))
+    replace(source, shards={}).check_loaded(
+        new, facts(earlier, device="another processor", precision="bfloat16")
+    )
 
 
 def test_what_was_taken_over_is_stored(earlier: Sweep, tmp_path: Path) -> None:
@@ -260,7 +327,9 @@ def test_what_was_taken_over_is_stored(earlier: Sweep, tmp_path: Path) -> None:
     [{"captions": {"count": IMAGES, "hash": "other"}}, {"reference": None}],
     ids=["captions", "reference"],
 )
-def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: dict[str, Any]) -> None:
+def test_values_that_cannot_be_compared_are_not_told(
+    earlier: Sweep, changed: dict[str, Any]
+) -> None:
     config = SweepConfig.from_mapping(SPACE)
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     assert source.results(config, facts(earlier))
@@ -269,7 +338,9 @@ def test_values_that_cannot_be_compared_are_not_told(earlier: Sweep, changed: di
     assert source.incomparable(config, facts(earlier, **changed)).keys() >= {key}
     more = SweepConfig.from_mapping({**SPACE, "quality": {"samples": 2}})
     assert source.results(more, facts(earlier)) == []
-    cooler = SweepConfig.from_mapping({**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}})
+    cooler = SweepConfig.from_mapping(
+        {**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}}
+    )
     assert source.results(cooler, facts(earlier)) == []
 
 
@@ -282,10 +353,14 @@ def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> N
     assert not source.results(config, facts(earlier, timing_device="another"))
     other = SweepConfig.from_mapping({**timed, "timing": {"batch": 8}})
     assert not source.results(other, facts(earlier, timing_device="a processor"))
-    elsewhere = SweepConfig.from_mapping({**timed, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    elsewhere = SweepConfig.from_mapping(
+        {**timed, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}}
+    )
     known = facts(earlier, timing_device="a processor")
     assert not source.results(elsewhere, known)
-    source = replace(source, facts={**source.facts, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}})
+    source = replace(
+        source, facts={**source.facts, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}}
+    )
     assert source.results(elsewhere, known)
 
 
@@ -325,8 +400,14 @@ def test_other_images_are_refused_by_what_differs(earlier: Sweep, part: str) -> 
     text, changed = {
         "seed": ("seed was 0, is 3", 3),
         "format": (f"format was {FORMAT}, is {FORMAT + 1}", FORMAT + 1),
-        "models": ('models.target was not given, is "other"', {**identity.models, "target": "other"}),
-        "extractors": ('extractors.other was not given, is "new"', {**identity.extractors, "other": "new"}),
+        "models": (
+            'models.target was not given, is "other"',
+            {**identity.models, "target": "other"},
+        ),
+        "extractors": (
+            'extractors.other was not given, is "new"',
+            {**identity.extractors, "other": "new"},
+        ),
     }[part]
     with pytest.raises(EarlierSweepError, match=re.escape(text)):
         source.check(own | {part: changed})
@@ -356,32 +437,47 @@ def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None
     search = Search(config, DIRECTIONS, earlier=[record for record, _ in told])
     trials = search._study.trials
     assert 0 < len(inside) < len(told)
-    assert [trial.state.name for trial in trials] == ["FAIL" if r.state == "failed" else "COMPLETE" for r, _ in inside]
+    assert [trial.state.name for trial in trials] == [
+        "FAIL" if r.state == "failed" else "COMPLETE" for r, _ in inside
+    ]
     for trial, (record, params) in zip(trials, inside, strict=True):
         assert trial.params == params
         if record.state != "failed":
-            assert trial.values == [record.metrics[name].value for name in ("step_compression", "fid")]
+            assert trial.values == [
+                record.metrics[name].value for name in ("step_compression", "fid")
+            ]
     assert search.propose(0).label == "vanilla"
 
 
 FINITE = {
     "drafter": "eagle",
     "tree": {"policy": "chain", "length": {"low": 2, "high": 5}},
-    "acceptance": ["exact", {"neighbourhood": "additive", "k": {"values": [10, 100]}, "delta": 0.2}],
+    "acceptance": [
+        "exact",
+        {"neighbourhood": "additive", "k": {"values": [10, 100]}, "delta": 0.2},
+    ],
 }
 
 
 def points_of(config: SweepConfig) -> list[TrialRecord]:
     """A result of each point of a finite space."""
     values = {name: Estimate(2.0, 0.1, 64) for name in ("step_compression", "fid")}
-    points = [(params, config.space.suggest(FixedTrial(params), SAMPLING)) for params in config.space.grid()]
-    return [TrialRecord(n, "", "complete", c, params=p, metrics=values) for n, (p, c) in enumerate(points)]
+    points = [
+        (params, config.space.suggest(FixedTrial(params), SAMPLING))
+        for params in config.space.grid()
+    ]
+    return [
+        TrialRecord(n, "", "complete", c, params=p, metrics=values)
+        for n, (p, c) in enumerate(points)
+    ]
 
 
 @pytest.mark.parametrize("sampler", ["grid", "random", "nsga2", "tpe"])
 def test_what_was_told_is_not_run_again(sampler: str) -> None:
     """A grid has the other points; a sampler is asked again. A resumed search proposes the same."""
-    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": sampler}}).resolve(SAMPLING)
+    config = SweepConfig.from_mapping(
+        {**SPACE, "space": FINITE, "search": {"sampler": sampler}}
+    ).resolve(SAMPLING)
     points = points_of(config)
     failed = replace(points[3], state="failed", metrics={})
     told, new = [*points[:3], failed, *points[6:9]], [*points[3:6], *points[9:]]
@@ -400,7 +496,9 @@ def test_what_was_told_is_not_run_again(sampler: str) -> None:
 
 
 def test_a_sampler_that_finds_nothing_new_repeats() -> None:
-    config = SweepConfig.from_mapping({**SPACE, "space": FINITE, "search": {"sampler": "random"}}).resolve(SAMPLING)
+    config = SweepConfig.from_mapping(
+        {**SPACE, "space": FINITE, "search": {"sampler": "random"}}
+    ).resolve(SAMPLING)
     points = points_of(config)
     search = Search(config, DIRECTIONS, earlier=points)
     search.propose(0)
@@ -409,7 +507,9 @@ def test_a_sampler_that_finds_nothing_new_repeats() -> None:
 
 @pytest.mark.parametrize("sampler", ["nsga2", "nsga3"])
 def test_genetic_samplers_breed_from_told_trials(sampler: str) -> None:
-    """Without mutation a child has its parents' numbers, so it repeats one of them, although others are new."""
+    """Without mutation a child has its parents' numbers, so it repeats one of them, although others
+    are new.
+    """
     space = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 1, "high": 9}}}
     options = {"population_size": 4, "mutation_prob": 0.0}
     changes = {"space": space, "search": {"sampler": sampler, "options": options}}

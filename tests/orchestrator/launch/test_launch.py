@@ -1,4 +1,6 @@
-"""What a resumed sweep must share with its start, whatever its own file says; a cluster that is lost."""
+"""What a resumed sweep must share with its start, whatever its own file says; a cluster that is
+lost.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def storage(tmp_path: Path) -> Storage:
         ("seed", 1),
     ],
 )
-def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, storage: Storage) -> None:
+def test_a_resumed_sweep_with_other_facts_is_refused(
+    key: str, other: Any, storage: Storage
+) -> None:
     before = storage.read(SWEEP)
     with pytest.raises(IdentityError, match=f"changed .*{key}") as refused:
         keep_identity(storage, SweepConfig.read("cool"), replace(NEW, **{key: other}))
@@ -65,7 +69,9 @@ def test_a_resumed_sweep_with_other_facts_is_refused(key: str, other: Any, stora
 def test_a_refusal_names_the_old_and_the_new_value(storage: Storage) -> None:
     models = {"target.safetensors": "0f" * 8, "eagle.safetensors": "77" * 8}
     with pytest.raises(IdentityError) as refused:
-        keep_identity(storage, SweepConfig.read("cool"), replace(NEW, models=models, experiment="f" * 20))
+        keep_identity(
+            storage, SweepConfig.read("cool"), replace(NEW, models=models, experiment="f" * 20)
+        )
     assert "models.eagle.safetensors" in str(refused.value)
     assert "1e" * 8 in str(refused.value)
     assert "77" * 8 in str(refused.value)
@@ -88,7 +94,11 @@ def test_a_relative_path_of_models_is_found_from_other_folders(
     monkeypatch.chdir(tmp_path)
     if exists:
         Path("models.yaml").touch()
-    keep_identity(storage, SweepConfig.read("quickstart", {"models": {"file": "models.yaml", "name": "own"}}), NEW)
+    keep_identity(
+        storage,
+        SweepConfig.read("quickstart", {"models": {"file": "models.yaml", "name": "own"}}),
+        NEW,
+    )
     stored = SweepConfig.read(str(Path(storage.uri) / "sweep.yaml")).models
     file = str(tmp_path / "models.yaml") if exists else "models.yaml"
     assert (stored.file, stored.name) == (file, "own")
@@ -98,7 +108,10 @@ def test_a_relative_path_of_models_is_found_from_other_folders(
 
 
 def test_versions_and_threads_may_change(storage: Storage) -> None:
-    assert keep_identity(storage, SweepConfig.read("quickstart"), replace(NEW, versions={}, threads=7)) == NEW
+    assert (
+        keep_identity(storage, SweepConfig.read("quickstart"), replace(NEW, versions={}, threads=7))
+        == NEW
+    )
 
 
 def test_workers_are_told_what_timed_a_resumed_sweep(storage: Storage) -> None:
@@ -139,34 +152,61 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
 
 
 @pytest.mark.parametrize(
-    ("available", "peak_gib", "fits"), [(10, 11, False), (10, 9, True), (10, 0, True), (None, 11, True)]
+    ("available", "peak_gib", "fits"),
+    [(10, 11, False), (10, 9, True), (10, 0, True), (None, 11, True)],
 )
-def test_the_peak_must_fit_a_workers_share(available: int | None, peak_gib: int, fits: bool) -> None:
-    options, sweep = LaunchOptions(gpus_per_worker=0.5, peak_bytes=peak_gib << 30), SweepConfig.read("quickstart")
+def test_the_peak_must_fit_a_workers_share(
+    available: int | None, peak_gib: int, fits: bool
+) -> None:
+    options, sweep = (
+        LaunchOptions(gpus_per_worker=0.5, peak_bytes=peak_gib << 30),
+        SweepConfig.read("quickstart"),
+    )
     metrics = [name for _, name in sweep.named_metrics]
     facts = {"memory": None if available is None else available << 30, "metrics": metrics}
-    with nullcontext() if fits else pytest.raises(PoolError, match=r"--gpus-per-worker 0\.5: .*11\.0 GiB.*10\.0 GiB"):
+    with (
+        nullcontext()
+        if fits
+        else pytest.raises(PoolError, match=r"--gpus-per-worker 0\.5: .*11\.0 GiB.*10\.0 GiB")
+    ):
         launch_module._check_facts(sweep, facts, mock.Mock(), options)
 
 
 def test_a_metric_that_the_loaded_models_cannot_give_is_named() -> None:
     facts = {"memory": None, "metrics": ["speedup"]}
-    with pytest.raises(ConfigError, match=r"objectives\[1\]: these models cannot give the metric 'fid'"):
-        launch_module._check_facts(SweepConfig.read("quickstart"), facts, mock.Mock(), LaunchOptions())
+    with pytest.raises(
+        ConfigError, match=r"objectives\[1\]: these models cannot give the metric 'fid'"
+    ):
+        launch_module._check_facts(
+            SweepConfig.read("quickstart"), facts, mock.Mock(), LaunchOptions()
+        )
 
 
-def test_a_cluster_without_nodes_asks_for_the_kind_of_node(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_without_nodes_asks_for_the_kind_of_node(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before a worker starts: an autoscaler would take the demand for one of CPUs."""
     monkeypatch.setattr(launch_module, "connected", lambda *arguments: nullcontext(Slots(4)))
     monkeypatch.setattr(launch_module, "alive_nodes", lambda: [Node({"CPU": 0.0})])
-    monkeypatch.setattr(launch_module, "Pool", mock.Mock(side_effect=AssertionError("a worker started")))
+    monkeypatch.setattr(
+        launch_module, "Pool", mock.Mock(side_effect=AssertionError("a worker started"))
+    )
     options = LaunchOptions(address="head:6379", workers=4)
     with pytest.raises(PoolError, match="--gpus-per-worker"):
-        launch(SweepConfig.read("quickstart"), storage, options, Views(storage, []), lambda event: None, cores=1)
+        launch(
+            SweepConfig.read("quickstart"),
+            storage,
+            options,
+            Views(storage, []),
+            lambda event: None,
+            cores=1,
+        )
 
 
 def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
-    """Those of the first sweep, of which the second one's rivals are the front, at its start and when it is resumed."""
+    """Those of the first sweep, of which the second one's rivals are the front, at its start and
+    when it is resumed.
+    """
     counts: list[int] = []
 
     class Counting(Trials):
@@ -175,14 +215,24 @@ def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
             counts.append(self.racing.earlier)
 
     def run(name: str, taken: Earlier | None) -> str:
-        changes = {"budget.trials": 4, "captions.count": 48, "reference.count": 96, "racing.rungs": [24]}
+        changes = {
+            "budget.trials": 4,
+            "captions.count": 48,
+            "reference.count": 96,
+            "racing.rungs": [24],
+        }
         changes["search"] = {"sampler": "random"}
         sweep = replace(SweepConfig.read("quickstart", changes), name=name)
         storage, options = Storage(tmp_path / name), LaunchOptions(taken=taken)
         Path(tmp_path / name).mkdir(exist_ok=True)
         with file_launches([]), mock.patch.object(launch_module, "Trials", Counting):
             launch(
-                (taken or Earlier()).extend(sweep), storage, options, Views(storage, []), lambda event: None, cores=1
+                (taken or Earlier()).extend(sweep),
+                storage,
+                options,
+                Views(storage, []),
+                lambda event: None,
+                cores=1,
             )
         return storage.uri
 

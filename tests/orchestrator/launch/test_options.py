@@ -1,4 +1,6 @@
-"""An option of a launch is declared in one place: a field, which the command, its help and the sweep's file follow."""
+"""An option of a launch is declared in one place: a field, which the command, its help and the
+sweep's file follow.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,18 @@ def test_an_option_is_one_place() -> None:
 
     app = typer.Typer(rich_markup_mode=None)
     app.command()(command)
-    words = ["demo", "--shard", "7", "--trials", "3", "--set", "captions.count=48", "--workers", "2", "--as-json"]
+    words = [
+        "demo",
+        "--shard",
+        "7",
+        "--trials",
+        "3",
+        "--set",
+        "captions.count=48",
+        "--workers",
+        "2",
+        "--as-json",
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     ((space, options, as_json),) = given
@@ -38,7 +51,9 @@ def test_an_option_is_one_place() -> None:
     assert options.changes() == {"quality.shard": 7, "budget.trials": 3, "captions.count": 48}
     assert options.slots.count == 2
     assert "Captions of a shard." in CliRunner().invoke(app, ["--help"]).output
-    assert "--peak-bytes" not in CliRunner().invoke(app, ["--help"]).output, "only declared fields are options"
+    assert "--peak-bytes" not in CliRunner().invoke(app, ["--help"]).output, (
+        "only declared fields are options"
+    )
 
 
 def test_python_takes_the_same_options() -> None:

@@ -1,4 +1,6 @@
-"""Preflight: models, captions, reference, metrics, timing and search are checked before any worker starts."""
+"""Preflight: models, captions, reference, metrics, timing and search are checked before any worker
+starts.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def assert_contains(message: str, parts: Words) -> None:
 
 
 def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its constraints are part of it: what is refused today in a new sweep must not strand a half-finished one."""
+    """Its constraints are part of it: what is refused today in a new sweep must not strand a
+    half-finished one.
+    """
     started = SimpleNamespace(id="its own", format=FORMAT, captions={"hash": "of these captions"})
     monkeypatch.setattr(preflight_module, "read_identity", lambda _: started)
     monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
@@ -95,15 +99,28 @@ def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert_passes(constraints=["drift <= 1.1 * vanilla"])
 
 
-def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Workers would say so only when they have loaded the models."""
     found: list[Mapping[str, Any]] = []
     captions = {"hash": "of these captions"}
-    stored = Identity(name="tested", experiment="e", started=utc_now(), metrics={}, format=FORMAT, captions=captions)
+    stored = Identity(
+        name="tested",
+        experiment="e",
+        started=utc_now(),
+        metrics={},
+        format=FORMAT,
+        captions=captions,
+    )
     monkeypatch.setattr(preflight_module, "read_identity", lambda _: stored)
     monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
     with monkeypatch.context() as patched:
-        patched.setattr(preflight_module, "check_unchanged", lambda _storage, _stored, now, _keys: found.append(now))
+        patched.setattr(
+            preflight_module,
+            "check_unchanged",
+            lambda _storage, _stored, now, _keys: found.append(now),
+        )
         assert_passes()
     (now,) = found
     stored = dataclasses.replace(stored, models=now["models"], extractors=now["extractors"])
@@ -140,11 +157,24 @@ def test_a_valid_sweep_passes() -> None:
         ({"objectives": ["speedup", "fed"]}, ("tested.yaml:", "objectives[1]: ", "fed", "fid")),
         ({"constraints": ["clip_scor >= 0.9"]}, ("constraints[0]: ", "clip_scor")),
         ({"metrics": ["fid", "drfit"]}, ("metrics[1]: ", "drfit", "drift")),
-        ({"search": {"sampler": "tpe", "options": {"startup": 5}}}, ("search.options", "tpe", "startup")),
-        ({"timing": {"batch": 50, "images": 51}}, ("timing: ", "100 captions", "there are 96", "timing.batch")),
-        ({"captions": {"source": "scenes", "count": 66}}, ("objectives[1]: fid needs more images", "63")),
         (
-            {"captions": {"source": "scenes", "count": 8}, "constraints": ["drift <= 2"], **UNTIMED},
+            {"search": {"sampler": "tpe", "options": {"startup": 5}}},
+            ("search.options", "tpe", "startup"),
+        ),
+        (
+            {"timing": {"batch": 50, "images": 51}},
+            ("timing: ", "100 captions", "there are 96", "timing.batch"),
+        ),
+        (
+            {"captions": {"source": "scenes", "count": 66}},
+            ("objectives[1]: fid needs more images", "63"),
+        ),
+        (
+            {
+                "captions": {"source": "scenes", "count": 8},
+                "constraints": ["drift <= 2"],
+                **UNTIMED,
+            },
             ("constraints[0]: drift needs more images",),
         ),
         (
@@ -154,16 +184,26 @@ def test_a_valid_sweep_passes() -> None:
         ({"racing": {"rungs": [24, 72]}}, ("racing.rungs[0]: fid", "24 captions", "at least 72")),
         ({"racing": {"rungs": [90]}}, ("racing.rungs[0]: 90", "multiples of 24")),
         (
-            {"racing": {"rungs": [24], "stop": "dominated"}, "objectives": ["speedup", "fid_debiased"]},
+            {
+                "racing": {"rungs": [24], "stop": "dominated"},
+                "objectives": ["speedup", "fid_debiased"],
+            },
             ("racing.rungs[0]: fid_debiased", "24 captions", "at least 72"),
         ),
-        ({"reference": {"source": "none"}}, ("objectives[1]: fid is not available", "reference.source: none")),
+        (
+            {"reference": {"source": "none"}},
+            ("objectives[1]: fid is not available", "reference.source: none"),
+        ),
         ({"reference": {"source": "scenes", "count": 64}}, ("reference: ", "more than 64")),
         ({"enqueue": [{"label": "vanilla", **CHAIN}]}, ("vanilla", "label")),
         (
             {
                 "enqueue": [
-                    {"label": "wide", **CHAIN, "acceptance": {"neighbourhood": "additive", "k": 2000, "delta": 0.1}}
+                    {
+                        "label": "wide",
+                        **CHAIN,
+                        "acceptance": {"neighbourhood": "additive", "k": 2000, "delta": 0.1},
+                    }
                 ]
             },
             ("enqueue.wide", "2000", "1024 codes"),
@@ -175,9 +215,17 @@ def test_a_valid_sweep_passes() -> None:
             },
             ("space: replay", "sampling.temperature"),
         ),
-        ({"space": CHAIN | {"tree": {"policy": "chain", "length": {"low": 2, "high": 200}}}}, ("space", "200", "144")),
         (
-            {"space": {"drafter": "medusa", "tree": {"policy": "chain", "length": {"low": 50, "high": 60}}}},
+            {"space": CHAIN | {"tree": {"policy": "chain", "length": {"low": 2, "high": 200}}}},
+            ("space", "200", "144"),
+        ),
+        (
+            {
+                "space": {
+                    "drafter": "medusa",
+                    "tree": {"policy": "chain", "length": {"low": 50, "high": 60}},
+                }
+            },
             ("space", "50 levels", "medusa drafter"),
         ),
     ],
@@ -197,10 +245,14 @@ def test_sections(sections: dict[str, Any], parts: Words) -> None:
 def test_captions(text: str | None, count: int, parts: Words) -> None:
     if text is not None:
         Path("mine.txt").write_text(text)
-    assert_contains(problem(captions={"source": "mine.txt", "count": count}), ("captions: ", *parts))
+    assert_contains(
+        problem(captions={"source": "mine.txt", "count": count}), ("captions: ", *parts)
+    )
 
 
-def test_a_working_folder_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_working_folder_whose_name_is_not_utf8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Workers are given absolute paths, wherever the results are."""
     folder = tmp_path / "caf\udce9"
     folder.mkdir()
@@ -245,8 +297,19 @@ def write_broken_photo() -> None:
 
 
 def write_reference() -> None:
-    facts = {"kind": "reference", "identity": "inception@0", "source": "coco", "resize": "none", "count": 200}
-    write_shard(Storage("."), "theirs.parquet", pa.table({"features": float_lists(torch.randn(200, 64))}), facts)
+    facts = {
+        "kind": "reference",
+        "identity": "inception@0",
+        "source": "coco",
+        "resize": "none",
+        "count": 200,
+    }
+    write_shard(
+        Storage("."),
+        "theirs.parquet",
+        pa.table({"features": float_lists(torch.randn(200, 64))}),
+        facts,
+    )
 
 
 @pytest.mark.parametrize(
@@ -254,7 +317,11 @@ def write_reference() -> None:
     [
         (lambda: None, "photos", ("photos: no such folder",)),
         (lambda: write_photos(64), "photos", ("photos: 64 images", "more than 64")),
-        (write_broken_photo, "photos", ("photos/7.png: not a readable image", "correct or remove it")),
+        (
+            write_broken_photo,
+            "photos",
+            ("photos/7.png: not a readable image", "correct or remove it"),
+        ),
         (write_reference, "theirs.parquet", ("theirs.parquet", "inception@0", "scenes-features")),
     ],
 )
@@ -265,7 +332,9 @@ def test_references(prepare: Callable[[], None], source: str, parts: Words) -> N
 
 def test_images_whose_features_are_stored_are_not_read_again() -> None:
     write_broken_photo()
-    assert_contains(problem(reference={"source": "photos"}), ("photos/7.png: not a readable image",))
+    assert_contains(
+        problem(reference={"source": "photos"}), ("photos/7.png: not a readable image",)
+    )
     Storage("sweeps/tested").write(REFERENCE, b"the features")  # workers check them
     assert_passes(reference={"source": "photos"})
     Path("photos").rename("elsewhere")
@@ -286,7 +355,10 @@ def copy_model(drop: str | None = None, cut: str | None = None) -> None:
     ("prepare", "parts"),
     [
         (lambda: None, ("models.file: mine: no such file or folder",)),
-        (lambda: copy_model(drop="target.safetensors"), ("models: ", "no such file", "target (", "target.safetensors")),
+        (
+            lambda: copy_model(drop="target.safetensors"),
+            ("models: ", "no such file", "target (", "target.safetensors"),
+        ),
         (lambda: copy_model(cut="eagle.safetensors"), ("eagle.safetensors", "truncated")),
         (lambda: copy_model(cut="features.safetensors"), ("features.safetensors", "truncated")),
         (lambda: copy_model(drop="eagle.safetensors"), ("enqueue.exact chain", "'eagle' drafter")),
@@ -302,14 +374,22 @@ def test_a_score_that_cannot_read_the_captions() -> None:
     copy_model()
     path = Path("mine/target.safetensors")
     header, tensors = safetensors_metadata(path), dict(load_tensors(path))
-    config = json.loads(header["config"]) | {"conditioner": {"kind": "words", "words": ["dog"], "length": 1}}
+    config = json.loads(header["config"]) | {
+        "conditioner": {"kind": "words", "words": ["dog"], "length": 1}
+    }
     values, nothing = (tensors[f"conditioner.{name}"] for name in ("values.weight", "nothing"))
     tensors |= {"conditioner.values.weight": values[:2]}
     tensors |= {f"conditioner.{name}": nothing[:1].clone() for name in ("nothing", "places")}
     save_file(tensors, path, metadata={**header, "config": json.dumps(config)})
     Path("dogs.txt").write_text("dog\n" * 3)
-    sections = {"captions": {"source": "dogs.txt", "count": 3}, "objectives": ["speedup", "clip_score"]}
-    assert_contains(problem({"models.file": "mine"}, **sections), ("objectives[1]: clip_score", "captions of scenes"))
+    sections = {
+        "captions": {"source": "dogs.txt", "count": 3},
+        "objectives": ["speedup", "clip_score"],
+    }
+    assert_contains(
+        problem({"models.file": "mine"}, **sections),
+        ("objectives[1]: clip_score", "captions of scenes"),
+    )
 
 
 def test_scorers_are_built_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +408,11 @@ def test_files_on_a_ray_clients_cluster_are_not_checked_here() -> None:
     """They lie on the cluster; the unreachable address is the only problem."""
     text = SPACE.replace("source: scenes, count: 96", "source: /on/the/cluster.txt, count: 96")
     with pytest.raises(RuntimeError, match="no response"):
-        preflight(SweepConfig.parse(text, "tested.yaml"), Storage("sweeps/tested"), address="ray://127.0.0.1:1")
+        preflight(
+            SweepConfig.parse(text, "tested.yaml"),
+            Storage("sweeps/tested"),
+            address="ray://127.0.0.1:1",
+        )
 
 
 ENTRY: dict[str, Any] = {
@@ -377,7 +461,8 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
     assert_passes(WITH_FILE, **ENTRY)
     Path("words.txt").write_text("a red ball\na cat\nsmall\n")
     assert_passes(
-        {**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "captions": {"source": "words.txt", "count": 3}}
+        {**WITH_FILE, "models.name": "captions"},
+        **{**ENTRY, "captions": {"source": "words.txt", "count": 3}},
     )
 
 
@@ -392,7 +477,11 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
             WITH_FILE,
             ("mine/models.yaml:4: classes.image_sise", "image_size"),
         ),
-        (lambda folder: (folder / "c2i.pt").unlink(), WITH_FILE, ("mine/models.yaml:1: classes: ", "c2i.pt")),
+        (
+            lambda folder: (folder / "c2i.pt").unlink(),
+            WITH_FILE,
+            ("mine/models.yaml:1: classes: ", "c2i.pt"),
+        ),
         (truncate_second_shard, WITH_FILE, ("two.safetensors", "truncated")),
         (
             lambda folder: write_vq(folder / "vq.pt", dataclasses.replace(VQ, codebook_size=64)),
@@ -412,7 +501,9 @@ def test_a_sweep_of_an_entry_passes(models_yaml: Path) -> None:
         (lambda folder: None, {**WITH_FILE, "space.tree.length.high": 20}, ("space", "9 tokens")),
     ],
 )
-def test_entries(damage: Callable[[Path], Any], changes: dict[str, Any], parts: Words, models_yaml: Path) -> None:
+def test_entries(
+    damage: Callable[[Path], Any], changes: dict[str, Any], parts: Words, models_yaml: Path
+) -> None:
     damage(copy_checkpoints(models_yaml))
     assert_contains(problem(changes, **ENTRY), parts)
 
@@ -423,8 +514,15 @@ def test_all_missing_files_are_listed(models_yaml: Path) -> None:
         file.write("  metrics: {inception: ckpt/inception.pth, aesthetic: ckpt/aesthetic.pth}\n")
     for name in ("t2i.pt", "eagle-t2i.safetensors"):
         (folder / name).unlink()
-    message = problem({**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "metrics": ["aesthetic"]})
-    for part in ("models.yaml:9: captions: no such file", "transformer (", "drafters.eagle (", "metrics.aesthetic ("):
+    message = problem(
+        {**WITH_FILE, "models.name": "captions"}, **{**ENTRY, "metrics": ["aesthetic"]}
+    )
+    for part in (
+        "models.yaml:9: captions: no such file",
+        "transformer (",
+        "drafters.eagle (",
+        "metrics.aesthetic (",
+    ):
         assert part in message
 
 
@@ -436,6 +534,10 @@ def test_workers_get_the_entry_with_absolute_paths(models_yaml: Path) -> None:
     sweep = SweepConfig.parse(text, "tested.yaml", {**WITH_FILE, "models.name": "captions"})
     spec = WorkerSpec(**json.loads(json.dumps(worker_spec(sweep, Storage("sweeps/tested")))))
     assert spec.models is not None
-    assert Entry.from_mapping(spec.models).files["transformer"] == str(Path("mine/ckpt/t2i.pt").absolute())
-    assert Entry.from_mapping(spec.models).metrics == {"clip": str(Path("mine/ckpt/vq.pt").absolute())}
+    assert Entry.from_mapping(spec.models).files["transformer"] == str(
+        Path("mine/ckpt/t2i.pt").absolute()
+    )
+    assert Entry.from_mapping(spec.models).metrics == {
+        "clip": str(Path("mine/ckpt/vq.pt").absolute())
+    }
     assert spec.what == "captions (mine/models.yaml:9)"

@@ -1,4 +1,6 @@
-"""What a sweep would write to belongs to the sweep: everything else is refused, and stays as it was."""
+"""What a sweep would write to belongs to the sweep: everything else is refused, and stays as it
+was.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,11 @@ def server() -> Iterator[PostgreSQL]:
 
 
 @pytest.fixture(
-    params=["study.log", "sqlite:///study.db", pytest.param("postgresql", marks=pytest.mark.slow(seconds=20))]
+    params=[
+        "study.log",
+        "sqlite:///study.db",
+        pytest.param("postgresql", marks=pytest.mark.slow(seconds=20)),
+    ]
 )
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A storage of each kind."""
@@ -74,7 +80,9 @@ def files() -> dict[Path, bytes]:
 
 
 def create(url: str, *directions: Direction, name: str = NAME) -> Study:
-    return optuna.create_study(study_name=name, storage=open_storage(url), directions=list(directions or DIRECTIONS))
+    return optuna.create_study(
+        study_name=name, storage=open_storage(url), directions=list(directions or DIRECTIONS)
+    )
 
 
 def contents(url: str) -> list[Any]:
@@ -83,7 +91,12 @@ def contents(url: str) -> list[Any]:
         for s in optuna.get_all_study_summaries(open_storage(url))
     ]
     return [
-        (s.study_name, s.directions, s.user_attrs, [(t.number, t.state, t.params, t.user_attrs) for t in s.trials])
+        (
+            s.study_name,
+            s.directions,
+            s.user_attrs,
+            [(t.number, t.state, t.params, t.user_attrs) for t in s.trials],
+        )
         for s in studies
     ]
 
@@ -107,10 +120,15 @@ def add_trial(study: Study) -> None:
         (lambda url: create(url, "minimize", "minimize"), ("directions minimize, minimize",)),
         (lambda url: add_trial(create(url)), ("1 trial",)),
         (lambda url: create(url).set_user_attr("owner", "somebody"), ("attributes owner",)),
-        (lambda url: write(url, started="2025-12-24T00:00:00+00:00"), ("another sweep", "2025-12-24")),
+        (
+            lambda url: write(url, started="2025-12-24T00:00:00+00:00"),
+            ("another sweep", "2025-12-24"),
+        ),
     ],
 )
-def test_a_study_of_somebody_else_is_refused(make: Callable[[str], Any], parts: tuple[str, ...], url: str) -> None:
+def test_a_study_of_somebody_else_is_refused(
+    make: Callable[[str], Any], parts: tuple[str, ...], url: str
+) -> None:
     make(url)
     before = contents(url)
     for known in (None, OURS):
@@ -157,7 +175,11 @@ def test_a_study_of_an_earlier_version_goes_on(url: str) -> None:
     """Its trials have no number of the sweep."""
     study = create(url)
     study.set_user_attr("sweep", OURS.id)
-    study.add_trial(optuna.create_trial(values=[1.0, 1.0], user_attrs={"setting": "setting 0", "label": "trial 0"}))
+    study.add_trial(
+        optuna.create_trial(
+            values=[1.0, 1.0], user_attrs={"setting": "setting 0", "label": "trial 0"}
+        )
+    )
     check(url, known=OURS)
     write(url, [0, 1])
     trials = optuna.load_study(study_name=NAME, storage=open_storage(url)).trials
@@ -196,7 +218,8 @@ class FakeBucket(Storage):
 
 
 @pytest.mark.parametrize(
-    "data", [b"a text\n", b"a text", b'"a"\n', b"3\n", b'{"a": 1}\n', b"[]\n", b"\x89PNG\r\n\x00" * 400]
+    "data",
+    [b"a text\n", b"a text", b'"a"\n', b"3\n", b'{"a": 1}\n', b"[]\n", b"\x89PNG\r\n\x00" * 400],
 )
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])
 def test_a_file_that_is_something_else_is_refused(data: bytes, prefix: str) -> None:
@@ -206,12 +229,16 @@ def test_a_file_that_is_something_else_is_refused(data: bytes, prefix: str) -> N
         assert "--tracking-uri" in refusal(None, f"{prefix}notes")
 
 
-@pytest.mark.parametrize("study", ["sweeps", "sqlite:///sweeps", "none/study.log", "sqlite:///none/study.db"])
+@pytest.mark.parametrize(
+    "study", ["sweeps", "sqlite:///sweeps", "none/study.log", "sqlite:///none/study.db"]
+)
 def test_a_place_without_a_file_is_refused(study: str) -> None:
     assert study in refusal(study)
 
 
-@pytest.mark.parametrize("study", ["~nobody-here/x", "x" * 5000, "postgresql://[", "nosuch://u:p@h/d", ""])
+@pytest.mark.parametrize(
+    "study", ["~nobody-here/x", "x" * 5000, "postgresql://[", "nosuch://u:p@h/d", ""]
+)
 @pytest.mark.parametrize("tracking", ["sqlite:///mlflow.db", "postgresql://127.0.0.1:9/none"])
 def test_a_malformed_study_is_refused_by_its_option(study: str, tracking: str) -> None:
     assert refusal(study, tracking).startswith("--study: ")
@@ -224,7 +251,8 @@ def mlflow_database(empty_database: Path, place: str) -> None:
 def other_database(place: str) -> None:
     with closing(sqlite3.connect(place)) as connection:
         connection.executescript(
-            "CREATE TABLE alembic_version (version_num); INSERT INTO alembic_version VALUES ('5f0c');"
+            "CREATE TABLE alembic_version (version_num); INSERT INTO alembic_version VALUES "
+            "('5f0c');"
         )
 
 
@@ -241,7 +269,9 @@ def test_a_database_of_another_program_is_refused(empty_database: Path) -> None:
         assert "--tracking-uri" in message
         assert owner in message
     Path("sweeps/mlflow.db").write_bytes(Path("optuna.db").read_bytes())
-    assert "Optuna" in refusal(None, f"sqlite:///{Path('sweeps/mlflow.db').absolute()}"), "the default database"
+    assert "Optuna" in refusal(None, f"sqlite:///{Path('sweeps/mlflow.db').absolute()}"), (
+        "the default database"
+    )
 
 
 def test_a_database_with_tables_of_its_program_passes(empty_database: Path) -> None:
@@ -258,13 +288,19 @@ def test_a_database_with_tables_of_its_program_passes(empty_database: Path) -> N
 
 def test_a_damaged_default_database_of_mlflow_is_not_refused() -> None:
     """It is set aside when the sweep is logged."""
-    Path("sweeps/mlflow.db").write_bytes(b"no database, but long enough to be told from an empty one" * 20)
+    Path("sweeps/mlflow.db").write_bytes(
+        b"no database, but long enough to be told from an empty one" * 20
+    )
     check(None, f"sqlite:///{Path('sweeps/mlflow.db').absolute()}")
 
 
-@pytest.mark.parametrize("study", ["sqlite:///x.db", "sqlite:///sweeps/../x.db?timeout=5", "sqlite:///link.db", "x.db"])
+@pytest.mark.parametrize(
+    "study", ["sqlite:///x.db", "sqlite:///sweeps/../x.db?timeout=5", "sqlite:///link.db", "x.db"]
+)
 @pytest.mark.parametrize("exists", [False, True])
-def test_one_file_for_optuna_and_mlflow_is_refused(study: str, exists: bool, empty_database: Path) -> None:
+def test_one_file_for_optuna_and_mlflow_is_refused(
+    study: str, exists: bool, empty_database: Path
+) -> None:
     if exists:
         mlflow_database(empty_database, "x.db")
     Path("link.db").symlink_to("x.db")
@@ -354,7 +390,10 @@ def test_of_two_sweeps_with_one_name_one_gets_the_study(url: str, tmp_path: Path
     assert sorted(line == "opened" for line in printed) == [False, False, True]
     assert all("another sweep" in line for line in printed if line != "opened")
     study = optuna.load_study(study_name=NAME, storage=open_storage(url))
-    assert study.user_attrs["sweep"] == f"{OURS.experiment} 2026-01-02T03:00:0{printed.index('opened')}+00:00"
+    assert (
+        study.user_attrs["sweep"]
+        == f"{OURS.experiment} 2026-01-02T03:00:0{printed.index('opened')}+00:00"
+    )
     assert [state for state in TrialState if study.get_trials(states=(state,))] == []
 
 

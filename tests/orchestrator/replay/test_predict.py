@@ -11,7 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.replay.predict import describe_settings, prediction_task, read_pool, sample_settings
+from orchestrator.replay.predict import (
+    describe_settings,
+    prediction_task,
+    read_pool,
+    sample_settings,
+)
 from orchestrator.replay.sampler import SettingsPool
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
@@ -35,7 +40,13 @@ space:
   acceptance: {neighbourhood: additive, k: 10, delta: {low: 0.01, high: 0.5, log: true}}
 """
 EVERYTHING = Capabilities(
-    target="scenes", vocab_size=512, rows=8, cols=8, image_size=32, sampling=Sampling(), drafters={"eagle": None}
+    target="scenes",
+    vocab_size=512,
+    rows=8,
+    cols=8,
+    image_size=32,
+    sampling=Sampling(),
+    drafters={"eagle": None},
 )
 
 
@@ -63,7 +74,9 @@ class Worker:
         write_shard(self.storage, PREDICTIONS, pa.table(columns), metadata)
 
 
-def sweep_pool(sweep: SweepConfig, storage: Storage, experiment: str, worker: Worker) -> SettingsPool:
+def sweep_pool(
+    sweep: SweepConfig, storage: Storage, experiment: str, worker: Worker
+) -> SettingsPool:
     if (task := prediction_task(sweep, storage, EVERYTHING, lambda line: None)) is not None:
         worker(task)
     return read_pool(sweep, storage, experiment)
@@ -78,7 +91,10 @@ def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
     assert (task.captions, task.batch) == (4, sweep.quality.batch)
     assert len(first) == 31, "30 settings, and the enqueued one that the space contains"
     assert first.enqueued == 1
-    assert set(first.outside) == {sweep.enqueue[0].config.digest(), sweep.enqueue[2].config.digest()}
+    assert set(first.outside) == {
+        sweep.enqueue[0].config.digest(),
+        sweep.enqueue[2].config.digest(),
+    }
     assert list(first.params) == list(again.params)
     assert np.array_equal(first.features, again.features)
     for params in first.params:
@@ -88,20 +104,36 @@ def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
 
 
 def test_a_pool_has_a_batch_size_where_the_sweep_has_none(tmp_path: Path) -> None:
-    task = prediction_task(read({"quality.batch": "auto"}), Storage(str(tmp_path)), EVERYTHING, print)
+    task = prediction_task(
+        read({"quality.batch": "auto"}), Storage(str(tmp_path)), EVERYTHING, print
+    )
     assert task is not None
     assert task.batch == 32
 
 
 def test_no_recording_is_made_for_enqueued_settings_alone(tmp_path: Path) -> None:
     chains = {"drafter": "eagle", "tree": {"policy": "chain", "length": {"low": 2, "high": 6}}}
-    other = {"label": "tree", "drafter": "eagle", "tree": {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4}}
+    other = {
+        "label": "tree",
+        "drafter": "eagle",
+        "tree": {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 4},
+    }
     sweep = read(
-        {"space": chains, "enqueue": ["vanilla", other, {"drafter": "eagle", "tree": {"policy": "chain", "length": 9}}]}
+        {
+            "space": chains,
+            "enqueue": [
+                "vanilla",
+                other,
+                {"drafter": "eagle", "tree": {"policy": "chain", "length": 9}},
+            ],
+        }
     )
     worker = Worker(Storage(str(tmp_path)))
     pool = sweep_pool(sweep, worker.storage, "e1", worker)
-    assert set(pool.outside) == {sweep.enqueue[0].config.digest(), sweep.enqueue[2].config.digest()}
+    assert set(pool.outside) == {
+        sweep.enqueue[0].config.digest(),
+        sweep.enqueue[2].config.digest(),
+    }
 
 
 def test_a_pool_of_other_weights_is_refused(tmp_path: Path) -> None:
@@ -119,10 +151,14 @@ def test_other_samplers_have_no_pool(tmp_path: Path) -> None:
     assert prediction_task(sweep, Storage(str(tmp_path)), EVERYTHING, lambda line: None) is None
 
 
-def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+def test_a_space_that_replay_cannot_describe_is_refused_before_anything_is_drawn(
+    tmp_path: Path,
+) -> None:
     worker = Worker(Storage(str(tmp_path)))
     greedy = {"sampling": {"temperature": 0, "top_k": 0, "top_p": 1.0, "cfg": 1.5}}
-    with pytest.raises(ValueError, match=r"^space: replay can describe none of its settings \(.*temperature"):
+    with pytest.raises(
+        ValueError, match=r"^space: replay can describe none of its settings \(.*temperature"
+    ):
         sweep_pool(read(greedy), worker.storage, "e1", worker)
     assert not worker.tasks
 
@@ -149,11 +185,20 @@ def test_unusable_options_are_refused_by_their_key(option: str, value: object) -
 
 
 def test_features_are_counts_and_costs() -> None:
-    """Exact values: passes, drafted levels and nodes per token; square roots of costs; one column per kind."""
-    chain = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
+    """Exact values: passes, drafted levels and nodes per token; square roots of costs; one column
+    per kind.
+    """
+    chain = DecodingConfig.from_mapping(
+        {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
+    )
     values = {LENGTH: [1.0, 2.0], "excess": [0.0, 0.25], "surprise": [0.0, -0.09]}
     features, guesses = describe_settings([DecodingConfig(), chain], values)
     expected = [[0, 0, 0, 0, 0], [np.log(1 / 2), np.log(4 / 2), np.log(4 / 2), 0.5, -0.3]]
-    assert np.allclose(guesses, [[1.0, 0.5], [1.3 / 2, 0.5]]), "the mean of ranks 0 and 1, and of 1 and 0"
+    assert np.allclose(guesses, [[1.0, 0.5], [1.3 / 2, 0.5]]), (
+        "the mean of ranks 0 and 1, and of 1 and 0"
+    )
     assert np.allclose(features[:, :5], expected)
-    assert features[:, 5:].tolist() == [[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]], "drafter, tree; one neighbourhood"
+    assert features[:, 5:].tolist() == [
+        [0.0, 1.0, 0.0, 1.0],
+        [1.0, 0.0, 1.0, 0.0],
+    ], "drafter, tree; one neighbourhood"

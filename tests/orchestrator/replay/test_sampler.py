@@ -1,4 +1,6 @@
-"""The sampler that chooses from a pool: what it finds, what it leaves alone, and that it repeats itself."""
+"""The sampler that chooses from a pool: what it finds, what it leaves alone, and that it repeats
+itself.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def problem(count: int = 300) -> tuple[SettingsPool, Floats]:
     """A pool, and the noise-free values of its settings: `a` makes them quicker and worse."""
     x = np.random.default_rng(0).uniform(size=(count, 3))
     a, b, c = x.T
-    values = np.stack([np.exp(1.2 * a - 0.5 * b), 30 + 40 * a**2 + 10 * (c - 0.5) ** 2 - 3 * b], axis=1)
+    values = np.stack(
+        [np.exp(1.2 * a - 0.5 * b), 30 + 40 * a**2 + 10 * (c - 0.5) ** 2 - 3 * b], axis=1
+    )
     return SettingsPool([dict(zip(NAMES, row, strict=True)) for row in x.tolist()], x), values
 
 
@@ -74,11 +78,15 @@ def share(rows: Sequence[int]) -> float:
     """Of the hypervolume of the whole pool."""
     _, values = problem()
     reference = [values[:, 0].min(), values[:, 1].max()]
-    return hypervolume(values[rows], reference, DIRECTIONS) / hypervolume(values, reference, DIRECTIONS)
+    return hypervolume(values[rows], reference, DIRECTIONS) / hypervolume(
+        values, reference, DIRECTIONS
+    )
 
 
 def test_it_finds_the_front_of_smooth_objectives() -> None:
-    """With 14 of 300 settings it reaches more of the hypervolume than the best of 20 random searches with 28."""
+    """With 14 of 300 settings it reaches more of the hypervolume than the best of 20 random
+    searches with 28.
+    """
     random = [np.random.default_rng(seed).permutation(300)[:28].tolist() for seed in range(20)]
     for seed in range(2):
         assert share(search(14, seed)) > max(0.9, *map(share, random))
@@ -94,7 +102,10 @@ def test_trials_are_the_same_with_more_threads_and_in_a_resumed_search() -> None
         studies.append(search(8, parallel=2))
         torch.set_num_threads(before)
     assert studies[0] == studies[1]
-    first, resumed = optuna.create_study(directions=DIRECTIONS), optuna.create_study(directions=DIRECTIONS)
+    first, resumed = (
+        optuna.create_study(directions=DIRECTIONS),
+        optuna.create_study(directions=DIRECTIONS),
+    )
     asked = []
     for number in range(7):
         first.sampler = ReplaySampler(pool, seed=number)
@@ -102,17 +113,24 @@ def test_trials_are_the_same_with_more_threads_and_in_a_resumed_search() -> None
         asked.append(row)
         if number < 5:
             first.tell(trial, values[row].tolist())
-    for frozen in first.trials[:6]:  # the last two run; the resumed search sets the parameters of the first of them
+    # the last two run; the resumed search sets the parameters of the first of them
+    for frozen in first.trials[:6]:
         state = {"state": frozen.state, "values": frozen.values}
-        resumed.add_trial(create_trial(params=frozen.params, distributions=frozen.distributions, **state))
+        resumed.add_trial(
+            create_trial(params=frozen.params, distributions=frozen.distributions, **state)
+        )
     resumed.sampler = ReplaySampler(pool, seed=6)
     assert ask(resumed, pool)[1] == asked[-1]
 
 
 def test_constraints_count() -> None:
-    """Half of the front violates the constraint; a search that knows of it leaves that half alone."""
+    """Half of the front violates the constraint; a search that knows of it leaves that half
+    alone.
+    """
     _, values = problem()
-    feasible = [(values[search(11, constraint=known)[5:], 1] <= 41).mean() for known in (True, False)]
+    feasible = [
+        (values[search(11, constraint=known)[5:], 1] <= 41).mean() for known in (True, False)
+    ]
     assert feasible[0] >= 0.8
     assert feasible[1] <= 0.6
 
@@ -120,7 +138,9 @@ def test_constraints_count() -> None:
 def test_no_setting_comes_twice_and_the_pool_ends() -> None:
     x = np.arange(6.0)[:, None] / 6
     pool = SettingsPool([{"a": value} for value in x[:, 0].tolist()], x)
-    study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool, startup=2, samples=16))
+    study = optuna.create_study(
+        directions=DIRECTIONS, sampler=ReplaySampler(pool, startup=2, samples=16)
+    )
     study.enqueue_trial({"a": pool.params[3]["a"]})
     asked = []
     for number in range(6):
@@ -148,7 +168,9 @@ def test_a_waiting_trial_keeps_its_setting() -> None:
 def test_processes_that_choose_at_the_same_moment_take_different_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of them, each with a sampler and a connection of its own, make their first choices in step."""
+    """Three of them, each with a sampler and a connection of its own, make their first choices in
+    step.
+    """
     count, pool = 3, problem()[0]
     path = str(tmp_path / "study.log")
     optuna.create_study(study_name="shared", storage=open_storage(path), directions=DIRECTIONS)
@@ -163,7 +185,9 @@ def test_processes_that_choose_at_the_same_moment_take_different_settings(
         return row
 
     def search(_: int) -> tuple[int, int]:
-        study = optuna.load_study(study_name="shared", storage=open_storage(path), sampler=ReplaySampler(pool))
+        study = optuna.load_study(
+            study_name="shared", storage=open_storage(path), sampler=ReplaySampler(pool)
+        )
         row = ask(study, pool)[1]
         return first.row, row
 
@@ -191,36 +215,56 @@ def test_trials_outside_of_the_pool_count_by_their_features() -> None:
         study = optuna.create_study(directions=DIRECTIONS, sampler=RandomSampler(seed=0))
         for row in range(8):
             params: dict[str, Any] = {name: pool.params[row][name] for name in NAMES}
-            distributions: dict[str, BaseDistribution] = {name: FloatDistribution(0, 1) for name in NAMES}
-            study.add_trial(create_trial(params=params, distributions=distributions, values=values[row].tolist()))
+            distributions: dict[str, BaseDistribution] = {
+                name: FloatDistribution(0, 1) for name in NAMES
+            }
+            study.add_trial(
+                create_trial(
+                    params=params, distributions=distributions, values=values[row].tolist()
+                )
+            )
         attributes = {} if features is None else {"features": features}
         study.add_trial(create_trial(values=[9.0, 1.0], user_attrs=attributes))
         study.sampler = ReplaySampler(pool, seed=0)
         choices.append(ask(study, pool)[1])
     near = np.linalg.norm(pool.features - [0.0, 0.0, 0.5], axis=1)
-    assert near[choices[1]] < 0.3 < near[choices[0]], "such a result draws the search to its neighbours"
+    assert near[choices[1]] < 0.3 < near[choices[0]], (
+        "such a result draws the search to its neighbours"
+    )
 
 
 def observations(noise: float = 0.1, constraint: bool = False) -> Observations:
     rng = np.random.default_rng(3)
     x = rng.uniform(size=(6, 2))
-    values = np.stack([1 + x[:, 0], 3 + x[:, 0] ** 2 + x[:, 1]], axis=1) + 0.05 * rng.standard_normal((6, 2))
+    values = np.stack(
+        [1 + x[:, 0], 3 + x[:, 0] ** 2 + x[:, 1]], axis=1
+    ) + 0.05 * rng.standard_normal((6, 2))
     violations = (x[:, :1] - 0.6) if constraint else np.zeros((6, 0))
     return Observations(x, values, np.full((6, 2), noise), violations, DIRECTIONS)
 
 
 def posterior_samples(surrogate: Surrogate, features: Floats, *, count: int, seed: int) -> Floats:
-    """Values of the objectives, then violations of the constraints, [count, N, m + c] from the joint posterior."""
+    """Values of the objectives, then violations of the constraints, [count, N, m + c] from the
+    joint posterior.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        samples = surrogate.model.posterior(surrogate._scaled(features)).rsample(torch.Size([count])).detach()
-    values = [outcome.restore(samples[..., index]) for index, outcome in enumerate(surrogate._outcomes)]
+        samples = (
+            surrogate.model.posterior(surrogate._scaled(features))
+            .rsample(torch.Size([count]))
+            .detach()
+        )
+    values = [
+        outcome.restore(samples[..., index]) for index, outcome in enumerate(surrogate._outcomes)
+    ]
     return torch.stack(values, dim=-1).numpy()
 
 
 @pytest.mark.parametrize("constraint", [False, True])
 def test_the_acquisition_is_the_expected_gain_in_hypervolume(constraint: bool) -> None:
-    """Against its definition: samples of the joint posterior, each with the exact hypervolume of its own front."""
+    """Against its definition: samples of the joint posterior, each with the exact hypervolume of
+    its own front.
+    """
     seen = observations(constraint=constraint)
     candidates = np.array([[0.3, 0.1], [0.5, 0.0], [0.57, 0.1], [0.62, 0.2], [0.9, 0.6]])
     surrogate = Surrogate(seen, np.concatenate([seen.features, candidates]))
@@ -230,7 +274,9 @@ def test_the_acquisition_is_the_expected_gain_in_hypervolume(constraint: bool) -
     worst = np.array([values[:, 0].min(), values[:, 1].max()])
     reference = worst + 0.1 * np.ptp(values, axis=0) * [-1, 1]
     for row, candidate in enumerate(candidates):
-        samples = posterior_samples(surrogate, np.concatenate([seen.features, candidate[None]]), count=600, seed=row)
+        samples = posterior_samples(
+            surrogate, np.concatenate([seen.features, candidate[None]]), count=600, seed=row
+        )
         gained = []
         for sample in samples:
             kept = (sample[:, 2:] <= 0).all(axis=1)
@@ -256,12 +302,16 @@ def test_noise_counts() -> None:
     spread = []
     for noise in (0.001, 0.5):
         seen = observations(noise)
-        fitted = posterior_samples(Surrogate(seen, seen.features), seen.features, count=200, seed=0).mean(axis=0)
+        fitted = posterior_samples(
+            Surrogate(seen, seen.features), seen.features, count=200, seed=0
+        ).mean(axis=0)
         spread.append(np.abs(fitted - seen.values).max())
     assert spread[0] < 0.02 < 0.1 < spread[1]
 
 
-@pytest.mark.parametrize("options", [{"startup": 0}, {"samples": 0}, {"samples": "many"}, {"startup": 2.5}])
+@pytest.mark.parametrize(
+    "options", [{"startup": 0}, {"samples": 0}, {"samples": "many"}, {"startup": 2.5}]
+)
 def test_unusable_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ReplaySampler(problem()[0], **options)
@@ -277,7 +327,9 @@ def test_pools_are_checked() -> None:
 
 
 def test_objectives_are_fitted_on_a_log_scale_with_relative_errors() -> None:
-    """Exact: a value's variance is (error / value / spread of the logs) squared; unknown errors count as the median."""
+    """Exact: a value's variance is (error / value / spread of the logs) squared; unknown errors
+    count as the median.
+    """
     values, errors = np.array([1.0, np.e**2, np.e**4]), np.array([0.1, np.nan, 0.3 * np.e**4])
     outcome = _Outcome.objective(values, errors)
     spread = np.std([0.0, 2.0, 4.0])

@@ -46,7 +46,9 @@ def test_without_images_the_prompt_is_a_placeholder(tmp_path: Path) -> None:
     (0.98, 1.01, "maximize", 0.97), (0.5, 1.0, "maximize", 0.97), (0.0, 30.0, "maximize", 0.97),
     (1.3, 2.0, "minimize", 1.2), (1.0, 1.1, "minimize", 1.2), (0.0, 150.0, "minimize", 1.2),
 ])  # fmt: skip
-def test_the_default_bar_is_within_reach(low: float, high: float, direction: Any, start: float) -> None:
+def test_the_default_bar_is_within_reach(
+    low: float, high: float, direction: Any, start: float
+) -> None:
     """So that the report opens with the choice that the commands print."""
     slider = _slider(low, high, direction, relative=True)
     assert slider["start"] == start
@@ -67,7 +69,13 @@ def test_steps_are_no_finer_than_a_thousandth_of_the_value(size: float) -> None:
 def test_the_slider_reaches_the_setting_that_is_best_without_a_bar(tmp_path: Path) -> None:
     """Though one of a larger error has a higher value and a better fid."""
     for record in write_sweep(tmp_path, trials=6):
-        speed = (1.0, 0.0) if record.number == 0 else (9.0, 50.0) if record.number == 3 else (1.5 + record.number, 0.01)
+        speed = (
+            (1.0, 0.0)
+            if record.number == 0
+            else (9.0, 50.0)
+            if record.number == 3
+            else (1.5 + record.number, 0.01)
+        )
         fid = Estimate(3.0 + record.number * (record.number != 3), 0.01, 9)
         write_trial(Storage(str(tmp_path)), replace(record, metrics={
             **record.metrics, "speedup": Estimate(*speed, 9), "fid": fid,
@@ -82,7 +90,9 @@ def test_the_slider_reaches_the_setting_that_is_best_without_a_bar(tmp_path: Pat
 
 
 def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> None:
-    """Counts and times have none; distances from vanilla's own images have one in their own unit."""
+    """Counts and times have none; distances from vanilla's own images have one in their own
+    unit.
+    """
     for name, seed in (("a", 1), ("b", 2)):
         write_sweep(tmp_path / name, trials=16, seed=seed, name=name)
     sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
@@ -112,7 +122,10 @@ def test_the_commands_find_the_settings_of_a_page_that_is_priced_elsewhere(tmp_p
         best = specfrontier(*words[1:], "--lossless", "--json").json["best_lossless"]
         trial = front_of([priced]).best_lossless()
         assert trial is not None
-        assert (best["number"], best["metrics"]["speedup"]["value"]) == (trial.number, trial.metrics["speedup"].value)
+        assert (best["number"], best["metrics"]["speedup"]["value"]) == (
+            trial.number,
+            trial.metrics["speedup"].value,
+        )
         found.append(trial.metrics["speedup"].value)
         assert ("--device" in words) is (priced is there)
     assert found[0] != found[1]

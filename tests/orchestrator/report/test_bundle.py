@@ -1,4 +1,6 @@
-"""One script of ES modules: their names stay their own, each runs once, after those that it imports."""
+"""One script of ES modules: their names stay their own, each runs once, after those that it
+imports.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_modules_are_linked(folder: Path) -> None:
-    (folder / "base.js").write_text("const hidden = 1;\nexport const log = [];\nlog.push(`base ${hidden}`);\n")
-    (folder / "other.js").write_text('import {\n  log,\n} from "./base.js";\nconst hidden = 2;\nlog.push(hidden);\n')
+    (folder / "base.js").write_text(
+        "const hidden = 1;\nexport const log = [];\nlog.push(`base ${hidden}`);\n"
+    )
+    (folder / "other.js").write_text(
+        'import {\n  log,\n} from "./base.js";\nconst hidden = 2;\nlog.push(hidden);\n'
+    )
     (folder / "page.js").write_text(
         'import "./other.js";\nimport { log } from "./base.js";\n'
         "export function start(sections) {\n  sections.mine.draw(log);\n}\n"
@@ -37,7 +43,9 @@ def test_modules_are_linked(folder: Path) -> None:
     script = bundle({"mine": folder / "mine.js"})
     if (node := shutil.which("node")) is None:
         pytest.skip("no node")
-    ran = subprocess.run([node, "-e", script], capture_output=True, text=True, check=True, timeout=HANG_S)
+    ran = subprocess.run(
+        [node, "-e", script], capture_output=True, text=True, check=True, timeout=HANG_S
+    )
     assert ran.stdout == "true base 1,2 undefined\n"
 
 
@@ -49,9 +57,15 @@ def test_a_circle_is_refused(folder: Path) -> None:
 
 
 def test_what_is_imported_is_exported_and_used() -> None:
-    texts = {path: path.read_text("utf-8") for name in ("assets", "sections") for path in (FOLDER / name).glob("*.js")}
+    texts = {
+        path: path.read_text("utf-8")
+        for name in ("assets", "sections")
+        for path in (FOLDER / name).glob("*.js")
+    }
     exported = {
-        path: set(re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", text, re.MULTILINE))
+        path: set(
+            re.findall(r"^export (?:async )?(?:function|const|class) (\w+)", text, re.MULTILINE)
+        )
         for path, text in texts.items()
     }
     imported: dict[Path, set[str]] = {path: set() for path in texts}
@@ -62,5 +76,11 @@ def test_what_is_imported_is_exported_and_used() -> None:
             body = IMPORT.sub("", text)
             assert {name for name in found if not re.search(rf"\b{name}\b", body)} == set(), path
     for path in texts:
-        drawn = {"start"} if path.name == "page.js" else {"draw"} if path.parent.name == "sections" else set()
+        drawn = (
+            {"start"}
+            if path.name == "page.js"
+            else {"draw"}
+            if path.parent.name == "sections"
+            else set()
+        )
         assert imported[path] | drawn == exported[path], path

@@ -39,14 +39,20 @@ def test_the_page_has_the_trials_of_both_sweeps(tmp_path: Path) -> None:
         c.name for c in front.candidates
     }
     second = sweeps[1].records[0]
-    assert {record.digest for record in sweeps[0].records} & {second.digest}, "the same config in both"
+    assert {record.digest for record in sweeps[0].records} & {second.digest}, (
+        "the same config in both"
+    )
     sheets = data["sections"]["images"]["data"]["sheets"]
-    assert sheets[second.digest] != sheets[PageTrial(sweeps[1], second, 1).key], "has other images in each"
+    assert sheets[second.digest] != sheets[PageTrial(sweeps[1], second, 1).key], (
+        "has other images in each"
+    )
 
 
 def test_the_page_has_what_the_command_prints(tmp_path: Path) -> None:
     data, _ = compared(tmp_path)
-    printed = specfrontier("compare", str(tmp_path / "first"), str(tmp_path / "second"), "--json").json
+    printed = specfrontier(
+        "compare", str(tmp_path / "first"), str(tmp_path / "second"), "--json"
+    ).json
     found = data["sections"]["comparison"]["data"]
     for key in ("hypervolumes", "hypervolume_errors", "reference", "pairs"):
         assert found[key] == printed[key]
@@ -67,7 +73,9 @@ def test_it_has_no_quality_bar_where_pareto_has_none(tmp_path: Path) -> None:
     assert data["answer"]["knee"]["id"] == f"{printed['knee']['sweep']}#{printed['knee']['number']}"
 
 
-@pytest.mark.parametrize("option", [("--where", "tree.depth=4"), ("--json",), ("--by", "tree.policy")])
+@pytest.mark.parametrize(
+    "option", [("--where", "tree.depth=4"), ("--json",), ("--by", "tree.policy")]
+)
 def test_options_that_the_page_does_not_take(tmp_path: Path, option: tuple[str, ...]) -> None:
     assert "--html" in error_of("compare", str(tmp_path), str(tmp_path), "--html", *option, code=2)
 
@@ -78,8 +86,12 @@ def test_a_file_needs_the_page(tmp_path: Path) -> None:
 
 def test_sweeps_that_cannot_be_compared_have_no_page(tmp_path: Path) -> None:
     write_drawn_sweep(tmp_path / "a", captions(3), trials=4, name="a")
-    write_drawn_sweep(tmp_path / "b", captions(3), trials=4, name="b", extractors={"features": "another net"})
+    write_drawn_sweep(
+        tmp_path / "b", captions(3), trials=4, name="b", extractors={"features": "another net"}
+    )
     out = tmp_path / "page.html"
     places = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert "features" in error_of("compare", *places, "--y", "fid", "--html", "--out", str(out), code=2)
+    assert "features" in error_of(
+        "compare", *places, "--y", "fid", "--html", "--out", str(out), code=2
+    )
     assert not out.exists()

@@ -1,4 +1,6 @@
-"""The images that the report compares, and the heat maps: drawn from the store, with what cannot be drawn left out."""
+"""The images that the report compares, and the heat maps: drawn from the store, with what cannot be
+drawn left out.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_tiles_are_drawn_from_the_tokens(tmp_path: Path) -> None:
     record, tile = sweep.records[1], 13
     tokens = torch.tensor([sweep.images(record.number, ["tokens"])["tokens"][tile].as_py()])
     expected = target.decode(tokens)[0].permute(1, 2, 0).numpy() * 255
-    sheet = Image.open(io.BytesIO(base64.b64decode(data["sheets"][record.digest].partition(",")[2]))).convert("RGB")
+    sheet = Image.open(
+        io.BytesIO(base64.b64decode(data["sheets"][record.digest].partition(",")[2]))
+    ).convert("RGB")
     top, left = tile // COLUMNS * data["height"], tile % COLUMNS * data["width"]
     found = np.asarray(sheet, dtype=float)[top : top + data["height"], left : left + data["width"]]
     assert np.abs(found - expected).mean() < 12, "compressed"
@@ -72,12 +76,16 @@ def store_grids(folder: Path, sweep: Sweep) -> None:
         Image.fromarray(pixels).save(folder / "pictures" / f"{record.digest}.png")
 
 
-def test_without_drawing_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_drawing_no_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_drawn_sweep(tmp_path, captions(20), trials=3)
     store_grids(tmp_path, Sweep.open(tmp_path))
     monkeypatch.setattr(images, "_load_target", lambda *_: pytest.fail("loaded"))
     notes: list[str] = []
-    data = page_data([Sweep.open(tmp_path)], notes.append, decode=False)["sections"]["images"]["data"]
+    data = page_data([Sweep.open(tmp_path)], notes.append, decode=False)["sections"]["images"][
+        "data"
+    ]
     assert not data["from_tokens"]
     assert data["sheets"]
     assert notes == []
@@ -86,11 +94,15 @@ def test_without_drawing_no_model_is_loaded(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("obstacle", ["changed", "missing"])
-def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path, obstacle: str) -> None:
+def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(
+    tmp_path: Path, obstacle: str
+) -> None:
     write_drawn_sweep(tmp_path, captions(20), trials=3, models={"tokenizer": "00"})
     if obstacle == "missing":
         plan = yaml.safe_load((tmp_path / "sweep.yaml").read_bytes())
-        (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(plan | {"models": {"file": str(tmp_path / "gone")}}))
+        (tmp_path / "sweep.yaml").write_text(
+            yaml.safe_dump(plan | {"models": {"file": str(tmp_path / "gone")}})
+        )
     sweep = Sweep.open(tmp_path)
     store_grids(tmp_path, sweep)
     notes: list[str] = []
@@ -99,7 +111,9 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(tmp_path: Path,
     assert ("changed" if obstacle == "changed" else "gone") in notes[0]
     assert not data["from_tokens"]
     assert data["captions"] == captions(4), "a grid of two by two images"
-    sheet = Image.open(io.BytesIO(base64.b64decode(data["sheets"][sweep.records[0].digest].partition(",")[2])))
+    sheet = Image.open(
+        io.BytesIO(base64.b64decode(data["sheets"][sweep.records[0].digest].partition(",")[2]))
+    )
     tiles = np.asarray(sheet.convert("L"))[:48].reshape(48, COLUMNS, 48).mean(axis=(0, 2))
     assert [round(float(value), -1) for value in tiles[:4]] == [0, 0, 0, 200]
 
@@ -128,7 +142,10 @@ def test_any_failure_to_draw_leaves_the_stored_images(
 
 def test_a_trial_of_other_captions_is_left_out_with_a_note(tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, captions(20), trials=4)
-    for record, column, value in ((records[1], "caption_id", range(100, 120)), (records[2], "caption", ["x"] * 20)):
+    for record, column, value in (
+        (records[1], "caption_id", range(100, 120)),
+        (records[2], "caption", ["x"] * 20),
+    ):
         table, metadata = read_shard(Storage(tmp_path), record.shards[0])
         at = table.column_names.index(column)
         table = table.set_column(at, column, pa.array(value, table.schema.field(column).type))
@@ -199,8 +216,12 @@ def test_a_sweep_without_images_has_neither(tmp_path: Path) -> None:
     assert heat(about(complete(sweep))) is None
 
 
-def reads_together(monkeypatch: pytest.MonkeyPatch, folder: str, count: int, alone: int = 0) -> list[str]:
-    """Each read in the folder, after the first `alone` ones, waits until `count` are under way; returns their names."""
+def reads_together(
+    monkeypatch: pytest.MonkeyPatch, folder: str, count: int, alone: int = 0
+) -> list[str]:
+    """Each read in the folder, after the first `alone` ones, waits until `count` are under way;
+    returns their names.
+    """
     gate, names, read = threading.Barrier(count, timeout=HANG_S), list[str](), Storage.read
 
     def wait(storage: Storage, name: str) -> bytes:
@@ -215,7 +236,9 @@ def reads_together(monkeypatch: pytest.MonkeyPatch, folder: str, count: int, alo
 
 
 def test_heat_maps_read_all_trials_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of a bucket takes long: one read after the other is minutes at the end of a sweep."""
+    """An answer of a bucket takes long: one read after the other is minutes at the end of a
+    sweep.
+    """
     records = write_drawn_sweep(tmp_path, captions(4), trials=5)
     trials = complete(Sweep.open(tmp_path))
     expected = heat(about(trials))
@@ -224,7 +247,9 @@ def test_heat_maps_read_all_trials_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(names) == sorted(record.shards[0] for record in records)
 
 
-def test_images_read_all_trials_but_the_first_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_read_all_trials_but_the_first_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records = write_drawn_sweep(tmp_path, captions(4), trials=5)
     store_grids(tmp_path, Sweep.open(tmp_path))
     trials = complete(Sweep.open(tmp_path))
@@ -238,11 +263,15 @@ def test_image_grids_are_read_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     records = write_drawn_sweep(tmp_path, captions(4), trials=5)
     store_grids(tmp_path, Sweep.open(tmp_path))
     names = reads_together(monkeypatch, "pictures", len(records))
-    assert list(embed_grids(complete(Sweep.open(tmp_path)))) == [record.digest for record in records]
+    assert list(embed_grids(complete(Sweep.open(tmp_path)))) == [
+        record.digest for record in records
+    ]
     assert len(names) == len(records)
 
 
-def test_records_and_timing_sessions_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_and_timing_sessions_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep = write_timed_sweep(tmp_path, trials=6)
     for _ in range(2):
         time_again(Sweep.open(tmp_path), (1, 8))

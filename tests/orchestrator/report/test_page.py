@@ -1,4 +1,6 @@
-"""The report as a file: what is in it, that nothing in it can act, and that it is written whatever a sweep lacks."""
+"""The report as a file: what is in it, that nothing in it can act, and that it is written whatever
+a sweep lacks.
+"""
 
 from __future__ import annotations
 
@@ -100,10 +102,18 @@ def test_a_trial_is_in_the_page_with_its_numbers(tmp_path: Path) -> None:
         shown = {name: [value, error] for name, (value, error, *_) in trial["metrics"].items()}
         assert shown == {name: [entry.value, entry.error] for name, entry in record.metrics.items()}
         for _, error, effects, noise, own, *_ in trial["metrics"].values():
-            assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), "the parts make the whole"
-        assert (trial["label"], trial["state"], trial["cause"]) == (record.label, record.state, record.cause)
+            assert math.hypot(*effects, noise, own) == pytest.approx(error, rel=0.01), (
+                "the parts make the whole"
+            )
+        assert (trial["label"], trial["state"], trial["cause"]) == (
+            record.label,
+            record.state,
+            record.cause,
+        )
         assert trial["lossless"] is record.is_lossless(identity)
-        assert trial["duplicate_of"] == (None if record.duplicate_of is None else str(record.duplicate_of))
+        assert trial["duplicate_of"] == (
+            None if record.duplicate_of is None else str(record.duplicate_of)
+        )
     assert data["trials"][2]["description"] == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
     assert data["trials"][7]["cause"].startswith("OutOfMemoryError")
 
@@ -112,7 +122,11 @@ def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=6)
     page = report_page(Storage(tmp_path))
     elements = Elements(page)
-    policy = next(a["content"] for tag, a in elements.found if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"]
+        for tag, a in elements.found
+        if a.get("http-equiv") == "Content-Security-Policy"
+    )
     style = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)
     assert policy is not None
     assert len(elements.scripts) == 3
@@ -120,7 +134,9 @@ def test_the_page_allows_its_own_script_and_style_alone(tmp_path: Path) -> None:
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     for kind, texts in (("script", elements.scripts[1:]), ("style", style)):
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        digests = [
+            base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts
+        ]
         allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
         assert f"{kind}-src {allowed};" in policy
     assert not re.findall(r"\{\{\w+\}\}", page)
@@ -139,12 +155,19 @@ def test_the_libraries_come_with_their_licences(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert holder in libraries
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert terms | {ROOT / "LICENSE"} == {path for name in project["license-files"] for path in ROOT.glob(name)}
+    assert terms | {ROOT / "LICENSE"} == {
+        path for name in project["license-files"] for path in ROOT.glob(name)
+    }
 
 
 def test_the_libraries_are_those_of_their_packages() -> None:
-    lines = [line.split() for line in (VENDOR / "SOURCES.txt").read_text("utf-8").split("\n\n")[1].splitlines()]
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.glob("*.js")}
+    lines = [
+        line.split()
+        for line in (VENDOR / "SOURCES.txt").read_text("utf-8").split("\n\n")[1].splitlines()
+    ]
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.glob("*.js")
+    }
     assert {name: digest for name, *_, digest in lines} == digests
     for _, package, archive, *_ in lines:
         name, _, version = package.rpartition("@")
@@ -156,7 +179,9 @@ def test_the_page_names_no_other_place(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=6)
     page = report_page(Storage(tmp_path))
     libraries = Elements(page).scripts[1]
-    assert set(re.findall(r"https?://[^\s\"'<]*", page.replace(libraries, ""))) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"https?://[^\s\"'<]*", page.replace(libraries, ""))) == {
+        "http://www.w3.org/2000/svg"
+    }
     named = {urlsplit(url).netloc for url in re.findall(r"https?://[^\s\"'<>]*", libraries)}
     expected = {"www.w3.org", "d3js.org", "www.apache.org", "unlicense.org"}
     assert named == expected, "namespaces, and the addresses in comments"
@@ -179,7 +204,9 @@ def test_what_users_give_cannot_leave_the_data(tmp_path: Path, text: str) -> Non
 
 
 def _hostile_page(folder: Path, text: str) -> str:
-    """The page of a sweep that says `text` wherever a user may say something, and in its name, which readers refuse."""
+    """The page of a sweep that says `text` wherever a user may say something, and in its name,
+    which readers refuse.
+    """
     records = write_drawn_sweep(folder, [text] * 3, trials=9, about=text)
     storage = Storage(folder)
     write_trial(storage, replace(records[1], label=text))
@@ -206,15 +233,26 @@ def test_script_data_is_still_the_same_data() -> None:
         (["speedup", "gone"], ("speedup", "latency")),
     ],
 )
-def test_the_metrics_shown_first(tmp_path: Path, objectives: Sequence[str], expected: tuple[str, str]) -> None:
-    data = written(tmp_path, trials=6, objectives=[{"metric": name, "direction": "minimize"} for name in objectives])
+def test_the_metrics_shown_first(
+    tmp_path: Path, objectives: Sequence[str], expected: tuple[str, str]
+) -> None:
+    data = written(
+        tmp_path,
+        trials=6,
+        objectives=[{"metric": name, "direction": "minimize"} for name in objectives],
+    )
     assert (data["axes"]["x"], data["axes"]["y"]) == expected
-    assert data["metrics"][expected[0]]["direction"] == "maximize", "a metric's direction is its own"
+    assert data["metrics"][expected[0]]["direction"] == "maximize", (
+        "a metric's direction is its own"
+    )
 
 
 def test_only_metrics_that_were_measured_are_offered(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=6)
-    kept = [replace(r, metrics={m: v for m, v in r.metrics.items() if m in ("drift", "fid")}) for r in records]
+    kept = [
+        replace(r, metrics={m: v for m, v in r.metrics.items() if m in ("drift", "fid")})
+        for r in records
+    ]
     data = written(tmp_path, *kept, trials=6)
     assert data["axes"] == {"names": ["fid", "drift"], "x": "fid", "y": "drift"}
 
@@ -242,16 +280,22 @@ def test_configs_are_what_generate_takes(tmp_path: Path) -> None:
 def test_the_share_of_redraws_is_that_of_the_front_command(tmp_path: Path) -> None:
     data = written(tmp_path, trials=20)
     marked = Sweep.open(tmp_path).front(everything=True)
-    expected = dict(zip(marked["number"].to_pylist(), marked["confidence"].to_pylist(), strict=True))
+    expected = dict(
+        zip(marked["number"].to_pylist(), marked["confidence"].to_pylist(), strict=True)
+    )
     assert len(expected) > 5
     assert {
-        trial["number"]: trial["confidence"] for trial in data["trials"] if trial["confidence"] is not None
+        trial["number"]: trial["confidence"]
+        for trial in data["trials"]
+        if trial["confidence"] is not None
     } == expected
 
 
 def test_a_broken_constraint_is_named(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, trials=6)
-    data = written(tmp_path, replace(records[5], constraints={"drift <= 2": 0.25, "fid <= 9": -1.0}), trials=6)
+    data = written(
+        tmp_path, replace(records[5], constraints={"drift <= 2": 0.25, "fid <= 9": -1.0}), trials=6
+    )
     assert data["trials"][5]["violated"] == ["drift <= 2"]
     assert not data["trials"][5]["feasible"]
 
@@ -261,7 +305,9 @@ def test_no_credentials(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     records = write_sweep(tmp_path, trials=8, captions={"count": 5, "source": secret, "hash": "00"})
     write_trial(storage, replace(records[7], cause=f"cannot read {secret}"))
-    storage.write("sweep.yaml", yaml.safe_dump({"name": "a", "captions": {"source": secret}}).encode())
+    storage.write(
+        "sweep.yaml", yaml.safe_dump({"name": "a", "captions": {"source": secret}}).encode()
+    )
     page = report_page(storage)
     assert "bucket/captions.txt" in page
     assert not re.search("hunter2|AKIAKEY|tokyo", page)
@@ -273,13 +319,24 @@ def picture_of(uri: str) -> Image.Image:
 
 def test_large_pictures_are_made_smaller(tmp_path: Path) -> None:
     record = write_sweep(tmp_path, trials=1)[0]
-    Image.new("RGB", (1024, 512), (200, 30, 30)).save(tmp_path / "pictures" / f"{record.digest}.png")
+    Image.new("RGB", (1024, 512), (200, 30, 30)).save(
+        tmp_path / "pictures" / f"{record.digest}.png"
+    )
     found = embed_grids([PageTrial(Sweep.open(tmp_path), record)])[record.digest]
-    assert (found["width"], found["height"]) == (GRID_SIDE, GRID_SIDE // 2) == picture_of(found["uri"]).size
-    assert np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max() <= 3
+    assert (
+        (found["width"], found["height"])
+        == (GRID_SIDE, GRID_SIDE // 2)
+        == picture_of(found["uri"]).size
+    )
+    assert (
+        np.abs(np.asarray(picture_of(found["uri"]).convert("RGB"), dtype=int) - (200, 30, 30)).max()
+        <= 3
+    )
 
 
-def test_the_front_has_pictures_first_and_room_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_front_has_pictures_first_and_room_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_sweep(tmp_path, trials=20)
     front = {record.digest for record in _front_records(tmp_path)}
     whole = page_data([Sweep.open(tmp_path)])["thumbnails"]
@@ -296,7 +353,9 @@ def _front_records(folder: Path) -> list[TrialRecord]:
     return [record for record in sweep.records if record.number in numbers]
 
 
-@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"\x89PNG broken"), without_pixels])
+@pytest.mark.parametrize(
+    "spoil", [lambda path: path.write_bytes(b"\x89PNG broken"), without_pixels]
+)
 def test_a_broken_picture_is_left_out(spoil: Callable[[Path], None], tmp_path: Path) -> None:
     first, second = write_sweep(tmp_path, trials=2)
     spoil(tmp_path / "pictures" / f"{first.digest}.png")
@@ -336,7 +395,9 @@ def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
     given = load_checked((tmp_path / "identity.json").read_bytes())
     bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
     (tmp_path / "identity.json").write_text(json.dumps(bare))
-    assert dict(data_of(report_page(Storage(tmp_path)))["sections"]["setup"]["data"][0]["facts"]).keys() == {
+    assert dict(
+        data_of(report_page(Storage(tmp_path)))["sections"]["setup"]["data"][0]["facts"]
+    ).keys() == {
         "experiment",
         "started",
         "last trial finished",
@@ -345,8 +406,16 @@ def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
 
 def test_groups() -> None:
     assert set(groups(PRESETS["vanilla"]).values()) == {"vanilla"}
-    assert groups(PRESETS["lantern"]) == {"acceptance": "additive", "tree": "dynamic", "drafter": "eagle"}
-    assert groups(PRESETS["gsd"]) == {"acceptance": "grouped", "tree": "chain", "drafter": "jacobi"}
+    assert groups(PRESETS["lantern"]) == {
+        "acceptance": "additive",
+        "tree": "dynamic",
+        "drafter": "eagle",
+    }
+    assert groups(PRESETS["gsd"]) == {
+        "acceptance": "grouped",
+        "tree": "chain",
+        "drafter": "jacobi",
+    }
 
 
 def command(*arguments: str) -> str:
@@ -398,12 +467,17 @@ def test_a_broken_trial_is_named(tmp_path: Path) -> None:
 def test_neither_torch_nor_the_libraries_of_a_sweep_are_needed(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=5, shards=True)
     code = (
-        "import sys; from orchestrator.cli.report import report; report(sys.argv[1], None, False)\n"
-        "print(sorted({'torch', 'ray', 'optuna', 'mlflow', 'matplotlib', 'transformers'} & set(sys.modules)))"
+        "import sys; from orchestrator.cli.report import report; report(sys.argv[1], None, "
+        "False)\nprint(sorted({'torch', 'ray', 'optuna', 'mlflow', 'matplotlib', 'transformers'} "
+        "& set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=HANG_S
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"

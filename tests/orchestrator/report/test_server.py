@@ -40,7 +40,9 @@ class Answer:
 
 def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answer:
     connection = http.client.HTTPConnection(HOST, port)
-    connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+    connection.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     answer = connection.getresponse()
     body = answer.read().decode()
     connection.close()
@@ -49,7 +51,9 @@ def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answ
 
 @contextmanager
 def serving(versions: list[str], made: list[str]) -> Iterator[int]:
-    """A server whose version is the last of `versions`; `made` gets each version that a page is made of."""
+    """A server whose version is the last of `versions`; `made` gets each version that a page is
+    made of.
+    """
 
     def make(version: str) -> str:
         made.append(version)
@@ -111,7 +115,10 @@ def test_pages_of_other_sites_and_other_paths_get_nothing() -> None:
         for path in ("/report.html", "/../identity.json", "/trials/00000.json", "/?x"):
             assert ask(port, path).status == 404
         headers = ask(port).headers
-        assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == ("DENY", "nosniff")
+        assert (headers["X-Frame-Options"], headers["X-Content-Type-Options"]) == (
+            "DENY",
+            "nosniff",
+        )
         assert "Access-Control-Allow-Origin" not in headers
     assert made == ["a"]
 
@@ -124,7 +131,8 @@ def test_the_version_changes_with_trials_and_with_the_end_of_the_launch(tmp_path
     last = (tmp_path / trial_file(3)).read_bytes()
     (tmp_path / trial_file(3)).unlink()
     found.append(version_of(storage))
-    (tmp_path / trial_file(3)).write_bytes(last)  # a trial that is revived has another record of the same name
+    # a trial that is revived has another record of the same name
+    (tmp_path / trial_file(3)).write_bytes(last)
     found.append(version_of(storage))
     with driver_lock(storage):
         found.append(version_of(storage))
@@ -135,7 +143,9 @@ def test_the_command_serves_to_this_machine_until_ctrl_c(tmp_path: Path) -> None
     write_sweep(tmp_path, trials=4)
     before = {path.name for path in tmp_path.iterdir()}
     words = [*COMMAND, str(tmp_path), "--serve"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         address = re.fullmatch(rf"http://{re.escape(HOST)}:(\d+)/\n", process.stdout.readline())
         assert address is not None
@@ -155,7 +165,9 @@ def test_the_command_serves_to_this_machine_until_ctrl_c(tmp_path: Path) -> None
 
 def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
-    assert "--out" in error_of("report", str(tmp_path), "--serve", "--out", "page.html", code=WRONG_USAGE)
+    assert "--out" in error_of(
+        "report", str(tmp_path), "--serve", "--out", "page.html", code=WRONG_USAGE
+    )
     assert "--serve" in error_of("report", str(tmp_path), "--port", "5001", code=WRONG_USAGE)
 
 
@@ -190,7 +202,8 @@ def test_a_load_that_the_browser_cancels_is_no_error(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         with socket.create_connection((HOST, server.server_port)) as reader:
-            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            # closing resets
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             reader.sendall(REQUEST.format(path, server.server_port).encode())
             assert asked.wait(HANG_S)
         gone.set()
@@ -200,7 +213,9 @@ def test_a_load_that_the_browser_cancels_is_no_error(
     assert capsys.readouterr().err == ""
 
 
-def test_a_fault_of_the_server_is_shown(ended: threading.Event, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_of_the_server_is_shown(
+    ended: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
     versions = ["a"]
     with serving(versions, []) as port:
         versions.clear()

@@ -52,15 +52,29 @@ def test_speeds_are_measured_at_each_size(run: SweepRun, empty_database: Path) -
     assert vanilla.metrics["speedup_batch2"].value == 1
     assert chain.metrics["speedup"].value != chain.metrics["speedup_batch2"].value
     there = Sweep.open(sweep.storage, batch=2).records[1].metrics
-    assert there["speedup"].value == there["speedup_batch2"].value == chain.metrics["speedup_batch2"].value
-    (section,) = [entry for name, entry in page_data([sweep])["sections"].items() if name == "batches"]
+    assert (
+        there["speedup"].value
+        == there["speedup_batch2"].value
+        == chain.metrics["speedup_batch2"].value
+    )
+    (section,) = [
+        entry for name, entry in page_data([sweep])["sections"].items() if name == "batches"
+    ]
     assert section["data"]["sizes"] == [1, 2]
     row = next(row for row in section["data"]["rows"] if row[0] == "1")
-    assert row[3] == [chain.metrics["speedup_batch2"].value, chain.metrics["speedup_batch2"].known_error]
+    assert row[3] == [
+        chain.metrics["speedup_batch2"].value,
+        chain.metrics["speedup_batch2"].known_error,
+    ]
     uri = f"sqlite:///{run.store.parent}/mlflow.db"
     client, run_id = MlflowClient(uri), find_location(sweep, uri).runs[1]
-    points = [(point.step, point.value) for point in client.get_metric_history(run_id, "by_batch/speedup")]
-    assert sorted(points) == [(1, chain.metrics["speedup"].value), (2, chain.metrics["speedup_batch2"].value)]
+    points = [
+        (point.step, point.value) for point in client.get_metric_history(run_id, "by_batch/speedup")
+    ]
+    assert sorted(points) == [
+        (1, chain.metrics["speedup"].value),
+        (2, chain.metrics["speedup_batch2"].value),
+    ]
     assert (sweep.identity.timing_batch, sweep.identity.timing["batch"]) == (1, [1, 2])
 
 

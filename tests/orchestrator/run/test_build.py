@@ -25,11 +25,15 @@ def measurement(name: str, *needs: Task) -> Task:
 
 
 class Scripted:
-    """Workers that finish the named tasks, one at each call. outputs: of tasks with another result."""
+    """Workers that finish the named tasks, one at each call. outputs: of tasks with another
+    result.
+    """
 
     alive = 1
 
-    def __init__(self, *finishing: str, outputs: Mapping[str, Mapping[str, Any] | str] | None = None) -> None:
+    def __init__(
+        self, *finishing: str, outputs: Mapping[str, Mapping[str, Any] | str] | None = None
+    ) -> None:
         self.finishing, self.outputs = list(finishing), outputs or {}
         self.submitted: list[str] = []
         self.withdrawn: set[str] = set()
@@ -77,10 +81,20 @@ def test_a_measurement_waits_for_what_it_needs(tmp_path: Path) -> None:
     assert workers.tasks["measures/m"].trial == 3
     assert workers.tasks["measures/m"].is_measurement
     (result,) = build.collect(0)
-    assert (result.trials, result.output) == ((3,), {"name": "measures/m", "images": 1, "seconds": 2.0, "worker": "w"})
+    assert (result.trials, result.output) == (
+        (3,),
+        {"name": "measures/m", "images": 1, "seconds": 2.0, "worker": "w"},
+    )
     assert build.seconds == {SWEEP: 2.0, 3: 4.0}
     assert [event for event in events if event["event"] == "shard"] == [
-        {"event": "shard", "trial": 3, "kind": "quality", "images": 1, "seconds": 2.0, "worker": "w"}
+        {
+            "event": "shard",
+            "trial": 3,
+            "kind": "quality",
+            "images": 1,
+            "seconds": 2.0,
+            "worker": "w",
+        }
     ]
 
 
@@ -174,10 +188,14 @@ def test_a_missing_file_ends_the_measurement_which_can_be_wanted_again(tmp_path:
 
 
 def write_images(folder: Path) -> None:
-    write_shard(Storage(folder), IMAGES.name, pa.table({"n": [1]}), {"kind": "quality", "name": IMAGES.name})
+    write_shard(
+        Storage(folder), IMAGES.name, pa.table({"n": [1]}), {"kind": "quality", "name": IMAGES.name}
+    )
 
 
-def test_a_file_that_only_workers_cannot_read_fails_the_measurement_in_the_end(tmp_path: Path) -> None:
+def test_a_file_that_only_workers_cannot_read_fails_the_measurement_in_the_end(
+    tmp_path: Path,
+) -> None:
     write_images(tmp_path)
     unusable = {"unusable": {IMAGES.name: "damaged"}}
     workers = Scripted(*["measures/m"] * 4, outputs={"measures/m": unusable})
@@ -203,7 +221,9 @@ def test_a_file_that_its_worker_cannot_read_and_this_process_can_is_made(tmp_pat
 
 def test_a_reference_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     lost = {"unusable": {REFERENCE.name: "missing"}}
-    workers = Scripted(REFERENCE.name, "measures/m", REFERENCE.name, "measures/m", outputs={"measures/m": lost})
+    workers = Scripted(
+        REFERENCE.name, "measures/m", REFERENCE.name, "measures/m", outputs={"measures/m": lost}
+    )
     build, events = make(tmp_path, workers)
     build.want(SWEEP, REFERENCE)
     build.want(1, measurement("m", REFERENCE))
@@ -214,4 +234,9 @@ def test_a_reference_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert workers.submitted[-1] == REFERENCE.name
     build.collect(0)
     assert workers.submitted[-1] == "measures/m"
-    assert [event["phase"] for event in events if event["event"] == "phase"] == ["reading", "", "reading", ""]
+    assert [event["phase"] for event in events if event["event"] == "phase"] == [
+        "reading",
+        "",
+        "reading",
+        "",
+    ]

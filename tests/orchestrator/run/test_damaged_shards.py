@@ -1,4 +1,6 @@
-"""Damaged shards in a sweep: set aside, drawn again, and the results are those of an undisturbed sweep."""
+"""Damaged shards in a sweep: set aside, drawn again, and the results are those of an undisturbed
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ TRIALS = 6
 
 
 class WritingWorkers(InstantWorkers):
-    """Workers that write small shards, and read them to measure. They stop the driver after `results` results."""
+    """Workers that write small shards, and read them to measure. They stop the driver after
+    `results` results.
+    """
 
     def __init__(self, folder: Path, results: int = 10_000) -> None:
         super().__init__()
@@ -40,7 +44,9 @@ class WritingWorkers(InstantWorkers):
         if task.kind != "measure":
             return self.draw(task)
         payload, unusable = task.payload, dict[str, str]()
-        for name in (name for key in ("quality", "timing", "baseline_quality") for name in payload[key]):
+        for name in (
+            name for key in ("quality", "timing", "baseline_quality") for name in payload[key]
+        ):
             try:
                 read_shard(self.storage, name, [], fix="")
             except ShardError as error:
@@ -56,15 +62,24 @@ class WritingWorkers(InstantWorkers):
             except ShardError as error:
                 return {"unusable": error.reasons}
         self.drawn.append(task.name)
-        write_shard(self.storage, task.name, pa.table({"n": [1]}), {"kind": task.kind, "name": task.name})
+        write_shard(
+            self.storage, task.name, pa.table({"n": [1]}), {"kind": task.kind, "name": task.name}
+        )
         return super().answer(task)
 
 
-def launched(folder: Path, workers: WritingWorkers, **changes: Any) -> tuple[list[TrialRecord], list[str]]:
+def launched(
+    folder: Path, workers: WritingWorkers, **changes: Any
+) -> tuple[list[TrialRecord], list[str]]:
     """The records of a sweep of six trials, and what it noted."""
     notes: list[str] = []
     config = sweep(folder.parent, changes={"budget.trials": TRIALS} | changes)
-    outcome = run(config, folder, workers, emit=lambda event: notes.extend([event["note"]] if "note" in event else []))
+    outcome = run(
+        config,
+        folder,
+        workers,
+        emit=lambda event: notes.extend([event["note"]] if "note" in event else []),
+    )
     return list(outcome.records), [note for note in notes if note]
 
 
@@ -104,7 +119,9 @@ def test_a_damaged_shard_of_an_unfinished_trial_is_set_aside_and_drawn_again(
     records, notes = launched(stopped, workers)
     assert results(records) == results(whole)
     assert {name for name in workers.drawn if f"shards/{name}" in damaged} == set()
-    assert sorted(path.read_bytes() for path in (stopped / DAMAGED).iterdir()) == sorted(damaged.values())
+    assert sorted(path.read_bytes() for path in (stopped / DAMAGED).iterdir()) == sorted(
+        damaged.values()
+    )
     assert len(notes) == len(damaged), "said once for each"
     assert all(str(stopped / "shards" / name) in " ".join(notes) for name in damaged)
     assert max(workers.drawn.count(f"shards/{name}") for name in shards) == 1
@@ -134,10 +151,14 @@ def test_the_baselines_shards_are_drawn_again_for_later_trials(
     records, notes = launched(folder, workers := WritingWorkers(folder))
     assert results(records) == results(whole)
     assert workers.drawn.count(whole[0].image_shards[1]) == 1
-    assert len(notes) == (0 if missing else 1), "a shard that is not there at the start is simply drawn"
+    assert len(notes) == (0 if missing else 1), (
+        "a shard that is not there at the start is simply drawn"
+    )
 
 
-def test_a_damaged_timing_session_is_set_aside_and_timed_anew(tmp_path: Path, whole: list[TrialRecord]) -> None:
+def test_a_damaged_timing_session_is_set_aside_and_timed_anew(
+    tmp_path: Path, whole: list[TrialRecord]
+) -> None:
     folder = tmp_path / "store"
     launched(folder, WritingWorkers(folder), **{"budget.trials": TRIALS - 2})
     session = next(name for name in whole[1].shards if name.startswith("timings/"))
@@ -149,7 +170,9 @@ def test_a_damaged_timing_session_is_set_aside_and_timed_anew(tmp_path: Path, wh
     assert session in notes[0]
 
 
-def test_a_task_that_finds_its_own_file_damaged_is_repeated(tmp_path: Path, whole: list[TrialRecord]) -> None:
+def test_a_task_that_finds_its_own_file_damaged_is_repeated(
+    tmp_path: Path, whole: list[TrialRecord]
+) -> None:
     folder = tmp_path / "store"
 
     class Surprised(WritingWorkers):

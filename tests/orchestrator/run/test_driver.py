@@ -1,4 +1,6 @@
-"""The driver's loop on workers that return at once: order, duplicates, failures, budgets, resuming."""
+"""The driver's loop on workers that return at once: order, duplicates, failures, budgets,
+resuming.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,14 @@ def sweep(
 def driver(config: SweepConfig, folder: Path, workers: Any, **kwargs: Any) -> Driver:
     folder.mkdir(parents=True, exist_ok=True)
     objectives = list(map(Metric, NAMES, DIRECTIONS))
-    return make_driver(config, Storage(str(folder)), workers, objectives, sampling=Sampling(cfg=1.5), **kwargs)
+    return make_driver(
+        config, Storage(str(folder)), workers, objectives, sampling=Sampling(cfg=1.5), **kwargs
+    )
 
 
-def run(config: SweepConfig, folder: Path, workers: Any, revive: Collection[int] = (), **kwargs: Any) -> Outcome:
+def run(
+    config: SweepConfig, folder: Path, workers: Any, revive: Collection[int] = (), **kwargs: Any
+) -> Outcome:
     """Run a sweep and its study."""
     folder.mkdir(parents=True, exist_ok=True)
     storage = Storage(str(folder))
@@ -122,17 +128,30 @@ def test_a_sweep_runs_its_budget_with_the_baselines_first(tmp_path: Path) -> Non
     assert [record.label for record in outcome.records[:3]] == ["vanilla", "chain", "lantern"]
     assert [record.number for record in outcome.records] == list(range(24))
     assert read_trials(Storage(str(tmp_path / "store"))) == list(outcome.records)
-    kinds = {(r.config.policy.kind, r.config.acceptance.neighbourhood.kind) for r in outcome.records if r.config}
-    assert {("chain", "none"), ("chain", "additive"), ("dynamic", "none"), ("dynamic", "additive")} <= kinds
+    kinds = {
+        (r.config.policy.kind, r.config.acceptance.neighbourhood.kind)
+        for r in outcome.records
+        if r.config
+    }
+    assert {
+        ("chain", "none"),
+        ("chain", "additive"),
+        ("dynamic", "none"),
+        ("dynamic", "additive"),
+    } <= kinds
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "nsga3", "random", "qmc"])
 def test_the_search_depends_on_results_not_on_their_order(
     sampler: str, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:
-    reversed_order = run(sweep(tmp_path, sampler), tmp_path / "store", InstantWorkers(last_first=True))
+    reversed_order = run(
+        sweep(tmp_path, sampler), tmp_path / "store", InstantWorkers(last_first=True)
+    )
     assert configs(reversed_order.records) == configs(undisturbed(sampler).records)
-    assert [r.shape for r in reversed_order.records] == [r.shape for r in undisturbed(sampler).records]
+    assert [r.shape for r in reversed_order.records] == [
+        r.shape for r in undisturbed(sampler).records
+    ]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
@@ -150,21 +169,31 @@ def test_a_killed_sweep_resumes_to_the_same_trials(
     assert configs(resumed.records) == configs(whole.records)
     assert [r.params for r in resumed.records] == [r.params for r in whole.records]
     repeated = {task for task in workers.ran if task.startswith("measures")}
-    assert len(repeated) == len({r.digest for r in whole.records} - {whole.records[n].digest for n in before})
-    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log")))
+    assert len(repeated) == len(
+        {r.digest for r in whole.records} - {whole.records[n].digest for n in before}
+    )
+    study = optuna.load_study(
+        study_name="tested", storage=open_storage(str(tmp_path / "cut" / "study.log"))
+    )
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 24
     names = short_names(config.space.parameters())
-    assert [t.params for t in study.trials] == [{names[key]: v for key, v in r.params.items()} for r in whole.records]
+    assert [t.params for t in study.trials] == [
+        {names[key]: v for key, v in r.params.items()} for r in whole.records
+    ]
 
 
-def test_a_grown_budget_gives_the_trials_of_one_long_sweep(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_a_grown_budget_gives_the_trials_of_one_long_sweep(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     short = sweep(tmp_path, changes={"budget.trials": 11})
     run(short, tmp_path / "grown", InstantWorkers())
     grown = run(sweep(tmp_path), tmp_path / "grown", InstantWorkers())
     assert configs(grown.records) == configs(undisturbed("tpe").records)
 
 
-def test_a_resumed_sweep_names_no_shards_of_finished_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_sweep_names_no_shards_of_finished_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The names are hashes: those of a thousand trials with 500 shards each would take a minute."""
     named: list[DecodingConfig] = []
     original = QualityShard.name
@@ -199,17 +228,32 @@ def test_a_trial_that_starts_says_how_many_shards_it_lacks(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "cut", dying := Dying(37))
     for name in dying.ran:
-        if name.startswith("timings/"):  # without these, the first trial has those of all before it timed again
+        # without these, the first trial has those of all before it timed again
+        if name.startswith("timings/"):
             Storage(str(tmp_path / "cut")).write(name, b"")
     run(config, tmp_path / "cut", InstantWorkers(), emit=events.append)
     run(config, tmp_path / "whole", InstantWorkers(), emit=whole.append)
-    started = {event["trial"]: event["shards"] for event in events if event["event"] == "trial_started"}
-    total = {event["trial"]: event["total_shards"] for event in events if event["event"] == "trial_started"}
+    started = {
+        event["trial"]: event["shards"] for event in events if event["event"] == "trial_started"
+    }
+    total = {
+        event["trial"]: event["total_shards"]
+        for event in events
+        if event["event"] == "trial_started"
+    }
     drawn = Counter(event["trial"] for event in events if event["event"] == "shard")
     assert started == {number: drawn[number] for number in started}
     assert len(set(started.values())) > 1, "the first ones had shards already"
-    at_once = Counter(event["trial"] for event in whole if event["event"] == "shard" and event["kind"] == "quality")
-    timed = Counter(event["trial"] for event in events if event["event"] == "shard" and event["kind"] == "timing")
+    at_once = Counter(
+        event["trial"]
+        for event in whole
+        if event["event"] == "shard" and event["kind"] == "quality"
+    )
+    timed = Counter(
+        event["trial"]
+        for event in events
+        if event["event"] == "shard" and event["kind"] == "timing"
+    )
     assert total == {number: at_once[number] + timed[number] for number in total}
 
 
@@ -219,12 +263,15 @@ def test_a_duplicate_config_is_not_run_again(tmp_path: Path) -> None:
 space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 3]}}}
 """
     path = tmp_path / "few.yaml"
-    path.write_text(SPACE.split("space:\n")[0].replace("SAMPLER", "random").replace("PARALLEL", "2") + few)
+    path.write_text(
+        SPACE.split("space:\n")[0].replace("SAMPLER", "random").replace("PARALLEL", "2") + few
+    )
     config = SweepConfig.read(str(path), {"budget.trials": 12})
     workers = InstantWorkers()
     outcome = run(config, tmp_path / "store", workers)
     distinct = {record.digest for record in outcome.records}
-    assert len(distinct) == 4  # vanilla, lantern, and chains of 2 and of 3, one of which was enqueued
+    # vanilla, lantern, and chains of 2 and of 3, one of which was enqueued
+    assert len(distinct) == 4
     assert sum(name.startswith("measures") for name in workers.ran) == 4
     duplicates = [record for record in outcome.records if record.duplicate_of is not None]
     assert len(duplicates) == 8
@@ -242,9 +289,12 @@ class Failing(InstantWorkers):
 
     def collect(self, timeout: float) -> list[TaskResult]:
         return [
-            TaskResult(result.task, None, "OutOfMemory: at batch 4")
-            if result.task.kind == "quality" and result.task.payload["config"]["tree"]["policy"] == "dynamic"
-            else result
+            (
+                TaskResult(result.task, None, "OutOfMemory: at batch 4")
+                if result.task.kind == "quality"
+                and result.task.payload["config"]["tree"]["policy"] == "dynamic"
+                else result
+            )
             for result in super().collect(timeout)
         ]
 
@@ -256,20 +306,27 @@ def test_a_trial_fails_alone_and_says_why(tmp_path: Path) -> None:
     assert all(record.config and record.config.policy.kind == "dynamic" for record in failed)
     assert {record.cause for record in failed} == {"OutOfMemory: at batch 4"}
     assert sum(record.state == "complete" for record in outcome.records) == 24 - len(failed)
-    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log")))
+    study = optuna.load_study(
+        study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log"))
+    )
     states = {trial.number: trial.state.name for trial in study.trials}
     assert all(states[record.number] == "FAIL" for record in failed)
     assert study.trials[failed[0].number].user_attrs["cause"] == "OutOfMemory: at batch 4"
 
 
 class Losing(InstantWorkers):
-    """The quality shards of dynamic trees are lost with their machine, which is no fault of the config."""
+    """The quality shards of dynamic trees are lost with their machine, which is no fault of the
+    config.
+    """
 
     def collect(self, timeout: float) -> list[TaskResult]:
         return [
-            TaskResult(result.task, None, "the machine is gone", permanent=False)
-            if result.task.kind == "quality" and result.task.payload["config"]["tree"]["policy"] == "dynamic"
-            else result
+            (
+                TaskResult(result.task, None, "the machine is gone", permanent=False)
+                if result.task.kind == "quality"
+                and result.task.payload["config"]["tree"]["policy"] == "dynamic"
+                else result
+            )
             for result in super().collect(timeout)
         ]
 
@@ -278,7 +335,9 @@ def test_a_lost_trial_has_no_record_and_runs_again_on_resume(tmp_path: Path) -> 
     config, store = sweep(tmp_path), tmp_path / "store"
     lost = run(config, store, Losing()).lost
     assert lost
-    assert {record.number for record in read_trials(Storage(str(store)))} == set(range(24)) - set(lost)
+    assert {record.number for record in read_trials(Storage(str(store)))} == set(range(24)) - set(
+        lost
+    )
     resumed = run(config, store, InstantWorkers())
     assert not resumed.lost
     assert all(resumed.records[number].state == "complete" for number in lost)
@@ -302,7 +361,9 @@ def test_a_shard_under_another_name_is_not_a_trials_shard(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
-def test_values_that_are_missing_or_not_finite_never_reach_the_study(tmp_path: Path, value: float | None) -> None:
+def test_values_that_are_missing_or_not_finite_never_reach_the_study(
+    tmp_path: Path, value: float | None
+) -> None:
     def numbers(config: DecodingConfig) -> dict[str, float]:
         values = plausible(config)
         if config.policy.kind == "dynamic":
@@ -322,7 +383,9 @@ def test_values_that_are_missing_or_not_finite_never_reach_the_study(tmp_path: P
 def test_a_failed_baseline_ends_the_sweep(tmp_path: Path) -> None:
     class NoVanilla(InstantWorkers):
         def collect(self, timeout: float) -> list[TaskResult]:
-            return [TaskResult(result.task, None, "no weights") for result in super().collect(timeout)]
+            return [
+                TaskResult(result.task, None, "no weights") for result in super().collect(timeout)
+            ]
 
     with pytest.raises(SweepError, match=r"vanilla.*no weights"):
         run(sweep(tmp_path), tmp_path / "store", NoVanilla())
@@ -347,11 +410,15 @@ def test_an_objective_that_vanilla_lacks_ends_the_sweep_with_the_reason(tmp_path
 
 
 def test_budgets_end_a_sweep(tmp_path: Path) -> None:
-    by_images = run(sweep(tmp_path, changes={"budget.images": 200}), tmp_path / "images", InstantWorkers())
+    by_images = run(
+        sweep(tmp_path, changes={"budget.images": 200}), tmp_path / "images", InstantWorkers()
+    )
     assert by_images.stopped_by == "images"
     drawn = len({record.digest for record in by_images.records}) * 32
     assert 200 <= drawn < 200 + 32
-    by_hours = run(sweep(tmp_path, changes={"budget.hours": 1e-9}), tmp_path / "hours", InstantWorkers())
+    by_hours = run(
+        sweep(tmp_path, changes={"budget.hours": 1e-9}), tmp_path / "hours", InstantWorkers()
+    )
     assert by_hours.stopped_by == "hours"
 
 
@@ -360,27 +427,43 @@ PLATEAU = {"budget.plateau": 0.1, "budget.patience": 4, "budget.trials": 60}
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_a_plateau_ends_a_sweep_at_the_same_trial(sampler: str, tmp_path: Path) -> None:
-    """In any order of results, and after a kill; the trials in flight finish. Another launch runs nothing."""
+    """In any order of results, and after a kill; the trials in flight finish. Another launch runs
+    nothing.
+    """
     config = sweep(tmp_path, sampler, changes=PLATEAU)
     whole = run(config, tmp_path / "whole", InstantWorkers())
     assert whole.stopped_by == "plateau"
     told = whole.records[: len(whole.records) - config.search.parallel + 1]
     plateau = Plateau(0.1, 4, len(config.enqueue), list(map(Metric, NAMES, DIRECTIONS)))
-    assert [plateau.state(told[:count]).is_reached for count in (len(told) - 1, len(told))] == [False, True]
+    assert [plateau.state(told[:count]).is_reached for count in (len(told) - 1, len(told))] == [
+        False,
+        True,
+    ]
     reverse = run(config, tmp_path / "reverse", InstantWorkers(last_first=True))
     assert configs(reverse.records) == configs(whole.records)
     for results in (30, 60):
         with pytest.raises(KeyboardInterrupt):
             run(config, tmp_path / f"cut{results}", Dying(results))
         resumed = run(config, tmp_path / f"cut{results}", InstantWorkers())
-        assert (resumed.stopped_by, configs(resumed.records)) == ("plateau", configs(whole.records))
+        assert (resumed.stopped_by, configs(resumed.records)) == (
+            "plateau",
+            configs(whole.records),
+        )
     workers = InstantWorkers()
     for changes in (PLATEAU, PLATEAU | {"budget.trials": 99}):
         again = run(sweep(tmp_path, sampler, changes=changes), tmp_path / "whole", workers)
-        assert (again.stopped_by, len(again.records), workers.ran) == ("plateau", len(whole.records), [])
+        assert (again.stopped_by, len(again.records), workers.ran) == (
+            "plateau",
+            len(whole.records),
+            [],
+        )
     more = run(sweep(tmp_path, sampler, changes={"budget.trials": 60}), tmp_path / "whole", workers)
     assert (more.stopped_by, len(more.records)) == ("trials", 60)
-    alone = run(sweep(tmp_path, sampler, changes={"budget.trials": 60}), tmp_path / "alone", InstantWorkers())
+    alone = run(
+        sweep(tmp_path, sampler, changes={"budget.trials": 60}),
+        tmp_path / "alone",
+        InstantWorkers(),
+    )
     assert configs(more.records) == configs(alone.records), "as if it had never stopped"
     short = run(config, tmp_path / "whole", workers)
     assert len(short.records) >= len(whole.records), "what is stored stays"
@@ -403,7 +486,11 @@ def test_a_sweep_says_how_close_its_front_is_to_a_plateau(tmp_path: Path) -> Non
 
 def test_a_plateau_lasts_whatever_the_trials_in_flight_find() -> None:
     limits = Limits(Budget(), lambda number: False, "space", iter([False, True, False]).__next__)
-    assert [limits.reached(number, is_stored=False) for number in (3, 4, 4)] == [None, "plateau", "plateau"]
+    assert [limits.reached(number, is_stored=False) for number in (3, 4, 4)] == [
+        None,
+        "plateau",
+        "plateau",
+    ]
 
 
 def test_hours_of_earlier_launches_count(tmp_path: Path) -> None:
@@ -412,9 +499,13 @@ def test_hours_of_earlier_launches_count(tmp_path: Path) -> None:
     for record in three.records:  # an hour each, one after the other, weeks ago
         at = [f"2026-01-02T{record.number + hour:02d}:00:00.000+00:00" for hour in (0, 1)]
         write_trial(Storage(str(folder)), replace(record, started=at[0], finished=at[1]))
-    resumed = run(sweep(tmp_path, changes={"budget.trials": 9, "budget.hours": 3}), folder, InstantWorkers())
+    resumed = run(
+        sweep(tmp_path, changes={"budget.trials": 9, "budget.hours": 3}), folder, InstantWorkers()
+    )
     assert (resumed.stopped_by, len(resumed.records)) == ("hours", 3)
-    more = run(sweep(tmp_path, changes={"budget.trials": 5, "budget.hours": 4}), folder, InstantWorkers())
+    more = run(
+        sweep(tmp_path, changes={"budget.trials": 5, "budget.hours": 4}), folder, InstantWorkers()
+    )
     assert (more.stopped_by, len(more.records)) == ("trials", 5)
 
 
@@ -425,8 +516,12 @@ space:
   tree: [{policy: chain, length: {values: [2, 3, 4]}}, {policy: dynamic, depth: 3, width: {values: [2, 4]}, nodes: 8}]
 """
     path = tmp_path / "grid.yaml"
-    path.write_text(SPACE.split("space:\n")[0].replace("SAMPLER", "grid").replace("PARALLEL", "2") + grid)
-    outcome = run(SweepConfig.read(str(path), {"budget.trials": 100}), tmp_path / "store", InstantWorkers())
+    path.write_text(
+        SPACE.split("space:\n")[0].replace("SAMPLER", "grid").replace("PARALLEL", "2") + grid
+    )
+    outcome = run(
+        SweepConfig.read(str(path), {"budget.trials": 100}), tmp_path / "store", InstantWorkers()
+    )
     assert outcome.stopped_by == "space"
     assert len(outcome.records) == 3 + 5
 
@@ -438,8 +533,12 @@ def test_constraints_reach_the_study(tmp_path: Path) -> None:
     for record in outcome.records:
         assert record.feasible == (record.metrics["fid"].value <= limit)
     assert 0 < sum(record.feasible for record in outcome.records) < 24
-    study = optuna.load_study(study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log")))
-    assert {t.number for t in study.best_trials} <= {r.number for r in outcome.records if r.feasible}
+    study = optuna.load_study(
+        study_name="tested", storage=open_storage(str(tmp_path / "store" / "study.log"))
+    )
+    assert {t.number for t in study.best_trials} <= {
+        r.number for r in outcome.records if r.feasible
+    }
 
 
 def test_configs_that_the_model_cannot_serve_fail_undrawn(tmp_path: Path) -> None:
@@ -457,6 +556,8 @@ def test_configs_that_the_model_cannot_serve_fail_undrawn(tmp_path: Path) -> Non
 def test_another_sweep_with_the_same_name_is_refused(tmp_path: Path) -> None:
     config, journal = sweep(tmp_path), tmp_path / "store" / "study.log"
     run(config, tmp_path / "store", InstantWorkers())
-    other = Sweep(Storage(tmp_path / "other"), identity("tested", started="2025-12-24T00:00:00+00:00"), ())
+    other = Sweep(
+        Storage(tmp_path / "other"), identity("tested", started="2025-12-24T00:00:00+00:00"), ()
+    )
     with pytest.raises(StudyError, match="another sweep"):
         study_view(config, journal).update(other)

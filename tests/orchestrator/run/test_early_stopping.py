@@ -1,4 +1,6 @@
-"""Racing in the driver: trials grow, stop and are revived; the same for any order and after a kill."""
+"""Racing in the driver: trials grow, stop and are revived; the same for any order and after a
+kill.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 
 
 class CaptionWorkers(InstantWorkers):
-    """Measures on the captions of the shards, with noise that captions share, and writes the shards' files.
+    """Measures on the captions of the shards, with noise that captions share, and writes the
+    shards' files.
 
     Dynamic trees are worse in both objectives. results: the driver is killed after so many.
     """
@@ -65,7 +68,9 @@ class CaptionWorkers(InstantWorkers):
                 images = task.payload["stop"] - task.payload["start"]
                 self.images[task.trial] = self.images.get(task.trial, 0) + images
             return super().answer(task)
-        rows = self.values(DecodingConfig.from_mapping(task.payload["config"]))[: SHARD * len(task.payload["quality"])]
+        rows = self.values(DecodingConfig.from_mapping(task.payload["config"]))[
+            : SHARD * len(task.payload["quality"])
+        ]
         return {"metrics": self.metrics(rows), "history": [], "skipped": {}}
 
     def values(self, config: DecodingConfig) -> np.ndarray:
@@ -80,12 +85,21 @@ class CaptionWorkers(InstantWorkers):
         blocks = rows.reshape(-1, BLOCKS, 2).sum(axis=0)
         left_out = (rows.sum(axis=0) - blocks) / (len(rows) * (BLOCKS - 1) / BLOCKS)
         return {
-            name: {"value": float(mean), "error": 0.1, "n": len(rows), "replicates": replicates.tolist()}
-            for name, mean, replicates in zip(("speedup", "fid"), rows.mean(axis=0), left_out.T, strict=True)
+            name: {
+                "value": float(mean),
+                "error": 0.1,
+                "n": len(rows),
+                "replicates": replicates.tolist(),
+            }
+            for name, mean, replicates in zip(
+                ("speedup", "fid"), rows.mean(axis=0), left_out.T, strict=True
+            )
         }
 
 
-def sweep(folder: Path, changes: Mapping[str, Any] | None = None, rungs: Sequence[int] = RUNGS) -> SweepConfig:
+def sweep(
+    folder: Path, changes: Mapping[str, Any] | None = None, rungs: Sequence[int] = RUNGS
+) -> SweepConfig:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "raced.yaml"
     text = SPACE.replace("SAMPLER", "tpe").replace("PARALLEL", "3")
@@ -111,10 +125,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome
 
 
 def stopped_of(records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    return [record for record in records if record.state == "stopped" and record.duplicate_of is None]
+    return [
+        record for record in records if record.state == "stopped" and record.duplicate_of is None
+    ]
 
 
-def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
+def test_only_trials_that_a_rival_beats_stop(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers],
+) -> None:
     folder, outcome, workers = undisturbed
     records = outcome.records
     stopped = stopped_of(records)
@@ -132,7 +150,9 @@ def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, C
         rival = dict(records[record.stop.rival].history)[record.images]
         assert rival["speedup"].value > record.metrics["speedup"].value
         assert rival["fid"].value < record.metrics["fid"].value
-        assert [images for images, _ in record.history] == [rung for rung in RUNGS if rung <= record.images]
+        assert [images for images, _ in record.history] == [
+            rung for rung in RUNGS if rung <= record.images
+        ]
     for record in records:
         if record.state == "complete":
             assert [images for images, _ in record.history] == [*RUNGS, CAPTIONS]
@@ -141,8 +161,13 @@ def test_only_trials_that_a_rival_beats_stop(undisturbed: tuple[Path, Outcome, C
 
 
 def test_dominated_trials_stop_and_the_likely_ones_go_on_in_the_end(tmp_path: Path) -> None:
-    """Without a test more trials stop, and earlier; each has a rival that was finished before it was proposed."""
-    undisturbed, dominated = run(tmp_path / "tested"), run(tmp_path / "dominated", racing__stop="dominated")
+    """Without a test more trials stop, and earlier; each has a rival that was finished before it
+    was proposed.
+    """
+    undisturbed, dominated = (
+        run(tmp_path / "tested"),
+        run(tmp_path / "dominated", racing__stop="dominated"),
+    )
     records = {record.number: record for record in dominated.records}
     ever = [record for record in dominated.records if record.stop is not None]
     assert len(ever) > len([record for record in undisturbed.records if record.stop is not None])
@@ -162,7 +187,11 @@ class TwoDevices(CaptionWorkers):
 
     def answer(self, task: Task) -> Mapping[str, Any]:
         output = super().answer(task)
-        return {**output, "device": device_of(task.payload["config"])} if task.kind == "measure" else output
+        return (
+            {**output, "device": device_of(task.payload["config"])}
+            if task.kind == "measure"
+            else output
+        )
 
 
 def device_of(config: Mapping[str, Any]) -> str:
@@ -171,7 +200,9 @@ def device_of(config: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("workers", [CaptionWorkers, TwoDevices])
-def test_only_speeds_of_one_device_stop_a_trial(workers: type[CaptionWorkers], tmp_path: Path) -> None:
+def test_only_speeds_of_one_device_stop_a_trial(
+    workers: type[CaptionWorkers], tmp_path: Path
+) -> None:
     """Where nobody says what timed a trial, rivals stop it that another device would have timed."""
     records = run(tmp_path, workers(tmp_path / "store"), racing__stop="dominated").records
     same = set()
@@ -181,29 +212,45 @@ def test_only_speeds_of_one_device_stop_a_trial(workers: type[CaptionWorkers], t
             assert rival is not None
             same.add(device_of(record.config.to_mapping()) == device_of(rival.to_mapping()))
     assert same == ({True} if workers is TwoDevices else {True, False})
-    assert {record.device for record in records} == ({"gpu 0", "gpu 1"} if workers is TwoDevices else {""})
+    assert {record.device for record in records} == (
+        {"gpu 0", "gpu 1"} if workers is TwoDevices else {""}
+    )
 
 
 def test_a_trial_that_another_device_timed_is_beaten_by_none(tmp_path: Path) -> None:
     better = {"speedup": Estimate(3.0, 0.01, 9), "fid": Estimate(4.0, 0.01, 9)}
     worse = {"speedup": Estimate(1.0, 0.01, 9), "fid": Estimate(9.0, 0.01, 9)}
     first, rival = (
-        TrialRecord(number, "", "complete", None, metrics=better, images=9, timed_on={9: "gpu 0"}) for number in (0, 1)
+        TrialRecord(number, "", "complete", None, metrics=better, images=9, timed_on={9: "gpu 0"})
+        for number in (0, 1)
     )
     share = {}
     for device in ("gpu 0", "gpu 1", ""):
         timed_on = {4: device} if device else {}
         stopped = TrialRecord(
-            2, "", "stopped", None, metrics=worse, images=4, timed_on=timed_on, stop=EarlyStop(1, 4, 0.1)
+            2,
+            "",
+            "stopped",
+            None,
+            metrics=worse,
+            images=4,
+            timed_on=timed_on,
+            stop=EarlyStop(1, 4, 0.1),
         )
         share[device] = front_probabilities([first, rival, stopped], AXES)[2]
     assert share == {"gpu 0": 0.0, "gpu 1": 1.0, "": 0.0}
-    assert front_probabilities([first, rival, replace(stopped, timed_on={4: "gpu 1"})], AXES[1:]) == {2: 0.0}
+    assert front_probabilities(
+        [first, rival, replace(stopped, timed_on={4: "gpu 1"})], AXES[1:]
+    ) == {2: 0.0}
 
 
-def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Path, Outcome, CaptionWorkers]) -> None:
+def test_the_study_gets_the_values_expected_on_all_images(
+    undisturbed: tuple[Path, Outcome, CaptionWorkers],
+) -> None:
     folder, outcome, workers = undisturbed
-    study = optuna.load_study(study_name="tested", storage=open_storage(str(folder / "store" / "study.log")))
+    study = optuna.load_study(
+        study_name="tested", storage=open_storage(str(folder / "store" / "study.log"))
+    )
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
     for record in stopped_of(outcome.records):
         trial = study.trials[record.number]
@@ -211,7 +258,8 @@ def test_the_study_gets_the_values_expected_on_all_images(undisturbed: tuple[Pat
         assert trial.user_attrs["images"] == record.images
         assert all(trial.user_attrs[name] == entry.value for name, entry in record.metrics.items())
         assert record.config is not None
-        on_all = workers.values(record.config).mean(axis=0)  # captions' noise, 0.1 a metric, cancels against vanilla
+        # captions' noise, 0.1 a metric, cancels against vanilla
+        on_all = workers.values(record.config).mean(axis=0)
         assert trial.values == pytest.approx(on_all.tolist(), abs=0.15)
         assert any(violation > 0 for violation in trial.constraints.values())
     best = {trial.number for trial in study.best_trials}
@@ -242,7 +290,9 @@ def test_a_budget_of_images_buys_more_trials_with_racing(tmp_path: Path) -> None
         config = sweep(folder, {"budget.images": 1300, "budget.trials": 99}, rungs)
         outcome = run_driver(config, folder / "store", CaptionWorkers(folder / "store"))
         assert outcome.stopped_by == "images"
-        assert sum(r.images for r in outcome.records if r.duplicate_of is None) >= 1300 - 2 * CAPTIONS
+        assert (
+            sum(r.images for r in outcome.records if r.duplicate_of is None) >= 1300 - 2 * CAPTIONS
+        )
         return list(outcome.records)
 
     assert len(trials(tmp_path / "raced", RUNGS)) > len(trials(tmp_path / "plain", ()))
@@ -285,7 +335,9 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
         with pytest.raises(KeyboardInterrupt):
             run(folder, CaptionWorkers(folder / "store", results), numbers)
         for record in read_trials(Storage(str(folder / "store"))):
-            assert dict(record.history)[before[record.number].images] == before[record.number].metrics
+            assert (
+                dict(record.history)[before[record.number].images] == before[record.number].metrics
+            )
         resumed = run(folder, revive=numbers)
         assert without_times(resumed.records) == without_times(whole)
 
@@ -293,7 +345,11 @@ def test_revived_trials_run_to_the_end_and_a_kill_loses_nothing(
 def test_a_revival_that_fails_or_is_beyond_the_budget_says_so(tmp_path: Path) -> None:
     class Broken(CaptionWorkers):
         def answer(self, task: Task) -> Mapping[str, Any]:
-            return {"metrics": {}, "history": [], "skipped": {}} if task.kind == "measure" else super().answer(task)
+            return (
+                {"metrics": {}, "history": [], "skipped": {}}
+                if task.kind == "measure"
+                else super().answer(task)
+            )
 
     number = stopped_of(run(tmp_path).records)[-1].number
     with pytest.raises(SweepError, match=f"trial {number} could not go on: .*fid"):
@@ -307,7 +363,9 @@ def test_a_sweep_from_before_rungs_had_metrics_keeps_its_constraints() -> None:
     vanilla = replace(record_of(0, np.ones((BLOCKS, 2))), history=((CAPTIONS, {}),))
     constraint = Constraint.parse("fid <= vanilla + 0.5")
     worse = record_of(1, np.full((BLOCKS, 2), 3.0))
-    assert with_constraints(worse, [constraint], [vanilla]).constraints[constraint.text] == pytest.approx(1.5)
+    assert with_constraints(worse, [constraint], [vanilla]).constraints[
+        constraint.text
+    ] == pytest.approx(1.5)
 
 
 def test_a_sweep_that_grows_after_a_revival_proposes_as_before(tmp_path: Path) -> None:
@@ -318,10 +376,14 @@ def test_a_sweep_that_grows_after_a_revival_proposes_as_before(tmp_path: Path) -
     grown = run(tmp_path / "short", budget__trials=20).records
     assert [record.params for record in grown] == [record.params for record in long]
     assert [record.stop for record in grown] == [record.stop for record in long]
-    assert {record.number for record in grown if record.stop and record.state == "complete"} >= set(numbers)
+    assert {record.number for record in grown if record.stop and record.state == "complete"} >= set(
+        numbers
+    )
 
 
-def test_objectives_that_cannot_be_measured_at_a_rung_end_the_sweep_with_the_key(tmp_path: Path) -> None:
+def test_objectives_that_cannot_be_measured_at_a_rung_end_the_sweep_with_the_key(
+    tmp_path: Path,
+) -> None:
     class TooFew(CaptionWorkers):
         def metrics(self, rows: np.ndarray) -> dict[str, Any]:
             found = super().metrics(rows)
@@ -343,11 +405,19 @@ def record_of(number: int, blocks: np.ndarray, images: int = CAPTIONS, **facts: 
     left_out = (blocks.sum(axis=0) - blocks) / (len(blocks) - 1)
     error = blocks.std(axis=0, ddof=1) / np.sqrt(len(blocks))
     metrics = {
-        axis.name: Estimate(float(blocks[:, j].mean()), float(error[j]), images, tuple(left_out[:, j].tolist()))
+        axis.name: Estimate(
+            float(blocks[:, j].mean()), float(error[j]), images, tuple(left_out[:, j].tolist())
+        )
         for j, axis in enumerate(AXES)
     }
     history = ((24, metrics), (images, metrics)) if images > 24 else ((24, metrics),)
-    fields = {"state": "complete", "metrics": metrics, "history": history, "images": images, **facts}
+    fields = {
+        "state": "complete",
+        "metrics": metrics,
+        "history": history,
+        "images": images,
+        **facts,
+    }
     return TrialRecord(number, "", config=DecodingConfig(), **fields)
 
 
@@ -366,7 +436,9 @@ def synthetic(gap: float, noise: float, seed: int = 0) -> list[TrialRecord]:
 
 
 def test_the_probability_to_be_on_the_front_uses_what_trials_share() -> None:
-    assert front_probabilities(synthetic(0.5, 0.01), AXES) == {2: 0.0}, "0.5 is within the errors, but not apart"
+    assert front_probabilities(synthetic(0.5, 0.01), AXES) == {2: 0.0}, (
+        "0.5 is within the errors, but not apart"
+    )
     (close,) = front_probabilities(synthetic(0.0, 0.5), AXES).values()
     assert 0.3 < close < 0.98
     violating = synthetic(0.0, 0.5)
@@ -388,8 +460,12 @@ def test_the_least_sure_trials_go_on_until_nothing_is_uncertain() -> None:
     assert run_all(0.05, None, [3]) == [3, 2]
     assert run_all(0.99, None) == []
     assert run_all(0.05, 1) == []
-    assert next_trials(records, AXES, (), threshold=0.05, budget=None, failed={2}) == [], "it cannot be measured"
-    both = [next_trials(records, AXES, (2, 3), threshold=1.0, budget=budget) for budget in (None, 1)]
+    assert next_trials(records, AXES, (), threshold=0.05, budget=None, failed={2}) == [], (
+        "it cannot be measured"
+    )
+    both = [
+        next_trials(records, AXES, (2, 3), threshold=1.0, budget=budget) for budget in (None, 1)
+    ]
     assert both == [[2, 3], [2]], "with a budget of images no trial generates ahead"
 
 
@@ -397,7 +473,9 @@ def test_a_revived_trial_passes_a_rung_at_which_a_metric_is_missing(
     undisturbed: tuple[Path, Outcome, CaptionWorkers], tmp_path: Path
 ) -> None:
     folder, outcome, _ = undisturbed
-    number = next(record.number for record in stopped_of(outcome.records) if record.images == RUNGS[0])
+    number = next(
+        record.number for record in stopped_of(outcome.records) if record.images == RUNGS[0]
+    )
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
 
     class Lacking(CaptionWorkers):
@@ -406,9 +484,15 @@ def test_a_revived_trial_passes_a_rung_at_which_a_metric_is_missing(
             return {"fid": metrics["fid"]} if len(rows) == RUNGS[1] else metrics
 
     workers = Lacking(tmp_path / "store")
-    revived = run(tmp_path, workers, revive=[number], constraints=["speedup >= 0.1"]).records[number]
+    revived = run(tmp_path, workers, revive=[number], constraints=["speedup >= 0.1"]).records[
+        number
+    ]
     assert (revived.state, revived.images) == ("complete", CAPTIONS)
-    assert [list(metrics) for _, metrics in revived.history] == [["speedup", "fid"], ["fid"], ["speedup", "fid"]]
+    assert [list(metrics) for _, metrics in revived.history] == [
+        ["speedup", "fid"],
+        ["fid"],
+        ["speedup", "fid"],
+    ]
 
 
 def test_revived_trials_draw_at_the_same_time(
@@ -420,7 +504,9 @@ def test_revived_trials_draw_at_the_same_time(
         most = 0
 
         def collect(self, timeout: float) -> list[TaskResult]:
-            self.most = max(self.most, len({task.trial for task in self.waiting if task.kind == "quality"}))
+            self.most = max(
+                self.most, len({task.trial for task in self.waiting if task.kind == "quality"})
+            )
             return super().collect(timeout)
 
     numbers = [record.number for record in stopped_of(undisturbed[1].records)][:3]
@@ -429,7 +515,12 @@ def test_revived_trials_draw_at_the_same_time(
         folder = tmp_path / str(images)
         run(folder)
         workers = Watched(folder / "store")
-        found.append((without_times(run(folder, workers, numbers, budget__images=images).records), workers.most))
+        found.append(
+            (
+                without_times(run(folder, workers, numbers, budget__images=images).records),
+                workers.most,
+            )
+        )
     assert [most for _, most in found] == [3, 1]
     assert found[0][0] == found[1][0]
 
@@ -446,7 +537,9 @@ def test_a_stopped_trials_values_are_moved_by_vanillas_difference() -> None:
 
 
 def test_a_distance_to_vanilla_is_moved_by_its_own_bias() -> None:
-    """1.5 + 48 / n images: as many as all 96 images would give, although vanilla's is 0 at any n."""
+    """1.5 + 48 / n images: as many as all 96 images would give, although vanilla's is 0 at any
+    n.
+    """
     blocks, n = 24, 24
     replicates = (1.5 + 48 / (n * (blocks - 1) / blocks),) * blocks
     moved = _moved(Estimate(3.5, 0.3, n, replicates), Estimate(0.0, 0.0, n), Estimate(0.0, 0.0, 96))

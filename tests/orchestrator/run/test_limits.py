@@ -29,7 +29,9 @@ def test_stored_trials_take_no_time() -> None:
 
 def record(number: int, started: str, finished: str) -> TrialRecord:
     at = "2026-01-02T{}:00.000+00:00"
-    return TrialRecord(number, "", "complete", None, started=at.format(started), finished=at.format(finished))
+    return TrialRecord(
+        number, "", "complete", None, started=at.format(started), finished=at.format(finished)
+    )
 
 
 def test_the_time_of_earlier_launches_counts() -> None:
@@ -43,6 +45,11 @@ def test_the_time_of_earlier_launches_counts() -> None:
     assert seconds_taken(records) == 2 * 3600
     assert seconds_taken([]) == 0
     for hours, is_spent in ((2.0, True), (2.1, False)):
-        limits = Limits(Budget(trials=9, hours=hours), lambda number: False, "space", earlier_s=seconds_taken(records))
+        limits = Limits(
+            Budget(trials=9, hours=hours),
+            lambda number: False,
+            "space",
+            earlier_s=seconds_taken(records),
+        )
         assert limits.is_time_spent == is_spent
         assert limits.reached(4, is_stored=False) == ("hours" if is_spent else None)

@@ -33,7 +33,10 @@ from orchestrator.store.names import title
 
 OBJECTIVES = {
     "event": "identity",
-    "objectives": [{"metric": "speedup", "direction": "maximize"}, {"metric": "fid", "direction": "minimize"}],
+    "objectives": [
+        {"metric": "speedup", "direction": "maximize"},
+        {"metric": "fid", "direction": "minimize"},
+    ],
 }
 
 
@@ -43,7 +46,14 @@ def started(trial: int, setting: str = "", images: int = 8) -> dict[str, Any]:
 
 
 def shard(trial: int, images: int = 8, kind: str = "quality") -> dict[str, Any]:
-    return {"event": "shard", "trial": trial, "kind": kind, "images": images, "seconds": 1.0, "worker": "w"}
+    return {
+        "event": "shard",
+        "trial": trial,
+        "kind": kind,
+        "images": images,
+        "seconds": 1.0,
+        "worker": "w",
+    }
 
 
 def finished(trial: int, speedup: float = 1.0, fid: float = 5.0, **changes: Any) -> dict[str, Any]:
@@ -60,7 +70,14 @@ def finished(trial: int, speedup: float = 1.0, fid: float = 5.0, **changes: Any)
 
 
 def failed(trial: int, **changes: Any) -> dict[str, Any]:
-    return finished(trial, state="failed", feasible=False, metrics={}, cause="OutOfMemory: at batch 4", **changes)
+    return finished(
+        trial,
+        state="failed",
+        feasible=False,
+        metrics={},
+        cause="OutOfMemory: at batch 4",
+        **changes,
+    )
 
 
 def after(*events: Mapping[str, Any], trials: int | None = 10, seconds: float = 0.0) -> Progress:
@@ -102,18 +119,29 @@ def test_what_happens_now_is_said_in_every_state() -> None:
 
 
 def test_a_label_precedes_the_setting_and_neither_controls_the_terminal() -> None:
-    event = finished(1, label="mine \x1b[31m\x9b2J", state="failed", cause="caption '\x1b]0;title\x07' is empty")
+    event = finished(
+        1, label="mine \x1b[31m\x9b2J", state="failed", cause="caption '\x1b]0;title\x07' is empty"
+    )
     out = io.StringIO()
     show_lines(after(), out)(event)
     text = out.getvalue() + live(after(started(1, "a\x1b[2Jb")), event)
-    assert "mine �[31m��2J: chain 1: failed: caption" in text.replace("\u009b", "�").replace("�2J", "��2J")
+    assert "mine �[31m��2J: chain 1: failed: caption" in text.replace("\u009b", "�").replace(
+        "�2J", "��2J"
+    )
     assert not {"\x1b", "\x9b", "\x07"} & set(text)
 
 
 def test_the_front_holds_the_feasible_nondominated_trials() -> None:
-    whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 1.5, 6.0), finished(5, 3, 9)]
+    whole = [
+        finished(0, 1.0, 4.0),
+        finished(1, 2.0, 5.0),
+        finished(2, 1.5, 6.0),
+        finished(5, 3, 9),
+    ]
     progress = after(*whole, finished(3, 9.0, 1.0, feasible=False), failed(4))
-    assert [(number, title(trial["label"], trial["setting"])) for number, trial in progress.front()] == [
+    assert [
+        (number, title(trial["label"], trial["setting"])) for number, trial in progress.front()
+    ] == [
         (0, "chain 0"),
         (1, "chain 1"),
         (5, "chain 5"),
@@ -194,7 +222,9 @@ def test_the_share_that_is_done_grows_with_every_shard() -> None:
     history.finish(state="stopped")
     assert history.progress.share == pytest.approx(1 / 4)
     history.shard()
-    assert history.progress.share == pytest.approx(1 / 4), "a damaged shard of a finished trial is drawn again"
+    assert history.progress.share == pytest.approx(1 / 4), (
+        "a damaged shard of a finished trial is drawn again"
+    )
 
 
 def test_the_range_is_that_of_the_mean_so_far_and_of_the_mean_to_come() -> None:
@@ -207,9 +237,11 @@ def test_the_range_is_that_of_the_mean_so_far_and_of_the_mean_to_come() -> None:
 
 
 def test_workers_that_wait_for_the_first_shards_or_are_at_work_on_others_are_no_pace() -> None:
-    """Two workers prepare for 20 s, and then finish a shard every 5 s, of 10 s each: 8 trials of 2 shards take 85 s.
+    """Two workers prepare for 20 s, and then finish a shard every 5 s, of 10 s each: 8 trials of 2
+    shards take 85 s.
 
-    Half of the work in flight and a measurement for each trial are not seen, so estimates are up to a third too high.
+    Half of the work in flight and a measurement for each trial are not seen, so estimates are up to
+    a third too high.
     """
     history = History(8, workers=2)
     history.add({"event": "note"}, 20)
@@ -253,7 +285,9 @@ def test_copied_images_take_no_time_and_are_not_generated() -> None:
     for _ in range(2):
         history.start()
         for _ in range(2):
-            history.add(shard(history.number) | {"seconds": 0.01, "taken_from": "sweeps/mine"}, 0.01)
+            history.add(
+                shard(history.number) | {"seconds": 0.01, "taken_from": "sweeps/mine"}, 0.01
+            )
         history.finish()
     assert history.left is None
     history.start()
@@ -299,7 +333,9 @@ def test_images_that_will_be_copied_take_no_time(trials: int | None, images: int
     assert values[5] == pytest.approx(30), "another launch says it anew"
 
 
-def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_budget_that_is_spent() -> None:
+def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_budget_that_is_spent() -> (
+    None
+):
     without, idle, done = History(None), History(4, workers=0), History(2)
     for history in (without, idle, done):
         history.run()
@@ -307,7 +343,10 @@ def test_nothing_is_said_without_a_budget_or_workers_and_nothing_is_left_of_a_bu
     assert (without.progress.share, without.left, idle.left) == (None, None, None)
     assert done.left == (0, 0, 0)
     done.start(event="trial_resumed")
-    assert (done.progress.share, done.left) == (1, (0, 0, 0)), "stopped trials that go on are not counted"
+    assert (done.progress.share, done.left) == (
+        1,
+        (0, 0, 0),
+    ), "stopped trials that go on are not counted"
 
 
 def test_another_cluster_begins_anew() -> None:
@@ -323,7 +362,8 @@ def test_another_cluster_begins_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (247, "4:07"), (3599, "59:59"), (7800, "2:10:00")]
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (247, "4:07"), (3599, "59:59"), (7800, "2:10:00")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
@@ -331,10 +371,19 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_headline() -> None:
     text = headline(
-        after(shard(0, 40), {"event": "workers", "alive": 2}, finished(0), failed(1), finished(2), seconds=21)
+        after(
+            shard(0, 40),
+            {"event": "workers", "alive": 2},
+            finished(0),
+            failed(1),
+            finished(2),
+            seconds=21,
+        )
     )
     assert (
-        text == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · 0:01 left (0:00 to 0:02)"
+        text
+        == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · 0:01 left "
+        "(0:00 to 0:02)"
     )
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
     assert headline(after(finished(0, new=False))).startswith("10 % · 1/10 trials · 0 new images, ")
@@ -351,7 +400,10 @@ def test_the_headline_does_not_claim_that_a_running_sweep_is_done() -> None:
 
 
 def test_a_finished_trial_ends_the_note_before_it() -> None:
-    note = {"event": "note", "note": "worker-1 has run a shard for 62 s; another worker runs it too"}
+    note = {
+        "event": "note",
+        "note": "worker-1 has run a shard for 62 s; another worker runs it too",
+    }
     progress = after(note, finished(0, new=False))
     assert progress.note == note["note"], "an earlier launch finished that trial"
     progress.update(finished(1))
@@ -360,7 +412,10 @@ def test_a_finished_trial_ends_the_note_before_it() -> None:
 
 def test_the_line_of_a_finished_trial() -> None:
     progress = after()
-    assert trial_line(finished(3, 1.2345, 5), progress) == "trial 3, chain 3: speedup 1.234, fid 5.00 ± 0.25"
+    assert (
+        trial_line(finished(3, 1.2345, 5), progress)
+        == "trial 3, chain 3: speedup 1.234, fid 5.00 ± 0.25"
+    )
     assert trial_line(finished(3, feasible=False), progress).endswith("; infeasible")
     assert trial_line(failed(4), progress) == "trial 4, chain 4: failed: OutOfMemory: at batch 4"
 
@@ -380,14 +435,25 @@ def test_plain_lines() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "loading the models"
     assert lines[1].startswith("0 % · 0/10 trials · 8 images")
-    assert lines[2:] == ["trial 1, chain 1: speedup 1, fid 5.00 ± 0.25"], "one headline; old trials in none"
+    assert lines[2:] == ["trial 1, chain 1: speedup 1, fid 5.00 ± 0.25"], (
+        "one headline; old trials in none"
+    )
 
 
 def test_a_second_cluster_counts_no_trial_twice() -> None:
     """After another `launch` the driver emits the finished trials again."""
     launch = {"event": "launch"}
     progress = Progress(3)
-    for event in (launch, OBJECTIVES, started(0), shard(0), finished(0), started(1), launch, finished(0, new=False)):
+    for event in (
+        launch,
+        OBJECTIVES,
+        started(0),
+        shard(0),
+        finished(0),
+        started(1),
+        launch,
+        finished(0, new=False),
+    ):
         progress.update(event)
     assert (progress.done, progress.images, progress.running) == (1, 8, {})
     assert len(progress.front()) == 1
@@ -401,21 +467,31 @@ def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def live(progress: Progress, *events: Mapping[str, Any], width: int = 100) -> str:
-    """The live view after these events, on a terminal of that width, below the lines that they left above it."""
+    """The live view after these events, on a terminal of that width, below the lines that they left
+    above it.
+    """
     above, view = (
-        Console(record=True, width=width, force_terminal=True, file=io.StringIO(), color_system=None) for _ in range(2)
+        Console(
+            record=True, width=width, force_terminal=True, file=io.StringIO(), color_system=None
+        )
+        for _ in range(2)
     )
     with show_live(progress, above) as show:
         for event in events:
             progress.update(event)
             show(event)
         view.print(render(progress))
-    lines = [line for line in above.export_text().splitlines() if line.startswith(("trial ", "lost "))]
+    lines = [
+        line for line in above.export_text().splitlines() if line.startswith(("trial ", "lost "))
+    ]
     return "\n".join([*lines, view.export_text()])
 
 
 def test_the_live_view() -> None:
-    progress, note = after(started(3, "[bold]x[/bold]")), {"event": "note", "note": "tables not written: disk full"}
+    progress, note = (
+        after(started(3, "[bold]x[/bold]")),
+        {"event": "note", "note": "tables not written: disk full"},
+    )
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 0.5, 6.0)]
     text = live(progress, *whole, failed(4), failed(5, new=False), note)
     assert "5/10 trials, 2 failed" in text
@@ -426,7 +502,9 @@ def test_the_live_view() -> None:
     assert ["0", "chain", "0", "1", "4.00", "±", "0.25"] in rows
     assert ["1", "chain", "1", "2", "5.00", "±", "0.25"] in rows
     assert not any(row[0] == "2" for row in rows), "trial 2 is dominated"
-    assert text.count("failed: OutOfMemory: at batch 4") == 1, "an earlier run showed that of trial 5"
+    assert text.count("failed: OutOfMemory: at batch 4") == 1, (
+        "an earlier run showed that of trial 5"
+    )
 
 
 @pytest.mark.parametrize("label", ["[/a]", "a[link=http://x]b", "chain [/4]", "[bold]x"])
@@ -434,7 +512,12 @@ def test_the_live_view_shows_names_as_they_are(label: str) -> None:
     progress = after(finished(0, label=label))
     progress.objectives = ((f"{label} speedup", "maximize"), ("fid", "minimize"))
     progress.candidates[0]["metrics"][f"{label} speedup"] = 1.0
-    text = live(progress, started(1, label), failed(2, label=label), {"event": "phase", "phase": label, "note": label})
+    text = live(
+        progress,
+        started(1, label),
+        failed(2, label=label),
+        {"event": "phase", "phase": label, "note": label},
+    )
     assert f"{label}: chain 0" in text
     assert f"{label} speedup" in text
     assert f"{label}: chain 2: failed" in text
@@ -444,7 +527,9 @@ def test_the_live_view_shows_names_as_they_are(label: str) -> None:
 def test_a_long_sweep_fits_80_columns() -> None:
     """Hours, hundreds of trials, failed and stopped ones: nothing is folded."""
     ends = [failed(number) for number in range(10)]
-    ends += [finished(n, state="stopped", feasible=False, images=9, cause="") for n in range(10, 40)]
+    ends += [
+        finished(n, state="stopped", feasible=False, images=9, cause="") for n in range(10, 40)
+    ]
     trials = []
     for n in range(40, 44):
         trials += [started(n), shard(n, 90_000) | {"seconds": 1000.0 * n}, finished(n)]
@@ -456,17 +541,23 @@ def test_a_long_sweep_fits_80_columns() -> None:
     assert max(map(len, lines)) <= 80
     assert any(" left (" in line for line in lines)
     assert any(line.startswith("44/400 trials, 10 failed, 30 stopped early · ") for line in lines)
-    assert any(line.startswith("360000 images, ") and line.endswith(" · 16 workers") for line in lines)
+    assert any(
+        line.startswith("360000 images, ") and line.endswith(" · 16 workers") for line in lines
+    )
 
 
 def test_running_trials_are_listed_by_their_labels() -> None:
-    progress = after(started(0, "eagle-chain4 exact") | {"label": "exact"}, started(1, "eagle-chain5 additive"))
+    progress = after(
+        started(0, "eagle-chain4 exact") | {"label": "exact"}, started(1, "eagle-chain5 additive")
+    )
     assert progress.activity == "running: 0 exact, 1 eagle-chain5 additive"
 
 
 def test_a_finished_sweep_leaves_one_line() -> None:
     """The summary shows the front. An interrupted sweep has none."""
-    console = Console(record=True, width=80, force_terminal=True, file=io.StringIO(), color_system=None)
+    console = Console(
+        record=True, width=80, force_terminal=True, file=io.StringIO(), color_system=None
+    )
     progress = after(finished(0), finished(1, 2.0, 6.0), trials=2)
     with show_live(progress, console):
         console.clear()
@@ -480,14 +571,22 @@ def test_a_finished_sweep_leaves_one_line() -> None:
 def test_a_lost_worker_is_said_until_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """The note of the view goes when the next trial ends; the line above the view stays."""
     lost = lost_event("worker-1 on node-b", "no heartbeat for 60 s", alive=1)
-    text = live(after(), {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 2}, finished(0))
+    text = live(
+        after(),
+        {"event": "workers", "alive": 2},
+        lost,
+        {"event": "workers", "alive": 2},
+        finished(0),
+    )
     assert text.count("worker-1 on node-b") == 1
     show_lines(after())(lost)
     assert "worker-1 on node-b" in capsys.readouterr().err
 
 
 def test_a_narrow_terminal_keeps_one_line_for_running_trials() -> None:
-    progress = after(*(started(number, "a very long description of a setting") for number in range(8)))
+    progress = after(
+        *(started(number, "a very long description of a setting") for number in range(8))
+    )
     text = live(progress, width=60)
     running = [line for line in text.splitlines() if "running" in line]
     assert running
@@ -529,7 +628,10 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     progress = Progress(config.budget.trials)
     progress.update(OBJECTIVES)
     outcome = run(
-        config, tmp_path / "store", InstantWorkers(), emit=event_sink(progress, show_lines(progress, out), None)
+        config,
+        tmp_path / "store",
+        InstantWorkers(),
+        emit=event_sink(progress, show_lines(progress, out), None),
     )
     lines = [line for line in out.getvalue().splitlines() if line.startswith("trial ")]
     assert len(lines) == progress.done == 24
@@ -540,11 +642,15 @@ def test_what_the_driver_tells_is_what_is_shown(tmp_path: Path) -> None:
     beyond = [record for record in outcome.records if not record.feasible]
     assert sum(line.endswith("infeasible") for line in lines) == len(beyond) > 0
     assert progress.running == {}
-    assert {number for number, _ in progress.front()} <= {r.number for r in outcome.records if r.feasible}
+    assert {number for number, _ in progress.front()} <= {
+        r.number for r in outcome.records if r.feasible
+    }
 
 
 def test_stopped_trials_are_counted_and_are_no_candidates() -> None:
-    stop = finished(3, 9.0, 1.0, state="stopped", feasible=False, cause="trial 1 is better", images=48)
+    stop = finished(
+        3, 9.0, 1.0, state="stopped", feasible=False, cause="trial 1 is better", images=48
+    )
     progress = after(finished(0), finished(1), stop)
     assert (progress.done, progress.failed, progress.stopped) == (3, 0, 1)
     assert 3 not in progress.candidates
@@ -552,6 +658,8 @@ def test_stopped_trials_are_counted_and_are_no_candidates() -> None:
     line = trial_line(stop, progress)
     assert "48 images" in line
     assert line.endswith("trial 1 is better")
-    progress = after(finished(0), finished(1), stop, {**finished(3, 9.0, 1.0), "event": "trial_revived"})
+    progress = after(
+        finished(0), finished(1), stop, {**finished(3, 9.0, 1.0), "event": "trial_revived"}
+    )
     assert (progress.done, progress.stopped) == (3, 0)
     assert 3 in progress.candidates

@@ -1,4 +1,6 @@
-"""The rule by which a candidate stops: exact on small cases, and its error rate over simulated searches."""
+"""The rule by which a candidate stops: exact on small cases, and its error rate over simulated
+searches.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from orchestrator.front.joint import JointErrors
-from orchestrator.run.racing import EarlyStopping, Race, Scores, Stop, at_full_size, front_probabilities
+from orchestrator.run.racing import (
+    EarlyStopping,
+    Race,
+    Scores,
+    Stop,
+    at_full_size,
+    front_probabilities,
+)
 from orchestrator.store.records import EarlyStop, State, TrialRecord, may_compare_speeds
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Direction, Metric
@@ -25,7 +34,11 @@ AXES = (Metric("speedup", "maximize"), Metric("fid", "minimize"))
 
 
 def scores(*columns: ArrayLike, noise: ArrayLike = (0.0, 0.0), source: str | None = None) -> Scores:
-    return Scores(np.stack([np.asarray(column, dtype=float) for column in columns], axis=1), np.array(noise), source)
+    return Scores(
+        np.stack([np.asarray(column, dtype=float) for column in columns], axis=1),
+        np.array(noise),
+        source,
+    )
 
 
 def shifted(own: Scores, *by: float) -> Scores:
@@ -47,13 +60,19 @@ def test_one_objectives_p_value_is_students_on_the_paired_differences() -> None:
     a, b = rng.standard_normal((2, 12, 1)) + np.array([0.9, 0.0])[:, None, None]
     race = Race(("minimize",), 0.05, 1)
     (p,) = race.p_values(Scores(a), [Scores(b)])
-    assert p == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+    assert p == pytest.approx(
+        stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9
+    )
     (p,) = Race(("maximize",), 0.05, 1).p_values(Scores(-a), [Scores(-b)])
-    assert p == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+    assert p == pytest.approx(
+        stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9
+    )
 
 
 def test_all_objectives_must_be_better(own: Scores) -> None:
-    p = RACE.p_values(own, [shifted(own, 5, 9), shifted(own, 9, 5), shifted(own, 9, 0), shifted(own, 9, -9)])
+    p = RACE.p_values(
+        own, [shifted(own, 5, 9), shifted(own, 9, 5), shifted(own, 9, 0), shifted(own, 9, -9)]
+    )
     assert p[:2] == pytest.approx(stats.t.sf(5, G - 1))
     assert p[2] == pytest.approx(0.5)
     assert p[3] == pytest.approx(1)
@@ -84,7 +103,9 @@ def test_ties_never_stop_each_other(own: Scores) -> None:
     constant = scores(np.full(G, 0.1 + 0.2), own.blocks[:, 1])
     rounded = scores(np.full(G, 0.3), own.blocks[:, 1] - 1)
     assert RACE.decide(0, constant, {1: rounded}, 1) is None, "a difference by rounding is none"
-    assert RACE.decide(0, constant, {1: scores(np.full(G, 0.2), own.blocks[:, 1] - 1)}, 1) is not None, "without error"
+    assert (
+        RACE.decide(0, constant, {1: scores(np.full(G, 0.2), own.blocks[:, 1] - 1)}, 1) is not None
+    ), "without error"
 
 
 def test_without_an_error_rate_dominated_candidates_stop(own: Scores) -> None:
@@ -94,18 +115,26 @@ def test_without_an_error_rate_dominated_candidates_stop(own: Scores) -> None:
         return Scores(own.blocks + np.array(by), own.noise, bias=np.array([0.5, 0.0]))
 
     candidate = moved(0, 0)
-    assert race.decide(7, candidate, {1: moved(0, 0), 2: moved(-9, -1e-3), 3: moved(1e-3, 9)}, 7) is None
+    assert (
+        race.decide(7, candidate, {1: moved(0, 0), 2: moved(-9, -1e-3), 3: moved(1e-3, 9)}, 7)
+        is None
+    )
     assert race.decide(7, candidate, {1: moved(0, 0), 2: moved(0, 1e-3)}, 7) == Stop(2, 1.0)
     flipped = Scores(own.blocks * [1, -1], own.noise)  # `shifted` makes less better
     near, clear = (shifted(flipped, *by) for by in ((0.1, -0.1), (3, 9)))
     stop = race.decide(
-        7, own, {2: Scores(near.blocks * [1, -1], own.noise), 4: Scores(clear.blocks * [1, -1], own.noise)}, 7
+        7,
+        own,
+        {2: Scores(near.blocks * [1, -1], own.noise), 4: Scores(clear.blocks * [1, -1], own.noise)},
+        7,
     )
     assert stop is not None
     assert stop.rival == 4
     assert stop.chance == pytest.approx(stats.t.sf(3, G - 1) * 7 * 3, rel=1e-6)
     biased = Scores(own.blocks - [9, 0], own.noise, bias=np.array([20.0, 0.0]))
-    assert race.decide(0, candidate, {1: biased}, 1) is None, "values as measured count, bias included"
+    assert race.decide(0, candidate, {1: biased}, 1) is None, (
+        "values as measured count, bias included"
+    )
 
 
 def test_replicates_of_means_are_the_means_blocks() -> None:
@@ -116,16 +145,22 @@ def test_replicates_of_means_are_the_means_blocks() -> None:
 
 
 def test_the_bias_of_small_samples_stops_nobody() -> None:
-    """Squared lengths of two equal means: their bias, trace(covariance) / n, is far larger for the candidate."""
+    """Squared lengths of two equal means: their bias, trace(covariance) / n, is far larger for the
+    candidate.
+    """
     own, rival = [], []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         features = rng.standard_normal((2, G, 400)) * np.array([2.0, 0.5])[:, None, None]
         values = (features.mean(axis=1) ** 2).sum(axis=-1)
         left_out = (((features.sum(axis=1, keepdims=True) - features) / (G - 1)) ** 2).sum(axis=-1)
-        first, second = (Scores.from_replicates([v, v], [r, r]) for v, r in zip(values, left_out, strict=True))
+        first, second = (
+            Scores.from_replicates([v, v], [r, r]) for v, r in zip(values, left_out, strict=True)
+        )
         own.append(RACE.p_values(first, [second])[0])
-        assert values[0] - values[1] > 4 * (first.blocks - second.blocks).std() / np.sqrt(G), "biased values differ"
+        assert values[0] - values[1] > 4 * (first.blocks - second.blocks).std() / np.sqrt(G), (
+            "biased values differ"
+        )
         rival.append(RACE.p_values(second, [first])[0])
     # P(the smallest of 20 p-values is below 1e-4) is 0.002
     assert min(own) > 1e-4
@@ -144,7 +179,9 @@ def test_a_rival_must_be_better_with_and_without_the_correction_of_bias(own: Sco
             assert p == pytest.approx(stats.t.sf(expected, len(own.blocks) - 1), rel=1e-6)
     values = np.array([3.0, 4.0])
     left_out = values[:, None] + np.array([[0.5], [-0.25]]) + np.zeros((2, 4))
-    assert Scores.from_replicates(values, left_out).bias.tolist() == [1.5, -0.75], "(G - 1) (mean replicate - value)"
+    assert Scores.from_replicates(values, left_out).bias.tolist() == [1.5, -0.75], (
+        "(G - 1) (mean replicate - value)"
+    )
 
 
 def test_noise_that_is_not_the_items_widens_a_difference_unless_the_two_share_it() -> None:
@@ -153,23 +190,38 @@ def test_noise_that_is_not_the_items_widens_a_difference_unless_the_two_share_it
     noise = np.array([2.0, 0.0]), np.array([1.6, 0.0])
     second = (8 + base + 0.01 * rng.standard_normal((2, G))).T
     own = Scores((10 + base).T, noise[0], "shape", noise_dof=7)
-    rival, other = (Scores(second, noise[1], source, noise_dof=dof) for source, dof in (("shape", 7), ("another", 3)))
+    rival, other = (
+        Scores(second, noise[1], source, noise_dof=dof)
+        for source, dof in (("shape", 7), ("another", 3))
+    )
     same, different = RACE.p_values(own, [rival, other])
     assert same == pytest.approx(stats.t.sf(2 / 0.4, 7), rel=0.05)
     welch = (2.0**2 + 1.6**2) ** 2 / (2.0**4 / 7 + 1.6**4 / 3)
     assert different == pytest.approx(stats.t.sf(2 / math.hypot(2.0, 1.6), welch), rel=0.05)
-    unknown = Scores(own.blocks, own.noise, noise_dof=7), Scores(rival.blocks, rival.noise, noise_dof=3)
-    assert RACE.p_values(unknown[0], [unknown[1]])[0] == pytest.approx(different), "no source is shared with nobody"
+    unknown = (
+        Scores(own.blocks, own.noise, noise_dof=7),
+        Scores(rival.blocks, rival.noise, noise_dof=3),
+    )
+    assert RACE.p_values(unknown[0], [unknown[1]])[0] == pytest.approx(different), (
+        "no source is shared with nobody"
+    )
 
 
 def test_noise_of_few_measurements_is_not_taken_for_well_known() -> None:
-    """Two ties, each with noise of a clock that was read three times: t with 23 degrees of freedom would reject 2 %."""
+    """Two ties, each with noise of a clock that was read three times: t with 23 degrees of freedom
+    would reject 2 %.
+    """
     rng = np.random.default_rng(6)
     race, rejected = Race(("minimize",), error_rate=0.05, rungs=1), 0
     for _ in range(2000):
         clocks = rng.standard_normal((2, 3))
         own, rival = (
-            Scores(np.full((G, 1), 100 + clock.mean()), clock.std(ddof=1, keepdims=True) / np.sqrt(3), str(row), 2)
+            Scores(
+                np.full((G, 1), 100 + clock.mean()),
+                clock.std(ddof=1, keepdims=True) / np.sqrt(3),
+                str(row),
+                2,
+            )
             for row, clock in enumerate(clocks)
         )
         rejected += race.p_values(own, [rival])[0] < 0.005
@@ -188,7 +240,9 @@ def test_noise_of_few_measurements_is_not_taken_for_well_known() -> None:
         ((("less",), 0.05, 3), "minimize"),
     ],
 )
-def test_impossible_races_are_refused(arguments: tuple[tuple[str, ...], float, int], word: str) -> None:
+def test_impossible_races_are_refused(
+    arguments: tuple[tuple[str, ...], float, int], word: str
+) -> None:
     with pytest.raises(ValueError, match=word):
         Race(*arguments)  # type: ignore[arg-type]
 
@@ -207,23 +261,37 @@ def test_scores_that_cannot_be_compared_are_refused(own: Scores) -> None:
 
 
 def measured(number: int, rng: np.random.Generator, axes: Sequence[Metric]) -> TrialRecord:
-    """Every third trial is complete. Three devices timed them, one of which is unknown; some values tie."""
+    """Every third trial is complete. Three devices timed them, one of which is unknown; some values
+    tie.
+    """
     is_complete, device = number % 3 == 0, ("gpu 0", "gpu 1", "")[number % 7 % 3]
     state: State = "complete" if is_complete else "stopped"
     images = 96 if is_complete else 24
     metrics = {
-        axis.name: Estimate(float(value), 0.1, images, tuple((value + 0.02 * rng.standard_normal(G)).tolist()))
+        axis.name: Estimate(
+            float(value), 0.1, images, tuple((value + 0.02 * rng.standard_normal(G)).tolist())
+        )
         for axis, value in zip(axes, rng.random(len(axes)).round(1), strict=True)
     }
     stop = None if is_complete else EarlyStop(0, 24, 0.1)
     history, timed_on = ((24, metrics),), {images: device}
     return TrialRecord(
-        number, "", state, None, metrics=metrics, images=images, stop=stop, history=history, timed_on=timed_on
+        number,
+        "",
+        state,
+        None,
+        metrics=metrics,
+        images=images,
+        stop=stop,
+        history=history,
+        timed_on=timed_on,
     )
 
 
 @pytest.mark.parametrize("axes", [AXES, (*AXES, Metric("clip_score", "maximize"))])
-def test_the_probability_to_be_on_the_front_counts_the_samples_of_brute_force(axes: Sequence[Metric]) -> None:
+def test_the_probability_to_be_on_the_front_counts_the_samples_of_brute_force(
+    axes: Sequence[Metric],
+) -> None:
     rng = np.random.default_rng(0)
     records = [measured(number, rng, axes) for number in range(40)]
     records[4] = replace(records[4], constraints={"fid <= 1": 0.5})
@@ -236,15 +304,19 @@ def test_the_probability_to_be_on_the_front_counts_the_samples_of_brute_force(ax
     samples = JointErrors.of([*complete, *moved], axes).samples(4000, 0)
     samples *= np.array([-1.0 if axis.direction == "maximize" else 1.0 for axis in axes])
     for row, record in enumerate(stopped, start=len(complete)):
-        rivals = [place for place, rival in enumerate(complete) if may_compare_speeds(rival.device, record.device)]
+        rivals = [
+            place
+            for place, rival in enumerate(complete)
+            if may_compare_speeds(rival.device, record.device)
+        ]
         own, other = samples[:, row : row + 1], samples[:, rivals]
         beaten = np.all(other <= own, axis=2) & np.any(other < own, axis=2)
         assert found[record.number] == float(1 - beaten.any(axis=1).mean())
 
 
 def test_trials_of_earlier_sweeps_count_as_rivals() -> None:
-    """The chance that a stop is wrong grows with what the rivals were chosen from, and a trial near its share of the
-    error rate goes on.
+    """The chance that a stop is wrong grows with what the rivals were chosen from, and a trial near
+    its share of the error rate goes on.
     """
     rng = np.random.default_rng(0)
     shared = rng.standard_normal((G, 2))
@@ -260,7 +332,11 @@ def test_trials_of_earlier_sweeps_count_as_rivals() -> None:
 
     best = blocks(0.0)
     rival = TrialRecord(0, "", "complete", None, metrics=best, images=96, history=((24, best),))
-    changes = {"racing": {"rungs": [24, 48]}, "search.parallel": 1, "objectives": ["speedup", "fid"]}
+    changes = {
+        "racing": {"rungs": [24, 48]},
+        "search.parallel": 1,
+        "objectives": ["speedup", "fid"],
+    }
     sweep = SweepConfig.read("quickstart", {**changes, "enqueue": ["vanilla"]})
     behind = blocks(0.3)
     chances = {}

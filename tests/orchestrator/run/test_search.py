@@ -22,7 +22,14 @@ from orchestrator.replay.sampler import SettingsPool
 from orchestrator.run.search import Proposal, Search
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import TrialRecord
-from orchestrator.views.study import StudyError, check_study, objective_values, open_storage, own_trials, short_names
+from orchestrator.views.study import (
+    StudyError,
+    check_study,
+    objective_values,
+    open_storage,
+    own_trials,
+    short_names,
+)
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -63,14 +70,25 @@ def record(proposal: Proposal, **changes: Any) -> TrialRecord:
 
 
 def pool_of(config: SweepConfig) -> SettingsPool:
-    """Settings of the space, described by how much they draft and accept; and those that are outside of it."""
+    """Settings of the space, described by how much they draft and accept; and those that are
+    outside of it.
+    """
 
     def features(setting: DecodingConfig) -> list[float]:
-        return [float(setting.policy.bounds.depth), float(setting.flat().get("acceptance.delta", 0.0))]
+        return [
+            float(setting.policy.bounds.depth),
+            float(setting.flat().get("acceptance.delta", 0.0)),
+        ]
 
     enqueued = [entry.config for entry in config.enqueue]
-    outside = [entry for entry in enqueued if config.space.params_of(entry, config.sampling) is None]
-    inside = {entry: config.space.params_of(entry, config.sampling) for entry in enqueued if entry not in outside}
+    outside = [
+        entry for entry in enqueued if config.space.params_of(entry, config.sampling) is None
+    ]
+    inside = {
+        entry: config.space.params_of(entry, config.sampling)
+        for entry in enqueued
+        if entry not in outside
+    }
     known = inside | dict(islice(random_settings(config, lambda entry: entry not in enqueued), 60))
     return SettingsPool(
         [params for params in known.values() if params is not None],
@@ -80,9 +98,17 @@ def pool_of(config: SweepConfig) -> SettingsPool:
     )
 
 
-def drive(config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), parallel: int = 2) -> list[TrialRecord]:
-    """Ask and tell with `parallel` trials in flight; `stored`: the finished trials of an earlier run."""
-    pool = partial(pool_of, config) if SAMPLERS[config.search.sampler].from_pool else SettingsPool.empty
+def drive(
+    config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), parallel: int = 2
+) -> list[TrialRecord]:
+    """Ask and tell with `parallel` trials in flight; `stored`: the finished trials of an earlier
+    run.
+    """
+    pool = (
+        partial(pool_of, config)
+        if SAMPLERS[config.search.sampler].from_pool
+        else SettingsPool.empty
+    )
     search, done, pending = Search(config, DIRECTIONS, pool), [], []
     for number in range(trials):
         before = stored[number] if number < len(stored) else None
@@ -95,7 +121,9 @@ def drive(config: SweepConfig, trials: int, stored: Sequence[TrialRecord] = (), 
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_proposes_points_of_the_space_and_resumes_alike(sampler: str, tmp_path: Path) -> None:
+def test_every_sampler_proposes_points_of_the_space_and_resumes_alike(
+    sampler: str, tmp_path: Path
+) -> None:
     config, trials = sweep(tmp_path, sampler), 12
     whole = drive(config, trials)
     assert [entry.label for entry in whole[:3]] == ["vanilla", "chain", "outside"]
@@ -110,17 +138,28 @@ def test_every_sampler_proposes_points_of_the_space_and_resumes_alike(sampler: s
 FLAT = {
     "drafter": "eagle",
     "tree": {"policy": "chain", "length": {"low": 2, "high": 6}},
-    "acceptance": {"neighbourhood": "additive", "k": 100, "delta": {"low": 0.01, "high": 0.5, "log": True}},
+    "acceptance": {
+        "neighbourhood": "additive",
+        "k": 100,
+        "delta": {"low": 0.01, "high": 0.5, "log": True},
+    },
 }
 SMALL: Mapping[str, dict[str, Any]] = {
-    "tpe": {"n_startup_trials": 4}, "nsga2": {"population_size": 4}, "nsga3": {"population_size": 4},
-    "gp": {"n_startup_trials": 4}, "qmc": {},
-}  # fmt: skip
+    "tpe": {"n_startup_trials": 4},
+    "nsga2": {"population_size": 4},
+    "nsga3": {"population_size": 4},
+    "gp": {"n_startup_trials": 4},
+    "qmc": {},
+}
 
 
 @pytest.mark.parametrize("sampler", SMALL)
-def test_samplers_do_more_than_draw_at_random(sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although vanilla and another config outside of the space come first; and a resumed search proposes the same."""
+def test_samplers_do_more_than_draw_at_random(
+    sampler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although vanilla and another config outside of the space come first; and a resumed search
+    proposes the same.
+    """
     config = sweep(tmp_path, sampler, {"space": FLAT, "search.options": SMALL[sampler]})
     related: list[set[str]] = []
 
@@ -134,7 +173,9 @@ def test_samplers_do_more_than_draw_at_random(sampler: str, tmp_path: Path, monk
     trials = 9 if sampler == "gp" else 14  # its fits are slow
     whole = drive(config, trials)
     assert set().union(*related) == {"tree.length", "acceptance.delta"}
-    assert [entry.params for entry in drive(config, trials, whole[: trials - 4])] == [entry.params for entry in whole]
+    assert [entry.params for entry in drive(config, trials, whole[: trials - 4])] == [
+        entry.params for entry in whole
+    ]
 
 
 @pytest.mark.parametrize("sampler", sorted(set(SAMPLERS) - {"grid"}))
@@ -154,7 +195,9 @@ def test_tpe_concentrates_on_good_configs(tmp_path: Path) -> None:
             proposal = search.propose(number)
             assert proposal.config is not None
             delta = float(proposal.config.flat().get("acceptance.delta", 0.0))
-            search.tell(record(proposal, metrics={"speedup": Estimate(delta, math.inf, 1)}), ["speedup"])
+            search.tell(
+                record(proposal, metrics={"speedup": Estimate(delta, math.inf, 1)}), ["speedup"]
+            )
             deltas.append(delta)
         means[sampler] = np.mean(deltas[-20:])
     assert means["tpe"] > 2 * means["random"]
@@ -176,7 +219,11 @@ def test_enqueued_configs_inside_the_space_are_told_to_the_sampler(tmp_path: Pat
     ("sampler", "options", "words"),
     [
         ("tpe", {"n_startup": 5}, r"search\.options: the tpe sampler refused.*n_startup"),
-        ("nsga2", {"population_size": 1}, r"search\.options: the nsga2 sampler refused.*population_size"),
+        (
+            "nsga2",
+            {"population_size": 1},
+            r"search\.options: the nsga2 sampler refused.*population_size",
+        ),
         ("random", {"n_startup_trials": 5}, r"search\.options: the random sampler refused"),
         ("grid", {"search_space": {}}, r"search\.options: the grid sampler refused"),
         ("gp", {"seed": 5}, r"search\.options: the gp sampler refused.*seed"),
@@ -206,7 +253,12 @@ def test_a_sampler_with_a_pool_is_told_every_trial(tmp_path: Path) -> None:
     trials = search._study.trials
     assert [trial.user_attrs["errors"] for trial in trials] == [[0.1, 0.1]] * 4
     found = [pool.outside.get(trial.user_attrs.get("setting", "")) for trial in trials]
-    assert [None if entry is None else entry.tolist() for entry in found] == [[0.0, 0.0], None, [9.0, 0.0], None]
+    assert [None if entry is None else entry.tolist() for entry in found] == [
+        [0.0, 0.0],
+        None,
+        [9.0, 0.0],
+        None,
+    ]
     assert proposals[3].params in pool.params
     size = 3 + len(pool) - 1
     assert [search.is_exhausted(number) for number in (0, size - 1, size)] == [False, False, True]
@@ -218,7 +270,13 @@ def test_only_a_sampler_with_a_pool_reads_one(tmp_path: Path) -> None:
         raise FileNotFoundError("predictions.parquet")
 
     search = Search(sweep(tmp_path, "tpe"), DIRECTIONS, missing)
-    assert [search.propose(number).params == {} for number in range(5)] == [True, False, True, False, False]
+    assert [search.propose(number).params == {} for number in range(5)] == [
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
     assert not search.is_exhausted(99)
     with pytest.raises(FileNotFoundError):
         Search(sweep(tmp_path, "replay"), DIRECTIONS, missing).is_exhausted(99)
@@ -240,10 +298,16 @@ def test_options_reach_the_sampler(tmp_path: Path) -> None:
 )
 def test_only_finite_values_are_told(metrics: dict[str, float], values: list[float] | None) -> None:
     entry = TrialRecord(
-        0, "", "complete", None, metrics={name: Estimate(v, math.inf, 1) for name, v in metrics.items()}
+        0,
+        "",
+        "complete",
+        None,
+        metrics={name: Estimate(v, math.inf, 1) for name, v in metrics.items()},
     )
     assert objective_values(entry, NAMES) == values
-    assert objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
+    assert (
+        objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
+    )
 
 
 @pytest.mark.parametrize("url", ["study.log", "sqlite:///study.db"])
@@ -253,7 +317,11 @@ def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     records = drive(config, 16)
     failing = {5, 9}
     records = [
-        TrialRecord(r.number, r.label, "failed", r.config, params=r.params, cause="no") if r.number in failing else r
+        (
+            TrialRecord(r.number, r.label, "failed", r.config, params=r.params, cause="no")
+            if r.number in failing
+            else r
+        )
         for r in records
     ]
     write_study(config, url, records)
@@ -274,7 +342,9 @@ def test_optunas_front_is_ours(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert attrs["setting"] == SettingNames(BASELINE.sampling).name(records[1].config)
     assert attrs["fid"] == records[1].metrics["fid"].value
     assert attrs["tree.policy"] == "chain"
-    assert not any(isinstance(value, dict | list) for value in attrs.values()), "people read them in tables"
+    assert not any(isinstance(value, dict | list) for value in attrs.values()), (
+        "people read them in tables"
+    )
 
 
 def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) -> None:
@@ -285,7 +355,9 @@ def test_constraints_make_optunas_front_smaller_in_the_same_way(tmp_path: Path) 
         for r in drive(config, 30)
     ]  # fmt: skip
     write_study(config, tmp_path / "study.log", records)
-    study = optuna.load_study(study_name="studied", storage=open_storage(str(tmp_path / "study.log")))
+    study = optuna.load_study(
+        study_name="studied", storage=open_storage(str(tmp_path / "study.log"))
+    )
     inside = [r for r in records if r.feasible]
     assert 0 < len(inside) < len(records)
     values = np.array([[r.metrics[name].value for name in NAMES] for r in inside])
@@ -298,7 +370,9 @@ def test_a_partial_study_is_completed(tmp_path: Path) -> None:
     records = drive(config, 10)
     study = write_study(config, url, records[:6])._study
     assert study is not None
-    running = create_trial(state=TrialState.RUNNING, user_attrs={"specfrontier.trial": 6, "setting": "killed"})
+    running = create_trial(
+        state=TrialState.RUNNING, user_attrs={"specfrontier.trial": 6, "setting": "killed"}
+    )
     study.add_trial(running)  # as earlier versions did before a result
     write_study(config, url, records)
     opened = optuna.load_study(study_name="studied", storage=open_storage(url))
@@ -325,11 +399,16 @@ def test_trials_of_another_search_are_refused(tmp_path: Path) -> None:
     [
         ("none/study.log", "none/study.log: the study cannot be opened"),
         ("nosuch://me:hunter22@host/db", r"nosuch://\*\*\*@host/db: the study cannot be opened"),
-        ("sqlite:////none/at/all.db", "cannot be opened .*(unable to open database file|No such file)"),
+        (
+            "sqlite:////none/at/all.db",
+            "cannot be opened .*(unable to open database file|No such file)",
+        ),
         (".", "cannot be opened .*directory"),
     ],
 )
-def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storages_that_cannot_be_opened(
+    url: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for opening in (
         lambda url: check_study(url, "studied", DIRECTIONS, None),
@@ -344,7 +423,9 @@ def test_storages_that_cannot_be_opened(url: str, words: str, tmp_path: Path, mo
 @pytest.mark.parametrize("character", ["/", "?", "#", "@", " "])
 def test_an_unquoted_character_in_a_password_is_named_but_not_the_password(character: str) -> None:
     with pytest.raises(ValueError, match="password") as raised:
-        check_study(f"postgresql://me:hunter{character}22@127.0.0.1:1/db", "studied", DIRECTIONS, None)
+        check_study(
+            f"postgresql://me:hunter{character}22@127.0.0.1:1/db", "studied", DIRECTIONS, None
+        )
     assert quote(character, safe="") in str(raised.value)
     for secret in ("hunter", "22@"):
         assert secret not in str(raised.value)
@@ -367,7 +448,9 @@ def test_a_check_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_invalid_proposal_is_told_as_failed(tmp_path: Path) -> None:
-    """A proposal without a config keeps its parameters, so that the sampler learns to avoid them."""
+    """A proposal without a config keeps its parameters, so that the sampler learns to avoid
+    them.
+    """
     config = sweep(tmp_path, "random")
     search = Search(config, DIRECTIONS)
     proposals = [search.propose(number) for number in range(4)]

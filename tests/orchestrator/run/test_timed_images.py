@@ -1,4 +1,6 @@
-"""How many images the timing sessions of a sweep take: as many as shapes need alone with vanilla, and the front's."""
+"""How many images the timing sessions of a sweep take: as many as shapes need alone with vanilla,
+and the front's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from tests.fakes.timed_launches import SPACE, TimedWorkers, launch
 from workers.data.shards import digest
 
 WINDOWS = [
-    f"{{label: w{length}, drafter: jacobi, tree: {{policy: chain, length: {length}}}}}" for length in range(5, 15)
+    f"{{label: w{length}, drafter: jacobi, tree: {{policy: chain, length: {length}}}}}"
+    for length in range(5, 15)
 ]
 WIDE = "  drafter: eagle\n  tree: {policy: chain, length: {low: 3, high: 20}}\n"
 
@@ -37,12 +40,21 @@ def all_on_front(config: DecodingConfig) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("enqueued", "sessions"), [(0, [1, 2, 2, 2, 2, 2]), (1, [2, 3, 2, 2, 2]), (2, [3, 3, 3, 2])], ids=["0", "1", "2"]
+    ("enqueued", "sessions"),
+    [(0, [1, 2, 2, 2, 2, 2]), (1, [2, 3, 2, 2, 2]), (2, [3, 3, 3, 2])],
+    ids=["0", "1", "2"],
 )
-def test_each_enqueued_shape_pays_for_an_anchor(enqueued: int, sessions: list[int], tmp_path: Path) -> None:
-    """Also a single one. With none no image is left over, so no setting can be timed twice before the last session."""
+def test_each_enqueued_shape_pays_for_an_anchor(
+    enqueued: int, sessions: list[int], tmp_path: Path
+) -> None:
+    """Also a single one. With none no image is left over, so no setting can be timed twice before
+    the last session.
+    """
     head, _ = SPACE.replace("PARALLEL", "1").split("  - {label: chain")
-    entries, path = "".join(f"  - {window}\n" for window in WINDOWS[:enqueued]), tmp_path / "shapes.yaml"
+    entries, path = (
+        "".join(f"  - {window}\n" for window in WINDOWS[:enqueued]),
+        tmp_path / "shapes.yaml",
+    )
     path.write_text(f"{head}{entries}space:\n{WIDE}")
     sweep = SweepConfig.read(path)
     vanilla = DecodingConfig(sampling=sweep.sampling)
@@ -50,8 +62,17 @@ def test_each_enqueued_shape_pays_for_an_anchor(enqueued: int, sessions: list[in
     assert planned_sizes(sweep, [vanilla, *windows], front=1) == [*sessions, 2]
 
 
-SIZES = {"few": (0, 9, False), "later": (0, 14, True), "enqueued": (6, 9, False), "many": (10, 24, True)}
-FRONTS: dict[str, Numbers] = {"all": all_on_front, "some": plausible, "one": lambda _: {"speedup": 1.0, "fid": 1.0}}
+SIZES = {
+    "few": (0, 9, False),
+    "later": (0, 14, True),
+    "enqueued": (6, 9, False),
+    "many": (10, 24, True),
+}
+FRONTS: dict[str, Numbers] = {
+    "all": all_on_front,
+    "some": plausible,
+    "one": lambda _: {"speedup": 1.0, "fid": 1.0},
+}
 
 
 @pytest.mark.parametrize(("enqueued", "trials", "is_wide"), SIZES.values(), ids=list(SIZES))
@@ -61,9 +82,16 @@ def test_as_many_images_are_timed_as_if_each_shape_were_timed_alone_and_the_fron
 ) -> None:
     workers = TimedWorkers(numbers=numbers)
     timed = launch(tmp_path, workers, space(enqueued, trials, is_wide=is_wide))
-    tasks = sorted((t for t in workers.tasks if t.kind == "timing"), key=lambda task: int(task.payload["number"]))
+    tasks = sorted(
+        (t for t in workers.tasks if t.kind == "timing"),
+        key=lambda task: int(task.payload["number"]),
+    )
     sizes = {task.name: len(task.payload["configs"]) for task in tasks}
-    own = {name: sizes[name] for payload in workers.measured_with().values() for name in payload["timing"]}
+    own = {
+        name: sizes[name]
+        for payload in workers.measured_with().values()
+        for name in payload["timing"]
+    }
     configs = [record.config for record in timed.sweep.records if record.config]
     alone = 1 + 2 * len({config.shape for config in configs} - {configs[0].shape})
     assert len(sizes) == len(timed.sessions), "none is timed twice"
@@ -74,8 +102,17 @@ def test_as_many_images_are_timed_as_if_each_shape_were_timed_alone_and_the_fron
         return front + -(-front // 8)
 
     assert sum(own.values()) <= alone
-    assert alone - once_more(sizes) < sum(sizes.values()) <= max(alone, sum(own.values()) + once_more(own))
+    assert (
+        alone - once_more(sizes)
+        < sum(sizes.values())
+        <= max(alone, sum(own.values()) + once_more(own))
+    )
     assert sum(sizes.values()) > sum(own.values()), "the front is timed once more in any case"
     if numbers is all_on_front:
-        sweep, front = SweepConfig.read(tmp_path / "shapes.yaml"), len(decisive_configs(timed.sweep.priced(list(own))))
-        assert planned_sizes(sweep, configs, front) == list(sizes.values()), "what `doctor --plan` counts"
+        sweep, front = (
+            SweepConfig.read(tmp_path / "shapes.yaml"),
+            len(decisive_configs(timed.sweep.priced(list(own)))),
+        )
+        assert planned_sizes(sweep, configs, front) == list(sizes.values()), (
+            "what `doctor --plan` counts"
+        )

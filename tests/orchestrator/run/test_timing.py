@@ -1,4 +1,6 @@
-"""Timing sessions of a sweep: who is timed with whom, what trials wait for, and what happens when a session fails."""
+"""Timing sessions of a sweep: who is timed with whom, what trials wait for, and what happens when a
+session fails.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_enqueued_shapes_share_the_first_session(tmp_path: Path) -> None:
     shapes = {record.shape: record.number for record in reversed(records)}
     first, *later = sessions(workers)
     assert first == digests(records, 0, 1, 2)
-    assert later == [digests(records, 0, 1, number) for number in sorted(shapes.values()) if number > 2]
+    assert later == [
+        digests(records, 0, 1, number) for number in sorted(shapes.values()) if number > 2
+    ]
     assert later
     assert all(record.state == "complete" and record.shape for record in records)
 
@@ -50,11 +54,15 @@ def test_vanilla_with_another_sampling_is_a_setting_like_others(tmp_path: Path) 
     """Its steps may cost more or less than the baseline's, as with guidance."""
     path = tmp_path / "shapes.yaml"
     greedy = "{label: greedy, sampling: {temperature: 0, top_k: 0, top_p: 1.0, cfg: 1.0}}"
-    path.write_text(SPACE.replace("PARALLEL", "1").replace("  - vanilla\n", f"  - vanilla\n  - {greedy}\n"))
+    path.write_text(
+        SPACE.replace("PARALLEL", "1").replace("  - vanilla\n", f"  - vanilla\n  - {greedy}\n")
+    )
     workers = Workers()
     config, storage = SweepConfig.read(str(path)), Storage(str(tmp_path))
     workers.storage = storage
-    driver = make_driver(config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")])
+    driver = make_driver(
+        config, storage, workers, [Metric("speedup", "maximize"), Metric("fid", "minimize")]
+    )
     records = driver.run(read_trials(storage)).records
     assert sessions(workers)[0] == digests(records, 0, 1, 2, 3)
     assert records[1].config is not None
@@ -68,15 +76,20 @@ def test_a_trial_is_priced_by_the_sessions_up_to_its_own(tmp_path: Path) -> None
     run(tmp_path, workers)
     numbers = {task.name: task.payload["number"] for task in workers.tasks if task.kind == "timing"}
     priced = {
-        trial: sorted(numbers[name] for name in payload["timing"]) for trial, payload in workers.measured_with().items()
+        trial: sorted(numbers[name] for name in payload["timing"])
+        for trial, payload in workers.measured_with().items()
     }
     assert priced[0] == [0]
     assert all(found == list(range(len(found))) for found in priced.values())
-    assert [len(priced[trial]) for trial in sorted(priced)] == sorted(len(found) for found in priced.values())
+    assert [len(priced[trial]) for trial in sorted(priced)] == sorted(
+        len(found) for found in priced.values()
+    )
 
 
 @pytest.mark.parametrize("permanent", [True, False], ids=["failed", "lost"])
-def test_a_session_that_fails_is_replaced_by_one_for_each_shape(permanent: bool, tmp_path: Path) -> None:
+def test_a_session_that_fails_is_replaced_by_one_for_each_shape(
+    permanent: bool, tmp_path: Path
+) -> None:
     def first(task: Task) -> bool:
         return task.kind == "timing" and task.payload["number"] == 0
 
@@ -119,9 +132,9 @@ def test_a_killed_sweep_has_the_same_sessions(results: int, tmp_path: Path) -> N
 def test_the_number_of_workers_changes_no_session(parallel: int, tmp_path: Path) -> None:
     one, many = Workers(), Workers()
     records = run(tmp_path / "one", one, parallel=1).records
-    assert [record.config for record in run(tmp_path / "many", many, parallel=parallel).records][:2] == [
-        record.config for record in records[:2]
-    ]
+    assert [record.config for record in run(tmp_path / "many", many, parallel=parallel).records][
+        :2
+    ] == [record.config for record in records[:2]]
     assert sessions(many)[0] == sessions(one)[0]
 
 
@@ -133,7 +146,9 @@ def last_session(workers: TimedWorkers) -> Task:
 
 
 def test_the_last_session_times_the_front(tmp_path: Path) -> None:
-    """A setting of each of its shapes, and of those that decide a choice, at the speeds of the earlier sessions."""
+    """A setting of each of its shapes, and of those that decide a choice, at the speeds of the
+    earlier sessions.
+    """
     workers = TimedWorkers()
     timed = launch(tmp_path, workers)
     last = last_session(workers)
@@ -141,16 +156,29 @@ def test_the_last_session_times_the_front(tmp_path: Path) -> None:
     front = front_of([before])
     chosen = list(default_choices(front).values())
     rivals = [trial for choice in chosen for trial in choice.alternatives or ()]
-    shapes = {trial.config.shape for trial in (*front.members, *chosen, *rivals) if not trial.config.is_vanilla}
+    shapes = {
+        trial.config.shape
+        for trial in (*front.members, *chosen, *rivals)
+        if not trial.config.is_vanilla
+    }
     configs = [DecodingConfig.from_mapping(config) for config in last.payload["configs"]]
     assert configs[0].is_vanilla
     assert {config.shape for config in configs[1:]} == shapes
     assert len(configs) == 1 + len(shapes) > 1
     assert timed.sweep.prices.sessions == len(timed.sessions)
     assert timed.notes == []
-    told = {record.number: record.metrics["speedup"].value for record in read_trials(timed.sweep.storage)}
-    final = {r.number: r.metrics["speedup"].value for r in timed.sweep.records if r.config and r.config.shape in shapes}
-    assert all(told[number] != value for number, value in final.items()), "records keep what was told"
+    told = {
+        record.number: record.metrics["speedup"].value
+        for record in read_trials(timed.sweep.storage)
+    }
+    final = {
+        r.number: r.metrics["speedup"].value
+        for r in timed.sweep.records
+        if r.config and r.config.shape in shapes
+    }
+    assert all(told[number] != value for number, value in final.items()), (
+        "records keep what was told"
+    )
 
 
 def test_a_sweep_killed_in_its_last_session_goes_on_with_the_same_one(tmp_path: Path) -> None:
@@ -170,7 +198,9 @@ def test_a_sweep_killed_in_its_last_session_goes_on_with_the_same_one(tmp_path: 
 
 
 def test_sessions_of_specfrontier_time_do_not_change_the_last_one(tmp_path: Path) -> None:
-    """A sweep is killed in its last session, its front is timed by hand, at other speeds, and it goes on."""
+    """A sweep is killed in its last session, its front is timed by hand, at other speeds, and it
+    goes on.
+    """
     whole = launch(tmp_path / "whole", TimedWorkers())
     last = max(whole.sessions)
 
@@ -180,10 +210,14 @@ def test_sessions_of_specfrontier_time_do_not_change_the_last_one(tmp_path: Path
 
     with pytest.raises(KeyboardInterrupt):
         launch(tmp_path / "killed", TimedWorkers(kill))
-    configs = {record.config.shape: record.config for record in whole.sweep.records if record.config}
+    configs = {
+        record.config.shape: record.config for record in whole.sweep.records if record.config
+    }
     for number in range(10**6, 10**6 + 4):
         session = TimingSession(tuple(configs.values()), 0, 2, (1,), 2, number=number)
-        write_session(Storage(str(tmp_path / "killed")), session.name(EXPERIMENT), session, noise=1.0)
+        write_session(
+            Storage(str(tmp_path / "killed")), session.name(EXPERIMENT), session, noise=1.0
+        )
     resumed = launch(tmp_path / "killed", TimedWorkers())
     assert resumed.sessions == {last: whole.sessions[last]}
 
@@ -226,14 +260,18 @@ def test_without_workers_the_last_session_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_damaged_session_is_left_out_of_the_prices(tmp_path: Path) -> None:
-    """At the end of a sweep no trial reads the sessions again, so it is named, and none is timed for it."""
+    """At the end of a sweep no trial reads the sessions again, so it is named, and none is timed
+    for it.
+    """
     whole = launch(tmp_path, TimedWorkers())
     storage, last = whole.sweep.storage, max(whole.sessions)
     for number in (last, 1):
         data = storage.read(whole.sessions[number])
         storage.write(whole.sessions[number], data[: len(data) // 2])
         resumed = launch(tmp_path, workers := TimedWorkers())
-        assert resumed.sweep.prices.sessions == storage_count(storage) - len(resumed.sweep.prices.problems)
+        assert resumed.sweep.prices.sessions == storage_count(storage) - len(
+            resumed.sweep.prices.problems
+        )
         assert any(whole.sessions[number] in problem for problem in resumed.sweep.prices.problems)
         assert {record.state for record in resumed.sweep.records} == {"complete"}
         assert all(task.kind == "timing" for task in workers.tasks)
@@ -251,7 +289,9 @@ def test_a_sweep_whose_timings_were_moved_times_all_of_its_shapes_again(tmp_path
     (tmp_path / "moved" / "timings").rename(tmp_path / "elsewhere")
     after = launch(tmp_path / "moved", TimedWorkers(), SPACE)
     of_trials = sorted(whole.sessions)[:-1]
-    assert {number: after.sessions.get(number) for number in of_trials} == {n: whole.sessions[n] for n in of_trials}
+    assert {number: after.sessions.get(number) for number in of_trials} == {
+        n: whole.sessions[n] for n in of_trials
+    }
     assert before.sessions.keys() >= {0, 1}
     assert after.sweep.machine is not None
     assert all("speedup" in record.metrics for record in after.sweep.records)
@@ -261,7 +301,9 @@ def test_a_sweep_of_one_shape_times_it_twice(tmp_path: Path) -> None:
     start, end = SPACE.index("enqueue:"), SPACE.index("space:\n")
     text = SPACE[:start] + "enqueue: [vanilla]\n" + SPACE[end:].replace("{low: 3, high: 5}", "3")
     text = text.replace(
-        "    - {schedule: exponential, budget: {low: 1, high: 3, log: true}, nu: {low: 0.1, high: 0.5}}\n", ""
+        "    - {schedule: exponential, budget: {low: 1, high: 3, log: true}, nu: {low: 0.1, high: "
+        "0.5}}\n",
+        "",
     )
     workers = TimedWorkers()
     timed = launch(tmp_path, workers, text)
@@ -291,7 +333,9 @@ def test_a_sweep_without_a_front_is_complete(tmp_path: Path) -> None:
 
 
 def test_workers_that_end_in_any_order_time_the_same_sessions(tmp_path: Path) -> None:
-    """Such as two of one kind: which of them has a session, and when, makes no difference to what is timed."""
+    """Such as two of one kind: which of them has a session, and when, makes no difference to what
+    is timed.
+    """
     one = launch(tmp_path / "one", TimedWorkers())
     two = launch(tmp_path / "two", TimedWorkers(last_first=True))
     assert two.sessions == one.sessions
@@ -299,7 +343,9 @@ def test_workers_that_end_in_any_order_time_the_same_sessions(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("number", "chain"), [(0, False), (1, False), (0, True)])
-def test_a_finished_sweep_with_a_session_that_failed_adds_none(number: int, chain: bool, tmp_path: Path) -> None:
+def test_a_finished_sweep_with_a_session_that_failed_adds_none(
+    number: int, chain: bool, tmp_path: Path
+) -> None:
     """The sessions that replaced it are those of its trials when the sweep is resumed."""
 
     def has_chain(config: Mapping[str, Any]) -> bool:
@@ -307,7 +353,9 @@ def test_a_finished_sweep_with_a_session_that_failed_adds_none(number: int, chai
 
     def fails(task: Task) -> bool:
         configs = task.payload.get("configs", [])
-        return task.kind == "timing" and (task.payload["number"] == number or (chain and any(map(has_chain, configs))))
+        return task.kind == "timing" and (
+            task.payload["number"] == number or (chain and any(map(has_chain, configs)))
+        )
 
     whole = launch(tmp_path, TimedWorkers(fault=fails, permanent=True))
     assert len({record.state for record in whole.sweep.records}) == 1 + chain
@@ -320,10 +368,14 @@ def test_no_session_has_the_number_of_another_after_one_failed(tmp_path: Path) -
     """Two with equal settings and one number would be one file, which counted twice."""
     workers = TimedWorkers(fault=lambda task: task.kind == "timing" and task.payload["number"] == 1)
     timed = launch(tmp_path, workers)
-    assert len(timed.sessions) == len({task.name for task in workers.tasks if task.kind == "timing"})
+    assert len(timed.sessions) == len(
+        {task.name for task in workers.tasks if task.kind == "timing"}
+    )
 
 
-def test_a_sweep_that_its_hours_ended_times_its_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_its_hours_ended_times_its_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workers = TimedWorkers()
     monkeypatch.setattr(Limits, "is_time_spent", property(lambda limits: len(workers.ran) > 12))
     timed = launch(tmp_path, workers, SPACE.replace("trials: 9", "trials: 9, hours: 1"))
@@ -361,26 +413,43 @@ def sessions_of_trials(workers: TimedWorkers) -> set[str]:
 
 
 @pytest.mark.parametrize("objective", ["step_compression", "speedup"])
-def test_trials_and_sessions_depend_on_speeds_only_if_the_search_is_told_them(objective: str, tmp_path: Path) -> None:
+def test_trials_and_sessions_depend_on_speeds_only_if_the_search_is_told_them(
+    objective: str, tmp_path: Path
+) -> None:
     text, front = searched(objective), (objective, "fid")
     made = [TimedWorkers(numbers=steps, seed=seed, noise=0.3) for seed in range(3)]
     found = [launch(tmp_path / str(seed), made[seed], text, front=front) for seed in range(3)]
-    speeds = {tuple(record.metrics["speedup"].value for record in timed.sweep.records[:3]) for timed in found}
+    speeds = {
+        tuple(record.metrics["speedup"].value for record in timed.sweep.records[:3])
+        for timed in found
+    }
     assert len(speeds) == 3
     is_same = objective != "speedup"
     assert all(proposals(timed) == proposals(found[0]) for timed in found) == is_same
-    assert all(sessions_of_trials(workers) == sessions_of_trials(made[0]) for workers in made) == is_same
+    assert (
+        all(sessions_of_trials(workers) == sessions_of_trials(made[0]) for workers in made)
+        == is_same
+    )
 
 
 @pytest.mark.parametrize("finished", [4, 11, 18, 25, 32, 39, 46])
 def test_a_search_by_speed_is_a_function_of_its_sessions(finished: int, tmp_path: Path) -> None:
-    """A sweep is killed, and goes on at other speeds. One that is not, and whose sessions read the same, is equal."""
+    """A sweep is killed, and goes on at other speeds. One that is not, and whose sessions read the
+    same, is equal.
+    """
     text = searched("speedup")
     with pytest.raises(KeyboardInterrupt):
         launch(tmp_path / "killed", TimedWorkers(numbers=steps, noise=0.3, left=finished), text)
     killed = launch(tmp_path / "killed", TimedWorkers(numbers=steps, seed=1, noise=0.3), text)
-    again = launch(tmp_path / "again", TimedWorkers(numbers=steps, timed=killed.sweep.storage, last_first=True), text)
+    again = launch(
+        tmp_path / "again",
+        TimedWorkers(numbers=steps, timed=killed.sweep.storage, last_first=True),
+        text,
+    )
     assert proposals(again) == proposals(killed)
     assert results(again) == results(killed)
-    told = [[record.metrics["speedup"] for record in read_trials(timed.sweep.storage)] for timed in (killed, again)]
+    told = [
+        [record.metrics["speedup"] for record in read_trials(timed.sweep.storage)]
+        for timed in (killed, again)
+    ]
     assert told[0] == told[1]

@@ -25,9 +25,9 @@ from workers.metrics.estimate import Estimate
 
 SAMPLING = Sampling(cfg=1.5)
 VANILLA = DecodingConfig(sampling=SAMPLING)
-CHAIN = DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}).with_sampling(
-    SAMPLING
-)
+CHAIN = DecodingConfig.from_mapping(
+    {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
+).with_sampling(SAMPLING)
 SWEEP = """
 name: tried
 quality: {batch: 4, shard: 8, samples: 2}
@@ -94,7 +94,12 @@ def test_a_measurement_names_the_trials_shards_and_vanillas(plan: Plan, tmp_path
     assert first.payload["timing"] == [session.name for session in trials.sessions.made]
     assert list(first.payload["metrics"]) == ["fid", "speedup"]
     assert first.payload["halfway"]
-    needed = {*first.payload["quality"], *first.payload["timing"], *first.payload["baseline_quality"], "reference"}
+    needed = {
+        *first.payload["quality"],
+        *first.payload["timing"],
+        *first.payload["baseline_quality"],
+        "reference",
+    }
     assert set(names(first.needs)) == needed
     assert second.name == first.name
     assert next(trials.run(proposal(VANILLA, BASELINE))).name != first.name
@@ -117,7 +122,12 @@ def test_a_trial_says_how_much_it_lacks(plan: Plan, tmp_path: Path) -> None:
     Storage(tmp_path).write(plan.rungs(CHAIN)[0].files[0].name, b"")
     next(make_trials(plan, tmp_path, events).run(proposal()))
     (event,) = [event for event in events if event["event"] == "trial_started"]
-    assert (event["trial"], event["images"], event["shards"], event["total_shards"]) == (4, 40, 3, 4)
+    assert (event["trial"], event["images"], event["shards"], event["total_shards"]) == (
+        4,
+        40,
+        3,
+        4,
+    )
 
 
 def test_the_record_of_a_measured_trial(plan: Plan, tmp_path: Path) -> None:
@@ -133,7 +143,10 @@ def test_the_record_of_a_measured_trial(plan: Plan, tmp_path: Path) -> None:
     assert (record.state, record.number, record.label) == ("complete", 4, "a chain")
     assert (record.images, record.seconds) == (40, 2.5)
     assert record.metrics == {"fid": Estimate(5.0, 0.1, 40), "speedup": Estimate(2.0, 0.1, 9)}
-    assert record.history == ((20, {"fid": Estimate(6.0, 0.2, 20, (5.0, 7.0), 0.1)}), (40, record.metrics))
+    assert record.history == (
+        (20, {"fid": Estimate(6.0, 0.2, 20, (5.0, 7.0), 0.1)}),
+        (40, record.metrics),
+    )
     assert set(record.shards) == {*names(plan.rungs(CHAIN)[0].files), trials.sessions.made[-1].name}
     assert record.shape == CHAIN.shape.key
     assert record.passes == {1: (30.0, 29.0)}
@@ -142,7 +155,9 @@ def test_the_record_of_a_measured_trial(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, None])
-def test_a_trial_without_a_required_metric_has_failed(value: float | None, plan: Plan, tmp_path: Path) -> None:
+def test_a_trial_without_a_required_metric_has_failed(
+    value: float | None, plan: Plan, tmp_path: Path
+) -> None:
     metrics = {"fid": FID} | ({} if value is None else {"speedup": SPEED | {"value": value}})
     output = {"metrics": metrics, "skipped": {"speedup": "no timings"}}
     record = end(make_trials(plan, tmp_path).run(proposal()), output)
@@ -156,27 +171,40 @@ def test_the_record_of_a_failed_trial(plan: Plan, tmp_path: Path) -> None:
     steps = make_trials(plan, tmp_path).run(proposal())
     target = next(steps)
     with pytest.raises(StopIteration) as ended:
-        steps.send(Result((4,), None, frozenset(target.payload["quality"][:1]), "OutOfMemory: at batch 4"))
+        steps.send(
+            Result((4,), None, frozenset(target.payload["quality"][:1]), "OutOfMemory: at batch 4")
+        )
     record = ended.value.value
     assert (record.state, record.cause, record.metrics) == ("failed", "OutOfMemory: at batch 4", {})
     assert make_record(proposal(None), "failed").config is None
 
 
-def test_a_trial_that_needs_images_of_vanilla_that_failed_ends_the_sweep(plan: Plan, tmp_path: Path) -> None:
+def test_a_trial_that_needs_images_of_vanilla_that_failed_ends_the_sweep(
+    plan: Plan, tmp_path: Path
+) -> None:
     steps = make_trials(plan, tmp_path).run(proposal())
     target = next(steps)
     with pytest.raises(SweepError, match="vanilla, the baseline"):
-        steps.send(Result((4,), None, frozenset(target.payload["baseline_quality"][:1]), "DecodingError"))
+        steps.send(
+            Result((4,), None, frozenset(target.payload["baseline_quality"][:1]), "DecodingError")
+        )
 
 
 def test_a_lost_file_is_wanted_again(plan: Plan, tmp_path: Path) -> None:
     steps = make_trials(plan, tmp_path).run(proposal())
     target = next(steps)
-    assert steps.send(Result((4,), None, frozenset(target.payload["quality"][:1]))).name == target.name
+    assert (
+        steps.send(Result((4,), None, frozenset(target.payload["quality"][:1]))).name == target.name
+    )
 
 
-def test_a_duplicate_copies_the_result_and_names_the_first_trial(plan: Plan, tmp_path: Path) -> None:
-    first = end(make_trials(plan, tmp_path).run(proposal(number=1)), {"metrics": {"fid": FID, "speedup": SPEED}})
+def test_a_duplicate_copies_the_result_and_names_the_first_trial(
+    plan: Plan, tmp_path: Path
+) -> None:
+    first = end(
+        make_trials(plan, tmp_path).run(proposal(number=1)),
+        {"metrics": {"fid": FID, "speedup": SPEED}},
+    )
     second = copy_record(proposal(number=2), first)
     third = copy_record(proposal(number=3), second)
     assert (second.duplicate_of, third.duplicate_of) == (1, 1)

@@ -1,4 +1,6 @@
-"""A setting that leaves its sweep: its folder draws the same images elsewhere, and nothing is overwritten."""
+"""A setting that leaves its sweep: its folder draws the same images elsewhere, and nothing is
+overwritten.
+"""
 
 from __future__ import annotations
 
@@ -59,32 +61,53 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = specfrontier("export", str(sweep), "--best", "fid <= 1.2 * vanilla", "--out", str(out))
     assert done.code == 0, done.err
-    assert {path.name for path in out.iterdir()} == FILES | ({CARD} if trial.config.drafter.has_weights else set())
+    assert {path.name for path in out.iterdir()} == FILES | (
+        {CARD} if trial.config.drafter.has_weights else set()
+    )
     assert DecodingConfig.from_mapping(yaml.safe_load((out / SETTING).read_text())) == trial.config
-    assert (out / REQUIREMENTS).read_text() == "# Python 3.11.7\ntorch==2.13.0\n", "an index need not have this project"
+    assert (out / REQUIREMENTS).read_text() == "# Python 3.11.7\ntorch==2.13.0\n", (
+        "an index need not have this project"
+    )
     assert "specfrontier 0.1.0" in (out / PAGE).read_text()
-    assert f"BATCH = {trial.batch} " in (out / SCRIPT).read_text(), "the speed is of this batch size"
+    assert f"BATCH = {trial.batch} " in (out / SCRIPT).read_text(), (
+        "the speed is of this batch size"
+    )
     drawn = tmp_path / "drawn"
     drawn.mkdir()
-    subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True
+    )
     expected = np.array(load_engine(trial).draw(CAPTION)[0].image)
     assert np.array_equal(np.array(Image.open(drawn / "0000.png")), expected)
     before = (drawn / "0000.png").read_bytes(), (drawn / "0000.png").stat().st_mtime_ns
-    subprocess.run([sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, out / SCRIPT, CAPTION], cwd=drawn, check=True, capture_output=True
+    )
     assert ((drawn / "0000.png").read_bytes(), (drawn / "0000.png").stat().st_mtime_ns) == before
-    assert np.array_equal(np.array(Image.open(drawn / "0001.png")), expected), "another run, another file"
+    assert np.array_equal(np.array(Image.open(drawn / "0001.png")), expected), (
+        "another run, another file"
+    )
     assert len((out / SCRIPT).read_text().splitlines()) <= 35
     for words in ([], ["--help"], ["an unknown word"]):
         command = [sys.executable, str(out / SCRIPT), *words]
         ran = subprocess.run(command, cwd=drawn, capture_output=True, text=True, check=False)
         assert ran.returncode == 1
         assert "Traceback" not in ran.stderr
-        assert ran.stderr.startswith("error: caption" if words == ["an unknown word"] else "usage: ")
+        assert ran.stderr.startswith(
+            "error: caption" if words == ["an unknown word"] else "usage: "
+        )
 
 
-def test_the_page_has_what_was_measured_and_the_card_its_drafter(sweep: Path, tmp_path: Path) -> None:
+def test_the_page_has_what_was_measured_and_the_card_its_drafter(
+    sweep: Path, tmp_path: Path
+) -> None:
     trial = eagle_trial(sweep)
-    assert specfrontier("export", str(sweep), "--trial", str(trial.number), "--out", str(tmp_path)).code == 0
+    assert (
+        specfrontier(
+            "export", str(sweep), "--trial", str(trial.number), "--out", str(tmp_path)
+        ).code
+        == 0
+    )
     page, card = (tmp_path / PAGE).read_text(), (tmp_path / CARD).read_text()
     for name in trial.objectives:
         assert str(trial.metrics[name]) in page
@@ -96,11 +119,15 @@ def test_the_page_has_what_was_measured_and_the_card_its_drafter(sweep: Path, tm
 
 
 def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None:
-    assert specfrontier("export", str(sweep), "--trial", "0", "--out", str(tmp_path / "out")).code == 0
+    assert (
+        specfrontier("export", str(sweep), "--trial", "0", "--out", str(tmp_path / "out")).code == 0
+    )
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
 
 
-@pytest.mark.parametrize("label", ['"""; raise SystemExit(7); """', "\\N{x}", "\\", "x\nraise SystemExit(7)"])
+@pytest.mark.parametrize(
+    "label", ['"""; raise SystemExit(7); """', "\\N{x}", "\\", "x\nraise SystemExit(7)"]
+)
 def test_a_label_is_no_code(label: str, sweep: Path) -> None:
     trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
     script = export_files(replace(trial, record=replace(trial.record, label=label)))[SCRIPT]
@@ -127,7 +154,9 @@ def test_an_export_that_fails_leaves_nothing(
     monkeypatch.setattr(Path, failing, fail_at_the_third)
     for out in (tmp_path / "new" / "out", with_file):
         calls.clear()
-        assert "No space left" in error_of("export", str(sweep), "--trial", "0", "--out", str(out), code=1)
+        assert "No space left" in error_of(
+            "export", str(sweep), "--trial", "0", "--out", str(out), code=1
+        )
     monkeypatch.undo()
     assert [path.name for path in tmp_path.rglob("*")] == ["with_file", "mine.txt"]
 
@@ -145,7 +174,9 @@ def test_an_export_that_fails_leaves_what_another_program_has_written(
     assert (tmp_path / "b").read_text() == "another's"
 
 
-def test_relative_models_are_from_the_export(sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_models_are_from_the_export(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
     monkeypatch.setattr(type(trial), "models", "nets/models.yaml#mine")
@@ -153,7 +184,9 @@ def test_relative_models_are_from_the_export(sweep: Path, tmp_path: Path, monkey
     assert "MODELS = 'nets/models.yaml#mine'" in script, "as the sweep names them"
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "models.yaml").touch()
-    assert f"MODELS = '{tmp_path}/nets/models.yaml#mine'" in export_files(trial)[SCRIPT].decode(), "found here"
+    assert f"MODELS = '{tmp_path}/nets/models.yaml#mine'" in export_files(trial)[SCRIPT].decode(), (
+        "found here"
+    )
     asked: list[str] = []
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -208,17 +241,26 @@ def test_a_forged_field_adds_no_line(changed: dict[str, Any], sweep: Path) -> No
     assert not any(line.startswith("-") for line in forged[REQUIREMENTS].decode().splitlines())
     assert len(forged[REQUIREMENTS].splitlines()) <= len(plain[REQUIREMENTS].splitlines())
     for name in (PAGE, CARD):
-        kinds = [[token.type for token in MarkdownIt().parse(files[name].decode())] for files in (plain, forged)]
-        assert [kind for kind in kinds[0] if kind in BLOCKS] == [kind for kind in kinds[1] if kind in BLOCKS], name
+        kinds = [
+            [token.type for token in MarkdownIt().parse(files[name].decode())]
+            for files in (plain, forged)
+        ]
+        assert [kind for kind in kinds[0] if kind in BLOCKS] == [
+            kind for kind in kinds[1] if kind in BLOCKS
+        ], name
         fences = [t.content for t in MarkdownIt().parse(forged[name].decode()) if t.type == "fence"]
         assert not any("curl" in content for content in fences), name
 
 
-def test_a_forged_metric_or_plugin_adds_no_line(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_metric_or_plugin_adds_no_line(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trial = eagle_trial(sweep)
     monkeypatch.setattr(type(trial.config), "plugins", (HOSTILE,))
     metrics = {**trial.record.metrics, "mean_accepted_length": trial.record.metrics["fid"]}
-    forged = replace(trial, record=replace(trial.record, metrics=metrics, label=HOSTILE, cause=HOSTILE))
+    forged = replace(
+        trial, record=replace(trial.record, metrics=metrics, label=HOSTILE, cause=HOSTILE)
+    )
     for text in export_files(forged).values():
         lines = text.decode().splitlines()
         assert not any(line.startswith(("--index-url", "curl", "- run")) for line in lines)

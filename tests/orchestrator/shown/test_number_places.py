@@ -9,7 +9,9 @@ from orchestrator.shown.number_places import place_numbers
 FRAME, SIZE, NO_LINES = (200.0, 100.0), np.array([8.0, 5.0]), np.empty((0, 2))
 
 
-def placed(points: np.ndarray, required: int, radius: float = 3.0, lines: np.ndarray = NO_LINES) -> np.ndarray:
+def placed(
+    points: np.ndarray, required: int, radius: float = 3.0, lines: np.ndarray = NO_LINES
+) -> np.ndarray:
     marks = np.column_stack([points, np.full(len(points), radius)])
     return place_numbers(points, np.tile(SIZE, (len(points), 1)), marks, lines, FRAME, required)
 
@@ -39,7 +41,9 @@ def test_numbers_at_an_edge_stay_inside_and_off_lines() -> None:
 
 
 def test_in_a_crowd_only_the_first_are_forced() -> None:
-    grid = np.stack(np.meshgrid(np.arange(20, 180, 5.0), np.arange(20, 80, 5.0)), axis=-1).reshape(-1, 2)
+    grid = np.stack(np.meshgrid(np.arange(20, 180, 5.0), np.arange(20, 80, 5.0)), axis=-1).reshape(
+        -1, 2
+    )
     order = np.argsort(np.hypot(*(grid - [100, 50]).T))
     centres = placed(grid[order], required=2)
     assert np.isfinite(centres[:2]).all()

@@ -1,4 +1,6 @@
-"""The tables of a paper: rows, bold values, and characters that LaTeX and Markdown would read as commands."""
+"""The tables of a paper: rows, bold values, and characters that LaTeX and Markdown would read as
+commands.
+"""
 
 from __future__ import annotations
 
@@ -57,13 +59,21 @@ def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> N
     assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}
     assert "1.2 × vanilla" in front_paper_table(front, front.members).caption
     off = {trial.name for trial in front.candidates if not trial.on_front}
-    named = front_paper_table(front, front.candidates).caption.partition("Not on the front: ")[2].rstrip(".")
+    named = (
+        front_paper_table(front, front.candidates)
+        .caption.partition("Not on the front: ")[2]
+        .rstrip(".")
+    )
     assert set(named.split(", ")) == off != set()
 
 
 def test_values_have_their_errors_and_further_metrics_their_columns(front: Front) -> None:
     (sweep,) = front.sweeps.values()
-    rows = cells(front_paper_table(front, front.members, [sweep.metric("clip_score"), sweep.metric("latency")]))
+    rows = cells(
+        front_paper_table(
+            front, front.members, [sweep.metric("clip_score"), sweep.metric("latency")]
+        )
+    )
     for trial in front.members:
         row = rows[trial.name]
         assert row["speedup ↑"].text == str(trial.metrics["speedup"])
@@ -87,7 +97,9 @@ def test_a_row_is_no_argument_of_the_line_break_before_it(label: str) -> None:
 def test_names_of_files_control_neither_latex_nor_markdown(tmp_path: Path) -> None:
     for record in write_sweep(tmp_path, trials=6)[:3]:
         write_trial(Storage(str(tmp_path)), replace(record, label=HOSTILE + str(record.number)))
-    table = front_paper_table(front_of([Sweep.open(tmp_path)]), front_of([Sweep.open(tmp_path)]).candidates)
+    table = front_paper_table(
+        front_of([Sweep.open(tmp_path)]), front_of([Sweep.open(tmp_path)]).candidates
+    )
     lines = table.write(".tex").decode().splitlines()
     rows = [line for line in lines if "100 " in line]
     assert len(rows) == 3
@@ -99,7 +111,9 @@ def test_names_of_files_control_neither_latex_nor_markdown(tmp_path: Path) -> No
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in plain} == {len(table.head) + 1}
 
 
-@pytest.mark.parametrize("label", ["50% $k_1$ | a_b", "$a$ and `$b$` &amp; ~~c~~ ^d^ <e>", r"\\", HOSTILE])
+@pytest.mark.parametrize(
+    "label", ["50% $k_1$ | a_b", "$a$ and `$b$` &amp; ~~c~~ ^d^ <e>", r"\\", HOSTILE]
+)
 def test_markdown_shows_a_label_as_it_is(label: str) -> None:
     text = PaperTable("", ["setting", "fid"], [[Cell(label), Cell("1")]], 1).write(".md").decode()
     rendered = MarkdownIt().enable(["table", "strikethrough"]).render(text)
@@ -111,7 +125,9 @@ def test_csv_has_a_label_as_it_is(tmp_path: Path) -> None:
     label = '50% $k_1$ | a_b, "c"'
     write_trial(Storage(str(tmp_path)), replace(write_sweep(tmp_path, trials=1)[0], label=label))
     front = front_of([Sweep.open(tmp_path)])
-    rows = list(csv.DictReader(io.StringIO(table_bytes(front.table(front.candidates), ".csv").decode())))
+    rows = list(
+        csv.DictReader(io.StringIO(table_bytes(front.table(front.candidates), ".csv").decode()))
+    )
     assert [row["label"] for row in rows] == [label]
 
 
@@ -127,7 +143,10 @@ def test_latex_joins_no_two_signs_of_a_label(pair: str) -> None:
 def test_latex_reads_the_table(front: Front, tmp_path: Path) -> None:
     head = [*front_paper_table(front, front.members).head]
     hostile = PaperTable("caption " + HOSTILE, head, [[Cell(HOSTILE, bold=True)] * len(head)], 2)
-    for name, table in (("front", front_paper_table(front, front.candidates)), ("hostile", hostile)):
+    for name, table in (
+        ("front", front_paper_table(front, front.candidates)),
+        ("hostile", hostile),
+    ):
         (tmp_path / f"{name}.tex").write_bytes(table.write(".tex"))
     document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{front}\input{hostile}\end{document}"
     (tmp_path / "paper.tex").write_text(document)

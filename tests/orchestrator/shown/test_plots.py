@@ -22,15 +22,26 @@ from matplotlib.text import Annotation, Text
 from orchestrator.front.choices import BEST, LOSSLESS, default_choices
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.front_trial import KNEE
-from orchestrator.shown.plots import FIGURE_SIZE, figure_size, front_plot, looks, plot_front, short_title
+from orchestrator.shown.plots import (
+    FIGURE_SIZE,
+    figure_size,
+    front_plot,
+    looks,
+    plot_front,
+    short_title,
+)
 from orchestrator.store.files import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
 # What is seen of linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
-PROTANOPIA = np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]])
-DEUTERANOPIA = np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]])
+PROTANOPIA = np.array(
+    [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
+)
+DEUTERANOPIA = np.array(
+    [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +89,18 @@ def test_a_large_front_names_its_choices_and_at_most_a_dozen(front: Front) -> No
     assert {choice.choice for choice in found.values()} <= set(names)
 
 
-def test_names_lie_beside_the_plot_apart_and_in_the_order_of_their_points(front: Front, tmp_path: Path) -> None:
+def test_names_lie_beside_the_plot_apart_and_in_the_order_of_their_points(
+    front: Front, tmp_path: Path
+) -> None:
     write_sweep(tmp_path, trials=24)
     for plot in (drawn(front), drawn(front_of([Sweep.open(tmp_path)]))):
         figure = plot.get_figure(root=True)
         assert figure is not None
         figure.draw_without_rendering()
-        notes = sorted((note for note in plot.texts if isinstance(note, Annotation)), key=lambda note: note.xy[1])
+        notes = sorted(
+            (note for note in plot.texts if isinstance(note, Annotation)),
+            key=lambda note: note.xy[1],
+        )
         frames = [Text.get_window_extent(note) for note in notes]
         assert len(frames) > 5
         assert all(frame.x0 >= plot.get_window_extent().x1 for frame in frames)
@@ -98,7 +114,9 @@ def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: 
     write_sweep(tmp_path, trials=6)
     plot = drawn(front_of([Sweep.open(tmp_path)]), front)
     points = values(front)
-    for (low, high), column in zip((sorted(plot.get_xlim()), sorted(plot.get_ylim())), points.T, strict=True):
+    for (low, high), column in zip(
+        (sorted(plot.get_xlim()), sorted(plot.get_ylim())), points.T, strict=True
+    ):
         assert low < column.min()
         assert column.max() < high
 
@@ -114,7 +132,9 @@ def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: 
     ],
     ids=["empty line", "gap", "infinite", "no marks", "close up"],
 )
-def test_small_axes_may_have_lines_and_limits_of_their_own(front: Front, draw: Callable[[Axes], Any]) -> None:
+def test_small_axes_may_have_lines_and_limits_of_their_own(
+    front: Front, draw: Callable[[Axes], Any]
+) -> None:
     plot = drawn(size=(3.3, 2.6))
     draw(plot)
     plot_front(plot, front)
@@ -123,7 +143,9 @@ def test_small_axes_may_have_lines_and_limits_of_their_own(front: Front, draw: C
 
 
 def test_a_small_figure_of_three_metrics_has_numbers_and_no_line(front: Front) -> None:
-    plot = drawn(front_of(list(front.sweeps.values()), "speedup", "fid", "clip_score"), size=(3.3, 2.6))
+    plot = drawn(
+        front_of(list(front.sweeps.values()), "speedup", "fid", "clip_score"), size=(3.3, 2.6)
+    )
     assert not lines(plot, "front")
     assert plot.texts
 
@@ -139,7 +161,10 @@ def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: 
     (sweep,) = front.sweeps.values()
     assert sweep.baseline is not None
     for quality, factor in (("fid", 1.2), ("clip_score", 0.97)):
-        (line,) = lines(drawn(front_of([sweep], "speedup", quality, feasible=False)), f"{factor} × vanilla's {quality}")
+        (line,) = lines(
+            drawn(front_of([sweep], "speedup", quality, feasible=False)),
+            f"{factor} × vanilla's {quality}",
+        )
         assert line[:, 1] == pytest.approx(factor * sweep.baseline.metrics[quality].value)
     write_sweep(tmp_path, trials=20, seed=1, name="other")
     both = front_of([sweep, Sweep.open(tmp_path)])
@@ -149,9 +174,12 @@ def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "axes", [("speedup", "fid"), ("latency", "drift"), ("speedup", "clip_score"), ("fid", "speedup")]
+    "axes",
+    [("speedup", "fid"), ("latency", "drift"), ("speedup", "clip_score"), ("fid", "speedup")],
 )
-def test_the_stairs_are_the_edge_of_what_the_front_dominates(front: Front, axes: tuple[str, str]) -> None:
+def test_the_stairs_are_the_edge_of_what_the_front_dominates(
+    front: Front, axes: tuple[str, str]
+) -> None:
     front = front_of(list(front.sweeps.values()), *axes)
     signs = np.array([-1 if metric.direction == "maximize" else 1 for metric in front.metrics])
     plot = drawn(front)
@@ -175,7 +203,9 @@ def test_an_empty_front_says_so(front: Front) -> None:
 
 
 def test_labels_are_drawn_as_plain_text(tmp_path: Path) -> None:
-    front = front_with_labels(tmp_path, ["vanilla", "a\x1b[31mred\x07", "costs $5 to $9", "\x07 \x1b", "  "])
+    front = front_with_labels(
+        tmp_path, ["vanilla", "a\x1b[31mred\x07", "costs $5 to $9", "\x07 \x1b", "  "]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         front_plot(front, "a\x07 title of $x_1$")
@@ -187,7 +217,9 @@ def test_labels_are_drawn_as_plain_text(tmp_path: Path) -> None:
     assert not notes["costs $5 to $9"].get_parse_math()
 
 
-def test_a_narrow_figure_has_numbers_in_the_place_of_names_and_everything_within_it(front: Front) -> None:
+def test_a_narrow_figure_has_numbers_in_the_place_of_names_and_everything_within_it(
+    front: Front,
+) -> None:
     figure = Figure(figsize=(3.3, 2.4), layout="constrained")
     FigureCanvasAgg(figure)
     plot = figure.add_subplot()
@@ -226,15 +258,23 @@ def test_numbers_in_a_small_figure_are_legible(tmp_path: Path, size: tuple[float
     assert len(frames) > 0.9 * len(front.candidates), "those off the front have numbers too"
     for one, other in itertools.combinations(frames.values(), 2):
         width = min(one.x1, other.x1) - max(one.x0, other.x0)
-        assert width < 0.5 or min(one.y1, other.y1) - max(one.y0, other.y0) < 0.35 * one.height, "letters have air"
+        assert width < 0.5 or min(one.y1, other.y1) - max(one.y0, other.y0) < 0.35 * one.height, (
+            "letters have air"
+        )
     for x, y in plot.transData.transform(values(front)):
-        inner = [frame for frame in frames.values() if frame.x0 < x < frame.x1 and frame.y0 < y < frame.y1]
+        inner = [
+            frame
+            for frame in frames.values()
+            if frame.x0 < x < frame.x1 and frame.y0 < y < frame.y1
+        ]
         assert not inner
 
 
 @pytest.mark.parametrize("size", [(2.0, 2.0), (3.3, 2.4), (6.8, 2.6), (4.0, 8.0), FIGURE_SIZE])
 @pytest.mark.parametrize("trials", [1, 6, 60])
-def test_all_fits_into_a_figure_of_any_size(tmp_path: Path, size: tuple[float, float], trials: int) -> None:
+def test_all_fits_into_a_figure_of_any_size(
+    tmp_path: Path, size: tuple[float, float], trials: int
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         _, plot = small_front(tmp_path, size, trials)
@@ -257,7 +297,9 @@ def test_names_are_as_many_as_the_plot_is_high(tmp_path: Path) -> None:
 
 
 def test_no_two_families_look_alike() -> None:
-    """Every two differ in shape; and in colour, in lightness or in both for readers who are colour-blind."""
+    """Every two differ in shape; and in colour, in lightness or in both for readers who are
+    colour-blind.
+    """
     found = list(looks([str(number) for number in range(8)]).values())
     assert len({look.shape for look in found}) == len(found)
     for matrix in (np.eye(3), PROTANOPIA, DEUTERANOPIA):
@@ -289,6 +331,8 @@ def test_a_style_sets_colours_fonts_and_size(front: Front) -> None:
 
 def test_a_pdf_has_its_fonts_as_truetype(front: Front) -> None:
     picture = front_plot(front, ending=".pdf", size=(3.3, 2.4))
-    assert re.findall(rb"/MediaBox \[ *0 0 ([\d.]+) ([\d.]+) *\]", picture) == [(b"237.6", b"172.8")]
+    assert re.findall(rb"/MediaBox \[ *0 0 ([\d.]+) ([\d.]+) *\]", picture) == [
+        (b"237.6", b"172.8")
+    ]
     assert b"/FontFile2" in picture
     assert b"/Type3" not in picture

@@ -1,4 +1,6 @@
-"""The papers' figures as data, and a sweep held against them: by label, by setting, with and without errors."""
+"""The papers' figures as data, and a sweep held against them: by label, by setting, with and
+without errors.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,30 @@ from workers.metrics.registry import uses_timings
 TABLE = "papers/lantern-table2"
 ROWS = {"LANTERN": 111, "LANTERN++": 91, "Cool-SD": 16, "ADT-Tree": 40, "PEANUT": 40}
 NEWER = {
-    "SCD": 9, "SJD-PAC": 26, "SJD++": 1, "SJD-PV": 1, "SJD-SV": 14, "PathRelax": 3, "CASCADE": 1, "Hawk": 4, "PJD": 8,
-    "SSD": 15, "MuLo-SD": 7, "VVS": 14,
-}  # fmt: skip
+    "SCD": 9,
+    "SJD-PAC": 26,
+    "SJD++": 1,
+    "SJD-PV": 1,
+    "SJD-SV": 14,
+    "PathRelax": 3,
+    "CASCADE": 1,
+    "Hawk": 4,
+    "PJD": 8,
+    "SSD": 15,
+    "MuLo-SD": 7,
+    "VVS": 14,
+}
 
 
 def write(
-    folder: Path, metrics: Mapping[str, Mapping[str, Estimate]], name: str = "lantern-table2", **changed: Any
+    folder: Path,
+    metrics: Mapping[str, Mapping[str, Estimate]],
+    name: str = "lantern-table2",
+    **changed: Any,
 ) -> Path:
-    """A sweep with the settings of a table, drawn by the built-in model, and these metrics by label."""
+    """A sweep with the settings of a table, drawn by the built-in model, and these metrics by
+    label.
+    """
     storage, given = Storage(str(folder)), SweepConfig.read(changed.pop("table", TABLE))
     known = {
         metric: {**METRICS.get(metric, METRICS["fid"]), "needs": NEEDS.get(metric, [])}
@@ -123,14 +140,29 @@ def test_the_file_is_whole() -> None:
     """Every line has each column once; a row names a sweep and a label, or says why it has none."""
     text = files("orchestrator.shown").joinpath("published.csv").read_text("utf-8")
     head, *lines = csv.reader(text.splitlines())
-    facts = ["sweep", "label", "paper", "table", "model", "dataset", "images", "temperature", "method", "setting"]
+    facts = [
+        "sweep",
+        "label",
+        "paper",
+        "table",
+        "model",
+        "dataset",
+        "images",
+        "temperature",
+        "method",
+        "setting",
+    ]
     assert head == [*facts, *PRINTED, "figures", "hardware", "source", "note"]
     for number, line in enumerate(lines, start=2):
         assert len(line) == len(head), number
         row = dict(zip(head, line, strict=True))
         assert bool(row["sweep"]) == bool(row["label"]), number
         assert row["sweep"] or row["note"], number
-        assert all(Decimal(row[name]).is_finite() for name in ("images", "temperature", *PRINTED) if row[name]), number
+        assert all(
+            Decimal(row[name]).is_finite()
+            for name in ("images", "temperature", *PRINTED)
+            if row[name]
+        ), number
 
 
 def figure(printed: str) -> Figure:
@@ -164,32 +196,43 @@ def test_the_timed_metrics_are_those_of_the_catalogue() -> None:
 
 
 def test_a_paper_of_more_images_is_the_surer_one() -> None:
-    """A tenth as many as ours, as many, and a million: the error of the difference is sqrt(1 + n / images) of ours."""
-    z = [verdict(Estimate(1.895, 0.1, 10), figure("1.69"), images)[0] for images in (1, None, 10, 10**7)]
+    """A tenth as many as ours, as many, and a million: the error of the difference is sqrt(1 + n /
+    images) of ours.
+    """
+    z = [
+        verdict(Estimate(1.895, 0.1, 10), figure("1.69"), images)[0]
+        for images in (1, None, 10, 10**7)
+    ]
     assert z == pytest.approx([2 / 11**0.5, 2 / 2**0.5, 2 / 2**0.5, 2.0])
 
 
 def test_a_perfect_replication_differs_in_one_figure_of_twenty() -> None:
-    """Two samples of one law, the paper's printed with two decimals, errors from far below to far above the rounding:
-    of 4000 pairs at most 5 % differ (a bound of 6.1 % is met by chance in all but one seed in a thousand), and nearly
-    that many where the rounding does not matter."""
+    """Two samples of one law, the paper's printed with two decimals, errors from far below to far
+    above the rounding: of 4000 pairs at most 5 % differ (a bound of 6.1 % is met by chance in all
+    but one seed in a thousand), and nearly that many where the rounding does not matter.
+    """
     luck = random.Random(5)
     for error, least in ((0.0006, 0.0), (0.005, 0.0), (0.1, 0.039)):
         apart = 0
         for _ in range(4000):
             ours, theirs = (luck.gauss(2.3456, error) for _ in range(2))
-            apart += verdict(Estimate(ours, error, 500), figure(f"{theirs:.2f}"), 500)[1] == "differs"
+            apart += (
+                verdict(Estimate(ours, error, 500), figure(f"{theirs:.2f}"), 500)[1] == "differs"
+            )
         assert least <= apart / 4000 <= 0.061
 
 
 def test_few_timings_differ_no_more_often() -> None:
-    """Means of three timings, whose error has two degrees of freedom, next to a paper's with the same deviation: 5 % of
-    4000 differ, within 1.1 points. By the normal law 19 % would."""
+    """Means of three timings, whose error has two degrees of freedom, next to a paper's with the
+    same deviation: 5 % of 4000 differ, within 1.1 points. By the normal law 19 % would.
+    """
     luck = random.Random(6)
     apart = normal = 0
     for _ in range(4000):
         times = [luck.gauss(2.0, 0.2) for _ in range(3)]
-        ours = Estimate(statistics.fmean(times), statistics.stdev(times) / math.sqrt(3), 3, error_dof=2)
+        ours = Estimate(
+            statistics.fmean(times), statistics.stdev(times) / math.sqrt(3), 3, error_dof=2
+        )
         z, said = verdict(ours, figure(f"{luck.gauss(2.0, 0.2 / math.sqrt(3)):.4f}"))
         apart, normal = apart + (said == "differs"), normal + (z is not None and z > 1.96)
     assert 0.039 <= apart / 4000 <= 0.061
@@ -197,29 +240,43 @@ def test_few_timings_differ_no_more_often() -> None:
 
 
 def near(table: str, away: Mapping[tuple[str, str], float]) -> dict[str, dict[str, Estimate]]:
-    """What a table prints, with an error of 1 % on 192 images, and moved beyond its rounding by so many errors of the
-    difference, 1 where nothing is said."""
+    """What a table prints, with an error of 1 % on 192 images, and moved beyond its rounding by so
+    many errors of the difference, 1 where nothing is said.
+    """
 
     def moved(row: Published, metric: str) -> Estimate:
         printed, turns = row.metrics[metric], away.get((row.label, metric), 1.0)
         error, images = abs(printed.value) / 100, row.images if metric not in TIMED else None
-        step = turns * error * (1 + 192 / (images or 192)) ** 0.5 + math.copysign(printed.rounding, turns)
+        step = turns * error * (1 + 192 / (images or 192)) ** 0.5 + math.copysign(
+            printed.rounding, turns
+        )
         return Estimate(printed.value + step, error, 192)
 
-    return {row.label: {metric: moved(row, metric) for metric in row.metrics} for row in rows_of(table)}
+    return {
+        row.label: {metric: moved(row, metric) for metric in row.metrics} for row in rows_of(table)
+    }
 
 
-AWAY = {("LANTERN k=1000 delta=0.4", "fid"): 3.0, ("EAGLE-2", "speedup"): -2.5, ("vanilla", "hpsv2"): 1.9}
+AWAY = {
+    ("LANTERN k=1000 delta=0.4", "fid"): 3.0,
+    ("EAGLE-2", "speedup"): -2.5,
+    ("vanilla", "hpsv2"): 1.9,
+}
 
 
 def test_a_sweep_of_a_papers_labels_is_held_against_its_table(tmp_path: Path) -> None:
-    """End to end without official weights: numbers said to be the built-in model's, beside LANTERN's table 2."""
+    """End to end without official weights: numbers said to be the built-in model's, beside
+    LANTERN's table 2.
+    """
     folder = write(tmp_path / "lantern-table2", near(TABLE, AWAY))
     (found,) = data(compare, folder, "--published")
     rows = {row["label"]: row for row in found["rows"]}
     assert list(rows) == [row.label for row in rows_of(TABLE)]
     differing = {
-        (label, f["metric"]) for label, row in rows.items() for f in row["figures"] if f["verdict"] == "differs"
+        (label, f["metric"])
+        for label, row in rows.items()
+        for f in row["figures"]
+        if f["verdict"] == "differs"
     }
     assert differing == {("LANTERN k=1000 delta=0.4", "fid"), ("EAGLE-2", "speedup")}
     z = {(label, f["metric"]): f["z"] for label, row in rows.items() for f in row["figures"]}
@@ -228,8 +285,8 @@ def test_a_sweep_of_a_papers_labels_is_held_against_its_table(tmp_path: Path) ->
     assert z["vanilla", "hpsv2"] == pytest.approx(1.9)
     words = run(compare, folder, "--published").out
     assert (
-        "2 of 46 figures differ beyond the measured uncertainty: EAGLE-2 (speedup); LANTERN k=1000 delta=0.4 (fid)"
-        in words
+        "2 of 46 figures differ beyond the measured uncertainty: EAGLE-2 (speedup); LANTERN k=1000 "
+        "delta=0.4 (fid)" in words
     )
     assert "0.2411 (24.11)" in words, "HPSv2 in this project's unit, and as printed"
     assert "19.33 ± 0.19" in words
@@ -248,7 +305,11 @@ def test_rows_and_metrics_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path, given)
     found = replicate(Sweep.open(tmp_path), TABLE)
     missing = {(row.row.label, one.metric) for row, one in found.with_verdict("not measured")}
-    assert missing == {("EAGLE-2", "speedup"), ("EAGLE-2", "mean_accepted_length"), ("vanilla", "fid")}
+    assert missing == {
+        ("EAGLE-2", "speedup"),
+        ("EAGLE-2", "mean_accepted_length"),
+        ("vanilla", "fid"),
+    }
     assert {row.row.label for row in found.rows if row.trial is None} == {"EAGLE-2"}
     words = run(compare, tmp_path, "--published").out
     assert "3 figures not compared: not measured" in words
@@ -256,7 +317,9 @@ def test_rows_and_metrics_that_are_not_there(tmp_path: Path) -> None:
     assert "0 of 42 figures differ beyond the measured uncertainty\n" in words
 
 
-def test_a_setting_is_found_under_another_label_and_another_setting_under_its_own(tmp_path: Path) -> None:
+def test_a_setting_is_found_under_another_label_and_another_setting_under_its_own(
+    tmp_path: Path,
+) -> None:
     given = near(TABLE, {})
     labels = {entry.label: entry.config for entry in SweepConfig.read(TABLE).enqueue}
     write(tmp_path, {"EAGLE-2": given["EAGLE-2"]})
@@ -264,10 +327,16 @@ def test_a_setting_is_found_under_another_label_and_another_setting_under_its_ow
     plain = mine.to_mapping()
     other = DecodingConfig.from_mapping(plain | {"acceptance": plain["acceptance"] | {"k": 10}})
     storage = Storage(str(tmp_path))
-    write_trial(storage, TrialRecord(5, "mine", "complete", mine, metrics=given["LANTERN k=1000 delta=0.4"]))
+    write_trial(
+        storage,
+        TrialRecord(5, "mine", "complete", mine, metrics=given["LANTERN k=1000 delta=0.4"]),
+    )
     write_trial(storage, TrialRecord(6, "LANTERN k=1000 delta=0.1", "complete", other, metrics={}))
     rows = {row.row.label: row for row in replicate(Sweep.open(tmp_path), TABLE).rows}
-    assert (rows["LANTERN k=1000 delta=0.4"].trial, rows["LANTERN k=1000 delta=0.4"].differences) == (5, ())
+    assert (
+        rows["LANTERN k=1000 delta=0.4"].trial,
+        rows["LANTERN k=1000 delta=0.4"].differences,
+    ) == (5, ())
     assert rows["LANTERN k=1000 delta=0.1"].trial == 6
     assert rows["LANTERN k=1000 delta=0.1"].differences == (
         "acceptance.k 10 instead of 1000",
@@ -275,15 +344,17 @@ def test_a_setting_is_found_under_another_label_and_another_setting_under_its_ow
     )
     words = run(compare, tmp_path, "--published").out
     assert (
-        "LANTERN k=1000 delta=0.1: run with acceptance.k 10 instead of 1000, acceptance.delta 0.4 instead of 0.1"
-        in words
+        "LANTERN k=1000 delta=0.1: run with acceptance.k 10 instead of 1000, acceptance.delta 0.4 "
+        "instead of 0.1" in words
     )
 
 
 def test_a_failed_trial_stands_for_no_row(tmp_path: Path) -> None:
     write(tmp_path, {})
     config = SweepConfig.read(TABLE).enqueue[1].config
-    write_trial(Storage(str(tmp_path)), TrialRecord(0, "EAGLE-2", "failed", config, cause="out of memory"))
+    write_trial(
+        Storage(str(tmp_path)), TrialRecord(0, "EAGLE-2", "failed", config, cause="out of memory")
+    )
     assert all(row.trial is None for row in replicate(Sweep.open(tmp_path), TABLE).rows)
 
 
@@ -295,7 +366,10 @@ def test_a_table_can_be_named(tmp_path: Path) -> None:
     assert "avg_first_draft_accept_prob" in words
     assert "no metric here" in words
     both = data(compare, folder, table, TABLE, "--published")
-    assert [(found["sweep"], found["table"]) for found in both] == [("mine", table), ("mine", TABLE)]
+    assert [(found["sweep"], found["table"]) for found in both] == [
+        ("mine", table),
+        ("mine", TABLE),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +390,11 @@ def test_what_cannot_be_compared(arguments: list[str], message: str, tmp_path: P
 
 def test_figures_that_are_not_from_the_paper_say_so(tmp_path: Path) -> None:
     """Only they do."""
-    for table, source in (("papers/scd-lumina", "summary"), ("papers/sjd-pac-emu3-coco", "readme"), (TABLE, "paper")):
+    for table, source in (
+        ("papers/scd-lumina", "summary"),
+        ("papers/sjd-pac-emu3-coco", "readme"),
+        (TABLE, "paper"),
+    ):
         folder = write(tmp_path / source, near(table, {}), table=table)
         notes = replicate(Sweep.open(folder), table).notes
         said = [source for source, words in SOURCES.items() if any(words in note for note in notes)]
@@ -340,7 +418,12 @@ def test_the_table_for_a_paper_has_published_values_beside_ours(tmp_path: Path) 
     table = replication_table(replicate(Sweep.open(folder), TABLE))
     rows = {row[0].text: row for row in table.rows}
     assert list(rows) == [row.label for row in rows_of(TABLE)]
-    bold = {(label, table.head[place]) for label, row in rows.items() for place, cell in enumerate(row) if cell.bold}
+    bold = {
+        (label, table.head[place])
+        for label, row in rows.items()
+        for place, cell in enumerate(row)
+        if cell.bold
+    }
     assert bold == {("LANTERN k=1000 delta=0.4", "fid"), ("EAGLE-2", "speedup")}
     fid = list(table.head).index("fid")
     assert rows["LANTERN k=1000 delta=0.4"][fid + 1].text == "18.76"

@@ -1,4 +1,6 @@
-"""Presets in the flags of published code: the ones that its scripts have, and why others cannot be expressed."""
+"""Presets in the flags of published code: the ones that its scripts have, and why others cannot be
+expressed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ SAMPLING = Sampling(temperature=1.0, top_k=1000, top_p=1.0, cfg=7.5)
 
 def codes(config: DecodingConfig, target: str = LLAMAGEN) -> dict[str, PublishedCode]:
     found = published_code(config.with_sampling(SAMPLING), target)
-    assert all(bool(code.command) != bool(code.lacks) for code in found), "a command, or why there is none"
+    assert all(bool(code.command) != bool(code.lacks) for code in found), (
+        "a command, or why there is none"
+    )
     return {code.repository.partition("/")[2]: code for code in found}
 
 
@@ -31,7 +35,9 @@ def test_lanterns_flags() -> None:
     command = codes(CATALOGUE["lantern"].config)["LANTERN"].command
     assert words(command)[:3] == ["python", "main.py", "generate_images"]
     assert option(command, "--model") == "llamagen"
-    assert (option(command, "--lantern_k"), option(command, "--lantern_delta")) == ("99", "0.1"), "k counts the token"
+    assert (option(command, "--lantern_k"), option(command, "--lantern_delta")) == ("99", "0.1"), (
+        "k counts the token"
+    )
     assert "--static_tree" not in command
     sampling = [option(command, name) for name in ("--temperature", "--top_k", "--top_p", "--cfg")]
     assert sampling == ["1", "1000", "1", "7.5"]
@@ -42,10 +48,14 @@ def test_lanterns_flags() -> None:
     larger = codes(CATALOGUE["lantern"].config, "llamagen-t2i-XL-512")["LANTERN"].command
     assert option(larger, "--model") == "llamagen2"
     none = CATALOGUE["lantern"].config.with_sampling(Sampling())
-    assert int(option(published_code(none, LLAMAGEN)[0].command, "--top_k")) > 65536, "its 0 is not ours"
+    assert int(option(published_code(none, LLAMAGEN)[0].command, "--top_k")) > 65536, (
+        "its 0 is not ours"
+    )
 
 
-@pytest.mark.parametrize(("preset", "tree"), [("eagle1", "mc_sim_7b_63"), ("lantern_pp", "naive_extend_57")])
+@pytest.mark.parametrize(
+    ("preset", "tree"), [("eagle1", "mc_sim_7b_63"), ("lantern_pp", "naive_extend_57")]
+)
 def test_lanterns_static_trees_have_names(preset: str, tree: str) -> None:
     """Without a name, --static_tree is naive_extend_57; names need its experimental features."""
     command = codes(CATALOGUE[preset].config)["LANTERN"].command
@@ -56,7 +66,8 @@ def test_lanterns_static_trees_have_names(preset: str, tree: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [{"policy": "static", "name": "eagle1_26"}, CATALOGUE["lantern"].config.to_mapping()["tree"]]
+    "policy",
+    [{"policy": "static", "name": "eagle1_26"}, CATALOGUE["lantern"].config.to_mapping()["tree"]],
 )
 def test_a_bound_above_one_is_lambda_in_lanterns_code(policy: dict[str, object]) -> None:
     plain = CATALOGUE["lantern_pp"].config.to_mapping() | {"tree": policy}
@@ -84,7 +95,10 @@ def test_eagles_total_counts_the_root_and_its_depth_does_not_count_the_first_lev
     command = codes(CATALOGUE["eagle3"].config)["EAGLE"].command
     for value in ("use_eagle3=True", "total_token=63", "depth=5", "top_k=8"):
         assert value in command
-    assert "use_eagle3=False, total_token=59, depth=4, top_k=10" in codes(CATALOGUE["eagle2"].config)["EAGLE"].command
+    assert (
+        "use_eagle3=False, total_token=59, depth=4, top_k=10"
+        in codes(CATALOGUE["eagle2"].config)["EAGLE"].command
+    )
 
 
 def test_windows() -> None:
@@ -97,9 +111,15 @@ def test_windows() -> None:
     emu = codes(CATALOGUE["sjd"].config, "emu3-gen")["Accelerating-T2I-AR-with-SJD"].command
     assert "classifier_free_guidance = 7.5" in emu
     plain = CATALOGUE["sjd"].config.to_mapping()
-    left = DecodingConfig.from_mapping(plain | {"drafter": {"kind": "jacobi", "initialisation": "sample_left"}})
+    left = DecodingConfig.from_mapping(
+        plain | {"drafter": {"kind": "jacobi", "initialisation": "sample_left"}}
+    )
     assert "'sample_horizon'" in codes(left, LUMINA)["Accelerating-T2I-AR-with-SJD"].command
-    for sampling in (Sampling(temperature=0.9, top_k=1000), Sampling(top_p=0.9), Sampling(temperature=0.0)):
+    for sampling in (
+        Sampling(temperature=0.9, top_k=1000),
+        Sampling(top_p=0.9),
+        Sampling(temperature=0.0),
+    ):
         assert not published_code(left.with_sampling(sampling), LUMINA)[0].command
     grouped = codes(CATALOGUE["gsd"].config, LUMINA)["GSD"].command
     assert "test_GSD.py" in grouped

@@ -54,7 +54,9 @@ def add_events(folder: Path, *events: dict[str, Any]) -> None:
     """Events a second apart."""
     folder.mkdir(parents=True, exist_ok=True)
     for second, event in enumerate(events):
-        append_line(folder / EVENTS, {"at": (START + timedelta(seconds=second)).isoformat(), **event})
+        append_line(
+            folder / EVENTS, {"at": (START + timedelta(seconds=second)).isoformat(), **event}
+        )
 
 
 @contextmanager
@@ -120,8 +122,15 @@ def test_images_of_running_trials_count(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     before = status_of(tmp_path / "sweep").images
     facts = {"at": "2026-01-02T03:00:00+00:00", "event": "shard", "seconds": 1.0, "worker": "w"}
-    for trial, kind, images in ((1, "quality", 96), (2, "quality", 96), (2, "timing", 3), (2, "quality", 48)):
-        append_line(tmp_path / "sweep" / EVENTS, {**facts, "trial": trial, "kind": kind, "images": images})
+    for trial, kind, images in (
+        (1, "quality", 96),
+        (2, "quality", 96),
+        (2, "timing", 3),
+        (2, "quality", 48),
+    ):
+        append_line(
+            tmp_path / "sweep" / EVENTS, {**facts, "trial": trial, "kind": kind, "images": images}
+        )
         append_line(tmp_path / "sweep" / EVENTS, {"at": facts["at"], "event": "launch"})
     assert before > 0
     assert status_of(tmp_path / "sweep").images == before + 144, "trial 1 has a record"
@@ -137,11 +146,17 @@ def test_images_of_running_trials_count(tmp_path: Path) -> None:
     ],
 )
 def test_a_launch_records_how_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, state: str, cause: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: BaseException | None,
+    state: str,
+    cause: str | None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def launch(sweep: Any, storage: Storage, options: Any, views: Any, emit: Any, *, cores: int) -> Any:
+    def launch(
+        sweep: Any, storage: Storage, options: Any, views: Any, emit: Any, *, cores: int
+    ) -> Any:
         emit({"event": "launch"})
         emit({"event": "phase", "phase": "loading the models"})
         during = json.loads(specfrontier("status", "quickstart", "--json").out)["launch"]
@@ -171,11 +186,17 @@ def test_a_launch_records_how_it_ended(
 def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
     """The lock tells it from one that runs; `status` needs no right to write."""
     folder = tmp_path / "sweep"
-    add_events(folder, {"event": "launch"}, {"event": "phase", "phase": "starting Ray on this machine"})
+    add_events(
+        folder, {"event": "launch"}, {"event": "phase", "phase": "starting Ray on this machine"}
+    )
     with running_driver(folder) as driver:
         (folder / "driver.lock").chmod(0o444)
         alive = find_launch(Storage(folder), now=START + timedelta(seconds=42))
-        assert (alive.state, alive.phase, alive.elapsed_s) == (RUNNING, "starting Ray on this machine", 42)
+        assert (alive.state, alive.phase, alive.elapsed_s) == (
+            RUNNING,
+            "starting Ray on this machine",
+            42,
+        )
         assert f"process {driver.pid} on " in alive.text
         with (folder / EVENTS).open("a") as file:
             file.write('{"at": "2026-01-02T03:')
@@ -194,7 +215,9 @@ def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> 
     folder, end = tmp_path / "sweep", {"event": "end", "state": INTERRUPTED}
     add_events(folder, {"event": "launch"}, end)
     assert find_launch(Storage(folder)).elapsed_s == 1
-    assert find_launch(Storage(folder)).text.endswith("; resume with: specfrontier launch SPACE --resume")
+    assert find_launch(Storage(folder)).text.endswith(
+        "; resume with: specfrontier launch SPACE --resume"
+    )
     resumed = "specfrontier --plugin mine launch mine.yaml --resume"
     add_events(folder, {"event": "launch", "resume": resumed}, end)
     assert find_launch(Storage(folder)).text.endswith(f"; resume with: {resumed}")
@@ -214,8 +237,17 @@ def test_a_folder_of_something_else_is_no_sweep(tmp_path: Path, file: str) -> No
 def test_lost_workers_and_clusters_are_said(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     lost = lost_event("worker-1 on node-b", "its process has died", alive=1)
-    again = {"event": "launch", "note": f"{ClusterLost('Ray on this machine lost its raylet')}; starting another"}
-    add_events(folder, {"event": "launch"}, {"event": "workers", "alive": 2}, lost, {"event": "workers", "alive": 1})
+    again = {
+        "event": "launch",
+        "note": f"{ClusterLost('Ray on this machine lost its raylet')}; starting another",
+    }
+    add_events(
+        folder,
+        {"event": "launch"},
+        {"event": "workers", "alive": 2},
+        lost,
+        {"event": "workers", "alive": 1},
+    )
     write_sweep(folder.with_name("other"), trials=1)
     (folder / IDENTITY).write_bytes((folder.with_name("other") / IDENTITY).read_bytes())
     (first,) = status_of(folder).lost

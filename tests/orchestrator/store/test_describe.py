@@ -18,7 +18,9 @@ BASE = Sampling(1.0, 0, 1.0, 1.5)
 
 
 def setting(**sections: Any) -> DecodingConfig:
-    return DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": 4}, **sections})
+    return DecodingConfig.from_mapping(
+        {"drafter": "eagle", "tree": {"policy": "chain", "length": 4}, **sections}
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,15 +33,32 @@ def setting(**sections: Any) -> DecodingConfig:
             "eagle-chain4 additive(k100,d0.1)",
         ),
         (
-            setting(acceptance={"neighbourhood": "multiplicative", "k": 10, "lambda": 2, "schedule": "linear"}),
+            setting(
+                acceptance={
+                    "neighbourhood": "multiplicative",
+                    "k": 10,
+                    "lambda": 2,
+                    "schedule": "linear",
+                }
+            ),
             "eagle-chain4 multiplicative(k10,l2)+linear",
         ),
         (
-            setting(acceptance={"neighbourhood": "additive", "k": 9, "delta": 0.5, "resampling": "optimal"}),
+            setting(
+                acceptance={
+                    "neighbourhood": "additive",
+                    "k": 9,
+                    "delta": 0.5,
+                    "resampling": "optimal",
+                }
+            ),
             "eagle-chain4 additive(k9,d0.5,optimal)",
         ),
         (CATALOGUE["sjd"].config, "jacobi(random)-chain15 exact"),
-        (CATALOGUE["sjd_plus_published"].config, "jacobi(reuse,published,random,t0.5)-chain15 exact"),
+        (
+            CATALOGUE["sjd_plus_published"].config,
+            "jacobi(reuse,published,random,t0.5)-chain15 exact",
+        ),
         (CATALOGUE["adt_vertical"].config, "eagle-adjacency(vertical) exact"),
         (CATALOGUE["medusa"].config, "medusa-static(medusa2_64,top) exact"),
         (CATALOGUE["eagle2"].config, "eagle-dynamic(d5,w10,n58) exact"),
@@ -80,7 +99,10 @@ def test_durations(seconds: float, words: str) -> None:
 
 
 def test_families() -> None:
-    names = {name: family(CATALOGUE[name].config) for name in ("vanilla", "eagle2", "lantern", "cool", "gsd")}
+    names = {
+        name: family(CATALOGUE[name].config)
+        for name in ("vanilla", "eagle2", "lantern", "cool", "gsd")
+    }
     assert names == {
         "vanilla": "vanilla",
         "eagle2": "exact",
@@ -94,10 +116,16 @@ share = st.sampled_from([0.1, 0.25, 1.0])
 ranks = st.integers(1, 2)
 
 
-def maps(kind: dict[str, str], optional: dict[str, Any] | None = None, **given: Any) -> st.SearchStrategy[Any]:
-    """Mappings with a fixed kind, strategies by key, and keys that may be left out (`lambda_` is lambda)."""
+def maps(
+    kind: dict[str, str], optional: dict[str, Any] | None = None, **given: Any
+) -> st.SearchStrategy[Any]:
+    """Mappings with a fixed kind, strategies by key, and keys that may be left out (`lambda_` is
+    lambda).
+    """
     fixed: dict[str, Any] = {key: st.just(word) for key, word in kind.items()}
-    return st.fixed_dictionaries(fixed | {key.rstrip("_"): s for key, s in given.items()}, optional=optional or {})
+    return st.fixed_dictionaries(
+        fixed | {key.rstrip("_"): s for key, s in given.items()}, optional=optional or {}
+    )
 
 
 ADJACENCY = {
@@ -123,7 +151,10 @@ neighbourhoods = st.one_of(
     nothing,
     maps({"neighbourhood": "additive"}, CLOSE, k=ranks, delta=share),
     maps({"neighbourhood": "multiplicative"}, k=ranks, lambda_=st.sampled_from([1.0, 2.5])),
-    maps({"neighbourhood": "grouped"}, {"below": ranks, "above": ranks, "tolerance": share, "radius": share}),
+    maps(
+        {"neighbourhood": "grouped"},
+        {"below": ranks, "above": ranks, "tolerance": share, "radius": share},
+    ),
 )
 schedules = st.one_of(
     nothing,
@@ -138,13 +169,18 @@ configs = st.builds(
     lambda drafter, tree, rule, sampling: DecodingConfig.from_mapping(
         {"drafter": drafter, "tree": tree, "acceptance": rule}
     ).with_sampling(sampling),
-    st.sampled_from(["eagle", "independent", "medusa"]), trees, rules, st.one_of(st.just(BASE), samplings),
-)  # fmt: skip
+    st.sampled_from(["eagle", "independent", "medusa"]),
+    trees,
+    rules,
+    st.one_of(st.just(BASE), samplings),
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(configs, configs, st.sampled_from([None, BASE]))
-def test_two_settings_never_share_their_name(a: DecodingConfig, b: DecodingConfig, baseline: Sampling | None) -> None:
+def test_two_settings_never_share_their_name(
+    a: DecodingConfig, b: DecodingConfig, baseline: Sampling | None
+) -> None:
     assert (describe(a, baseline) == describe(b, baseline)) == (a == b)
 
 

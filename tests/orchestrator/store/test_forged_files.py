@@ -1,4 +1,6 @@
-"""Files of a sweep that another program has written: readers refuse them, and nothing in them is run or obeyed."""
+"""Files of a sweep that another program has written: readers refuse them, and nothing in them is
+run or obeyed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any
 import pytest
 
 from orchestrator.launch.earlier import EarlierSweepError, Source, _trials_before
-from orchestrator.store.files import DRIVER_LOCK, EARLIER, EVENTS, IDENTITY, SWEEP, Identity, read_sweep_yaml
+from orchestrator.store.files import (
+    DRIVER_LOCK,
+    EARLIER,
+    EVENTS,
+    IDENTITY,
+    SWEEP,
+    Identity,
+    read_sweep_yaml,
+)
 from orchestrator.store.launches import find_launch, read_events
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -25,9 +35,25 @@ DEEP: Any = None
 for _ in range(400):
     DEEP = [DEEP]
 ODD_VALUES: tuple[Any, ...] = (
-    None, True, 0, -1, 1.5, 10**400, float("nan"), "", "x", "1\n2", "a" * 9000, [], ["x"], [[1]], {}, {"x": 1}, DEEP,
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    10**400,
+    float("nan"),
+    "",
+    "x",
+    "1\n2",
+    "a" * 9000,
+    [],
+    ["x"],
+    [[1]],
+    {},
+    {"x": 1},
+    DEEP,
     [1.5] * 30,
-)  # fmt: skip
+)
 
 
 def forgeries(plain: Any) -> Iterator[tuple[str, Any]]:
@@ -48,7 +74,13 @@ def forgeries(plain: Any) -> Iterator[tuple[str, Any]]:
 
 
 def paths(plain: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    entries = plain.items() if isinstance(plain, dict) else enumerate(plain) if isinstance(plain, list) else ()
+    entries = (
+        plain.items()
+        if isinstance(plain, dict)
+        else enumerate(plain)
+        if isinstance(plain, list)
+        else ()
+    )
     for key, value in entries:
         yield (*path, key)
         if not isinstance(value, list) or len(value) < 5:  # of replicates, the list is enough
@@ -64,13 +96,22 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_identities_are_read_or_refused() -> None:
     timing = {"images": 4, "batch": [1, 8], "repetitions": 3, "nodes": {"gpu": "a"}}
-    plain = json.loads(json.dumps(identity("forged", timing=timing, plugins=["mine.rules"]).to_mapping()))
+    plain = json.loads(
+        json.dumps(identity("forged", timing=timing, plugins=["mine.rules"]).to_mapping())
+    )
     for where, forged in forgeries(plain):
         try:
             read = Identity.from_mapping(forged)
         except ValueError:
             continue
-        derived = (read.id, read.caption_set, read.images, read.timing_batch, read.timing_device, read.timing_threads)
+        derived = (
+            read.id,
+            read.caption_set,
+            read.images,
+            read.timing_batch,
+            read.timing_device,
+            read.timing_threads,
+        )
         assert all(isinstance(text, str | int | tuple | None) for text in derived), where
         assert json.loads(json.dumps(read.to_mapping())), where
     for whole in ODD_VALUES:
@@ -109,9 +150,21 @@ def test_a_metric_has_no_more_replicates_than_blocks(sweep: Path) -> None:
 def test_what_was_taken_over_is_read_or_refused(sweep: Path) -> None:
     record = (sweep / "trials" / "00003.json").read_text()
     given = json.loads(json.dumps(identity("forged").to_mapping()))
-    facts = {key: given[key] for key in ("captions", "samples", "device", "numerics", "seed", "format", "experiment")}
-    facts |= {key: given[key] for key in ("models", "extractors", "reference", "baseline", "timing")}
-    plain = {"store": "s", "name": "n", "facts": facts, "hardware": "", "trials": 9, "records": [record]}
+    facts = {
+        key: given[key]
+        for key in ("captions", "samples", "device", "numerics", "seed", "format", "experiment")
+    }
+    facts |= {
+        key: given[key] for key in ("models", "extractors", "reference", "baseline", "timing")
+    }
+    plain = {
+        "store": "s",
+        "name": "n",
+        "facts": facts,
+        "hardware": "",
+        "trials": 9,
+        "records": [record],
+    }
     plain |= {"shards": {"d": ["shards/a.parquet"]}, "images": {"d": 3}}
     for where, forged in forgeries(plain):
         try:
@@ -124,8 +177,13 @@ def test_what_was_taken_over_is_read_or_refused(sweep: Path) -> None:
 def test_events_of_others_are_damaged_lines(sweep: Path, tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     lines = (sweep / EVENTS).read_text().splitlines()[:6]
-    lines.append('{"at": "2026-01-02T03:00:00+00:00", "event": "workers", "alive": 2, "lost": "worker 1", "note": "n"}')
-    lines.append('{"at": "2026-01-02T03:00:00+00:00", "event": "end", "state": "failed", "cause": "c"}')
+    lines.append(
+        '{"at": "2026-01-02T03:00:00+00:00", "event": "workers", "alive": 2, "lost": "worker 1",'
+        ' "note": "n"}'
+    )
+    lines.append(
+        '{"at": "2026-01-02T03:00:00+00:00", "event": "end", "state": "failed", "cause": "c"}'
+    )
     for line in lines:
         forged = [json.dumps(entry) for _, entry in forgeries(json.loads(line))]
         storage.write(EVENTS, "".join(f"{entry}\n" for entry in forged).encode())
@@ -151,7 +209,10 @@ def test_the_command_that_resumes_a_launch_is_one_of_this_project(
     resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    event, storage = {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume}, Storage("sweeps/theirs")
+    event, storage = (
+        {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume},
+        Storage("sweeps/theirs"),
+    )
     storage.write(EVENTS, f"{json.dumps(event)}\n".encode())
     assert read_events(storage).resume == "specfrontier launch SPACE --resume"
 
@@ -173,7 +234,9 @@ def test_the_command_that_a_launch_stored_is_kept(resume: str, tmp_path: Path) -
     assert read_events(Storage(tmp_path)).resume == expected
 
 
-@pytest.mark.parametrize("text", ["[" * 20_000, "a: " + "[" * 20_000, "a: &a [*a]", "\0", "- 1", "a: 1\na: 2"])
+@pytest.mark.parametrize(
+    "text", ["[" * 20_000, "a: " + "[" * 20_000, "a: &a [*a]", "\0", "- 1", "a: 1\na: 2"]
+)
 def test_a_plan_that_cannot_be_read_names_its_file(text: str, sweep: Path, tmp_path: Path) -> None:
     for name in (IDENTITY, "trials/00000.json"):
         Storage(tmp_path).write(name, (sweep / name).read_bytes())
@@ -203,7 +266,9 @@ def test_a_plan_that_cannot_be_read_names_its_file(text: str, sweep: Path, tmp_p
         ("objectives", [{"metric": "`curl`", "direction": "minimize"}]),
     ],
 )
-def test_a_forged_identity_is_refused_by_name(key: str, value: object, sweep: Path, tmp_path: Path) -> None:
+def test_a_forged_identity_is_refused_by_name(
+    key: str, value: object, sweep: Path, tmp_path: Path
+) -> None:
     plain = json.loads((sweep / IDENTITY).read_bytes())
     plain.pop("checksum")
     Storage(tmp_path).write(IDENTITY, dump_checked(plain | {key: value}))
@@ -220,7 +285,10 @@ def test_numbers_that_no_sweep_measures_are_read_or_refused(sweep: Path, tmp_pat
         name = f"trials/{number:05d}.json"
         plain = json.loads((sweep / name).read_bytes())
         plain.pop("checksum")
-        plain["metrics"].setdefault(metric, dict(plain["metrics"]["fid"]))[key] = {"value": 0, "error": 1e200}[key]
+        plain["metrics"].setdefault(metric, dict(plain["metrics"]["fid"]))[key] = {
+            "value": 0,
+            "error": 1e200,
+        }[key]
         Storage(tmp_path).write(name, dump_checked(plain))
         if key == "value":
             assert specfrontier("status", str(tmp_path)).code == 0
@@ -234,8 +302,12 @@ def test_a_lock_that_is_no_process_names_an_unknown_one(lock: str, tmp_path: Pat
     assert find_launch(Storage(tmp_path)).driver == "an unknown process"
 
 
-@pytest.mark.parametrize("sources", [7, [7], [{"trials": 3}], [{"name": 3, "records": []}], [{"name": "x"}]])
-def test_a_forged_list_of_earlier_sweeps_is_refused_by_name(sources: object, sweep: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sources", [7, [7], [{"trials": 3}], [{"name": 3, "records": []}], [{"name": "x"}]]
+)
+def test_a_forged_list_of_earlier_sweeps_is_refused_by_name(
+    sources: object, sweep: Path, tmp_path: Path
+) -> None:
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
     Storage(tmp_path).write(EARLIER, dump_checked({"sources": sources}))
     assert f"{EARLIER}: damaged" in error_of("status", str(tmp_path), code=1)

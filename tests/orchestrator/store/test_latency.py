@@ -1,4 +1,6 @@
-"""`latency` is vanilla's over the speed-up in every table, so the two never contradict each other."""
+"""`latency` is vanilla's over the speed-up in every table, so the two never contradict each
+other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ SIZES = (4, 1, 8)
 
 
 def timed(folder: Path, seed: int) -> Sweep:
-    """A sweep and sessions of random parts of its settings, with random costs and noise, on two devices."""
+    """A sweep and sessions of random parts of its settings, with random costs and noise, on two
+    devices.
+    """
     rng = np.random.default_rng(seed)
     sweep = write_timed_sweep(folder, 14, SIZES, stopped={9: 2}, repeated={11: 6}, seed=seed)
     vanilla, *configs = dict.fromkeys(record.config for record in sweep.records if record.config)
@@ -34,7 +38,14 @@ def timed(folder: Path, seed: int) -> Sweep:
             for config in (vanilla, *chosen)
         }
         size, device = int(rng.choice(SIZES)), DEVICES[number % 2]
-        write_session(sweep.storage, costs, batch=size, device=device, name=f"timings/{number}.parquet", is_later=True)
+        write_session(
+            sweep.storage,
+            costs,
+            batch=size,
+            device=device,
+            name=f"timings/{number}.parquet",
+            is_later=True,
+        )
     return Sweep.open(folder)
 
 
@@ -44,20 +55,27 @@ Speeds = dict[int, tuple[float, float]]  # by the trial's number: speed-up, late
 def check(table: Speeds) -> None:
     speeds, latencies = np.array(list(table.values())).T
     assert (speeds * latencies).tolist() == pytest.approx([table[0][1]] * len(table), rel=1e-9)
-    assert np.argsort(speeds, kind="stable").tolist() == np.argsort(-latencies, kind="stable").tolist()
+    assert (
+        np.argsort(speeds, kind="stable").tolist() == np.argsort(-latencies, kind="stable").tolist()
+    )
     assert len(set(speeds)) > 3
 
 
 def of_records(records: tuple[TrialRecord, ...], suffix: str = "") -> Speeds:
     found = [record for record in records if f"speedup{suffix}" in record.metrics]
     return {
-        record.number: (record.metrics[f"speedup{suffix}"].value, record.metrics[f"latency{suffix}"].value)
+        record.number: (
+            record.metrics[f"speedup{suffix}"].value,
+            record.metrics[f"latency{suffix}"].value,
+        )
         for record in found
     }
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_latency_times_speed_up_is_vanillas_latency_in_every_table(seed: int, tmp_path: Path) -> None:
+def test_latency_times_speed_up_is_vanillas_latency_in_every_table(
+    seed: int, tmp_path: Path
+) -> None:
     """On each device, at each batch size, in Python and in the JSON of commands."""
     sweep, folder = timed(tmp_path, seed), str(tmp_path)
     tables = 0
@@ -73,7 +91,12 @@ def test_latency_times_speed_up_is_vanillas_latency_in_every_table(seed: int, tm
             words = ("--device", str(device), "--batch", str(batch), "--json")
             listed = specfrontier("pareto", folder, "--all", "--infeasible", *words).json["rows"]
             metrics = {row["number"]: row["metrics"] for row in listed}
-            check({n: (found["speedup"]["value"], found["latency"]["value"]) for n, found in metrics.items()})
+            check(
+                {
+                    n: (found["speedup"]["value"], found["latency"]["value"])
+                    for n, found in metrics.items()
+                }
+            )
             tables += 1
     assert tables > 4
 
@@ -85,8 +108,8 @@ def relative_effects(entry: Estimate) -> defaultdict[tuple[Hashable, Hashable], 
 
 
 def test_replicates_and_errors_of_latency_follow_from_those_of_the_speed_up(tmp_path: Path) -> None:
-    """Each jackknife value of one is vanilla's latency over that of the other, and what a source of noise changes in
-    the logarithm of vanilla's latency is what it changes in both together.
+    """Each jackknife value of one is vanilla's latency over that of the other, and what a source of
+    noise changes in the logarithm of vanilla's latency is what it changes in both together.
     """
     sweep = timed(tmp_path, 0)
     vanilla = sweep.records[0].metrics["latency"]

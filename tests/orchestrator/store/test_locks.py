@@ -1,4 +1,6 @@
-"""Locks of folders, and in object stores, which have none: one holder at a time, dead holders replaced."""
+"""Locks of folders, and in object stores, which have none: one holder at a time, dead holders
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ import pytest
 
 from orchestrator.errors import explain
 from orchestrator.store import locks
-from orchestrator.store.locks import LEASE_S, LockError, check_lock, driver_lock, exclusive, read_holder, waiting_lock
+from orchestrator.store.locks import (
+    LEASE_S,
+    LockError,
+    check_lock,
+    driver_lock,
+    exclusive,
+    read_holder,
+    waiting_lock,
+)
 from tests.fakes.object_store import ObjectStore, object_store
 from tests.fakes.real_sweeps import ROOT
 from tests.fakes.waiting import HANG_S, wait_until
@@ -30,8 +40,9 @@ NAME = "driver.lock"
 
 
 class FakeBucket:
-    """Files with the moments of a clock that the test sets. before: called before every action. is_down: nothing can be
-    written."""
+    """Files with the moments of a clock that the test sets. before: called before every action.
+    is_down: nothing can be written.
+    """
 
     display_name = "s3://bucket"
 
@@ -98,11 +109,14 @@ def test_a_claim_that_is_not_renewed_expires(bucket: Any, age: float) -> None:
 
 
 class Turns:
-    """Threads of which one acts at a time, until its next action in the bucket or its end. A seed says which."""
+    """Threads of which one acts at a time, until its next action in the bucket or its end. A seed
+    says which.
+    """
 
     def __init__(self, bucket: Any, rng: random.Random) -> None:
         self._rng, self._own = rng, threading.local()
-        self._stopped: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()  # threads, and whether they go on
+        # threads, and whether they go on
+        self._stopped: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
         self._may_act: list[threading.Semaphore] = []
         bucket.before = lambda action: self.pause()
 
@@ -135,7 +149,9 @@ class Turns:
 
 
 def test_of_many_that_start_at_once_at_most_one_gets_it(bucket: Any) -> None:
-    """Actions of the processes are mixed at random: two that are both in would have to miss each other's claim."""
+    """Actions of the processes are mixed at random: two that are both in would have to miss each
+    other's claim.
+    """
     inside, most = list[int](), list[int]()
     turns = Turns(bucket, random.Random(0))
 
@@ -171,11 +187,16 @@ def test_a_holder_renews_its_claim_and_notices_that_it_was_taken_over(
             check_lock(bucket, lock)
 
 
-def test_a_file_system_without_locks_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_named_with_the_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lustre may be mounted without them."""
     unsupported = OSError(errno.ENOSYS, "Function not implemented")
     monkeypatch.setattr("fcntl.flock", mock.Mock(side_effect=unsupported))
-    with pytest.raises(OSError, match="no locks") as caught, exclusive(Storage(str(tmp_path)), NAME):
+    with (
+        pytest.raises(OSError, match="no locks") as caught,
+        exclusive(Storage(str(tmp_path)), NAME),
+    ):
         pytest.fail("the lock is not held")
     message = explain(caught.value)
     assert message.startswith(f"{tmp_path / NAME}: ")
@@ -183,7 +204,9 @@ def test_a_file_system_without_locks_is_named_with_the_fix(tmp_path: Path, monke
 
 
 def test_a_launch_waits_for_a_sign_of_life(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim that is renewed meanwhile is that of a running driver; one that is not, of a dead one."""
+    """A claim that is renewed meanwhile is that of a running driver; one that is not, of a dead
+    one.
+    """
     notes: list[str] = []
     claim = f"{NAME}/other.json"
     bucket.write(claim, b'{"pid": 7, "host": "there", "since": "noon"}')
@@ -222,7 +245,9 @@ with driver_lock(Storage(sys.argv[1])):
 """
 
 
-def test_two_drivers_and_a_killed_one_in_a_real_store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_and_a_killed_one_in_a_real_store(
+    server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = Storage(server.uri("bucket/sweep"))
     command = [sys.executable, "-c", HOLDER, storage.uri]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as holder:

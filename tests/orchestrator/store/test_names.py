@@ -39,7 +39,10 @@ def name(config: DecodingConfig) -> str:
         (DecodingConfig(), "vanilla"),
         (DecodingConfig(sampling=BASE), "vanilla"),
         (DecodingConfig(sampling=Sampling(0.9, 100, 1.0, 1.5)), "vanilla T0.9,top_k100"),
-        (DecodingConfig(sampling=Sampling(cfg=1.5, dynamic_temperature=EntropyTemperature())), "vanilla entropy"),
+        (
+            DecodingConfig(sampling=Sampling(cfg=1.5, dynamic_temperature=EntropyTemperature())),
+            "vanilla entropy",
+        ),
         (
             DecodingConfig(sampling=Sampling(0.9, 0, 1.0, 1.5, EntropyTemperature(scale=2.0))),
             "vanilla T0.9 entropy(a2)",
@@ -49,7 +52,10 @@ def name(config: DecodingConfig) -> str:
         (setting(tree=DYNAMIC), "eagle-dynamic(d5,w10,n58) exact"),
         (setting(tree=DYNAMIC, acceptance=ADDITIVE), "eagle-dyn(d5,w10,n58) add(k100,d0.1)"),
         (setting(acceptance=BUDGETS), "eagle-chain4 exponential(b1.23456)"),
-        (setting(acceptance={**ADDITIVE, "resampling": "optimal"}), "eagle-chain4 additive(k100,d0.1,optimal)"),
+        (
+            setting(acceptance={**ADDITIVE, "resampling": "optimal"}),
+            "eagle-chain4 additive(k100,d0.1,optimal)",
+        ),
         (setting(acceptance={"schedule": "exponential"}), "eagle-chain4 exponential"),
         (CATALOGUE["medusa"].config, "medusa-static(medusa2_64,top) exact"),
         (CATALOGUE["sjd"].config, "jacobi(random)-chain15 exact"),
@@ -69,7 +75,11 @@ def test_words_of_names_in_one_table_are_abbreviated_alike() -> None:
         setting(),
     )
     names = SettingNames(BASE)
-    assert names.alike([narrow, short]).name(narrow) == name(narrow) == "eagle-chain4 additive(k100,d0.1)"
+    assert (
+        names.alike([narrow, short]).name(narrow)
+        == name(narrow)
+        == "eagle-chain4 additive(k100,d0.1)"
+    )
     together = names.alike([narrow, wide])
     assert together.name(narrow) == "eagle-chain4 add(k100,d0.1)"
     assert together.name(wide) == name(wide) == "eagle-dyn(d5,w10,n58) add(k100,d0.1)"
@@ -84,7 +94,9 @@ def test_a_custom_tree_has_a_hash() -> None:
 
 
 def test_rounded_or_omitted_values_give_a_hash_whatever_was_named_before() -> None:
-    few, more, many = (setting(acceptance={**ADDITIVE, "delta": delta}) for delta in (0.1, 0.10001, 0.1000100003))
+    few, more, many = (
+        setting(acceptance={**ADDITIVE, "delta": delta}) for delta in (0.1, 0.10001, 0.1000100003)
+    )
     assert name(few) == "eagle-chain4 additive(k100,d0.1)"
     assert name(more) == "eagle-chain4 additive(k100,d0.10001)"
     assert name(many) == f"eagle-chain4 additive(k100,d0.1)#{many.digest()[:6]}"
@@ -119,21 +131,41 @@ def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
 
 def test_the_documentation_explains_every_symbol() -> None:
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
-    kinds = {f"`{kind}`": kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds}
+    kinds = {
+        f"`{kind}`": kinds[kind]
+        for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES)
+        for kind in kinds
+    }
     for part, params in (kinds | {"sampling": Sampling}).items():
         letters = {key: field.symbol for key, field in params.fields().items()}
-        symbols = ", ".join(f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key))
+        symbols = ", ".join(
+            f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key)
+        )
         assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
     words = " ".join(text.split())
     registries = (DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES)
-    for owner in [AcceptanceRule, *(entry for registry in registries for entry in registry.values())]:
-        forms = {kind: form for field in owner.fields().values() for kind, form in field.abbreviations.items()}
+    for owner in [
+        AcceptanceRule,
+        *(entry for registry in registries for entry in registry.values()),
+    ]:
+        forms = {
+            kind: form
+            for field in owner.fields().values()
+            for kind, form in field.abbreviations.items()
+        }
         assert all(f"`{short}` {word}" in words for word, short in forms.items())
-        assert owner is AcceptanceRule or owner.short == owner.kind or f"`{owner.short}` {owner.kind}" in words
+        assert (
+            owner is AcceptanceRule
+            or owner.short == owner.kind
+            or f"`{owner.short}` {owner.kind}" in words
+        )
 
 
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
-    for params in [Sampling, *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds)]:
+    for params in [
+        Sampling,
+        *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds),
+    ]:
         for kept in ("number", "is_list"):
             symbols = [field.symbol for field in params.fields().values() if getattr(field, kept)]
             assert len(set(symbols)) == len(symbols)

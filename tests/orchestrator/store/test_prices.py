@@ -33,11 +33,17 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def speeds(sweep: Sweep) -> Mapping[int, float]:
-    return {record.number: record.metrics["speedup"].value for record in sweep.records if "speedup" in record.metrics}
+    return {
+        record.number: record.metrics["speedup"].value
+        for record in sweep.records
+        if "speedup" in record.metrics
+    }
 
 
 def on(device: str, passes: float = 60.0) -> float:
-    """The speed-up of a trial there: 0.2 seconds of prefill, and 0.03 for each of vanilla's 143 passes."""
+    """The speed-up of a trial there: 0.2 seconds of prefill, and 0.03 for each of vanilla's 143
+    passes.
+    """
     return (0.2 + 143 * 0.03) / (0.2 + passes * 0.03 * SLOWER[device])
 
 
@@ -47,12 +53,16 @@ def test_a_trial_that_another_device_timed_has_no_speed(storage: Storage) -> Non
     time_on(storage, "xeon", (3, 4), day=2)
     sweep = Sweep.open(storage)
     assert str(sweep.machine) == "zen, 1 thread at batch 1"
-    assert speeds(sweep) == pytest.approx({0: 1.0, 1: on("zen"), 2: on("zen"), 3: on("zen")}, rel=1e-3)
+    assert speeds(sweep) == pytest.approx(
+        {0: 1.0, 1: on("zen"), 2: on("zen"), 3: on("zen")}, rel=1e-3
+    )
     front = front_of([sweep], feasible=False)
     assert {trial.number for trial in front.candidates} == {0, 1, 2, 3}
     assert front.left_out == {"not measured": 1}
-    assert not next(record for record in sweep.records if record.number == 4).feasible, "a limit on its speed"
-    (note, _) = timing_notes(sweep)
+    assert not next(record for record in sweep.records if record.number == 4).feasible, (
+        "a limit on its speed"
+    )
+    note, _ = timing_notes(sweep)
     assert note.startswith("trial 4 was not timed on zen, 1 thread at batch 1")
     assert f"specfrontier time {storage.display_name} --trial 4 --threads 1 --batch 1" in note
 
@@ -76,7 +86,9 @@ def test_time_does_not_change_which_device_is_the_sweeps_own(storage: Storage) -
 
 
 def test_a_sweep_without_usable_sessions_keeps_what_was_told(storage: Storage) -> None:
-    """`specfrontier time` replaces none of these speeds, which are of another device, but has its own."""
+    """`specfrontier time` replaces none of these speeds, which are of another device, but has its
+    own.
+    """
     time_on(storage, "xeon", (1, 2), is_later=True)
     storage.write("timings/damaged.parquet", b"PAR1")
     sweep = Sweep.open(storage)
@@ -91,7 +103,9 @@ def test_a_batch_size_is_one_for_all(storage: Storage) -> None:
     time_on(storage, "zen", (2, 3), day=2, batch=4)
     assert speeds(Sweep.open(storage)).keys() == {0, 1, 2}
     large = Sweep.open(storage, batch=4)
-    assert speeds(large) == pytest.approx({0: 1.0, 2: on("zen", 90.0), 3: on("zen", 90.0)}, rel=1e-3)
+    assert speeds(large) == pytest.approx(
+        {0: 1.0, 2: on("zen", 90.0), 3: on("zen", 90.0)}, rel=1e-3
+    )
     assert large.identity.timing_batch == 4
     again = NotebookSweep.open(storage, batch=4).reload()
     assert (again.machine, again.records) == (large.machine, large.records)
@@ -118,7 +132,10 @@ def test_a_limit_on_time_is_that_of_vanilla_there(storage: Storage) -> None:
 
 def test_a_limit_on_speed_is_not_met_by_a_speed_on_another_device(storage: Storage) -> None:
     """Vanilla's there is not known."""
-    limits = [Constraint.parse(text) for text in ("latency <= 2 * vanilla", "fid <= 2 * vanilla", "latency <= 99")]
+    limits = [
+        Constraint.parse(text)
+        for text in ("latency <= 2 * vanilla", "fid <= 2 * vanilla", "latency <= 99")
+    ]
     vanilla, told = read_trials(storage)[:2]
     vanilla = replace(vanilla, timed_on={vanilla.images: "zen"})
     for device, is_met in (("zen", True), ("arm", False), ("", True)):
@@ -145,7 +162,9 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
     assert found("zen,", own_batch=8) == "zen, 1 thread at batch 8"
     assert found(None, 8) == "zen, 1 thread at batch 8"
     assert found("1 thread", 8) == "zen, 1 thread at batch 8", "the only one of that name and size"
-    known = r"the sweep has prices of zen, 1 thread \(batch 1, 8\); xeon, 1 thread \(batch 1, 4\); arm"
+    known = (
+        r"the sweep has prices of zen, 1 thread \(batch 1, 8\); xeon, 1 thread \(batch 1, 4\); arm"
+    )
     for device, batch, problem in (
         ("H100", None, "no prices of a device 'H100'"),
         (None, 2, "no prices at batch 2"),
@@ -154,7 +173,9 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
     ):
         with pytest.raises(QueryError, match=f"{problem}.*: {known}"):
             found(device, batch)
-    with pytest.raises(QueryError, match=r"of zen, 1 thread, .+ --device: xeon, 1 thread; arm, 1 thread$"):
+    with pytest.raises(
+        QueryError, match=r"of zen, 1 thread, .+ --device: xeon, 1 thread; arm, 1 thread$"
+    ):
         found(None, 4)
     assert [str(machine) for machine in Machine.all(prices)][:2] == [
         "zen, 1 thread at batch 1", "zen, 1 thread at batch 8"
@@ -169,12 +190,17 @@ def test_a_batch_size_chooses_no_device(storage: Storage) -> None:
         Sweep.open(storage, batch=4)
     time_on(storage, "zen", (1, 2), day=3)
     said = error_of("pareto", storage.display_name, "--batch", "4", code=2)
-    assert "no prices at batch 4 of zen, 1 thread, the sweep's own device; choose with --device: arm, 1 thread" in said
+    assert (
+        "no prices at batch 4 of zen, 1 thread, the sweep's own device; choose with --device: arm, "
+        "1 thread" in said
+    )
     assert str(Sweep.open(storage, "arm", 4).machine) == "arm, 1 thread at batch 4"
 
 
 def test_passes_that_no_record_has_are_those_of_the_images(storage: Storage) -> None:
-    """Blocks are of captions in their order, whatever their ids are, and with all of their samples."""
+    """Blocks are of captions in their order, whatever their ids are, and with all of their
+    samples.
+    """
     rng = np.random.default_rng(0)
     captions, rounds = np.repeat(24 * rng.permutation(40), 2), rng.integers(20, 60, 80)
     names = ["shards/quality-1.parquet", "shards/quality-2.parquet"]
@@ -200,7 +226,9 @@ def test_a_device_without_prices_is_refused(command: str, storage: Storage) -> N
         said = error_of(name, place, *options, *words, code=2)
         assert "the sweep has prices of zen, 1 thread (batch 1)" in said
     for batch in (0, 3):
-        with pytest.raises(QueryError, match=f"no prices at batch {batch}: the sweep has prices of zen"):
+        with pytest.raises(
+            QueryError, match=f"no prices at batch {batch}: the sweep has prices of zen"
+        ):
             Sweep.open(place, batch=batch)
 
 
@@ -211,6 +239,8 @@ def test_errors_of_one_session_assume_something(storage: Storage) -> None:
     assert note in sweep_notes(Sweep.open(storage))
     assert note not in sweep_notes(Sweep.open(storage), is_running=True), "more sessions follow"
     time_on(storage, "xeon", range(1, TRIALS), day=2, is_later=True)
-    assert timing_notes(Sweep.open(storage)) == [note], "one on another device says nothing of this one"
+    assert timing_notes(Sweep.open(storage)) == [note], (
+        "one on another device says nothing of this one"
+    )
     time_on(storage, "zen", range(1, TRIALS), day=3, is_later=True)
     assert timing_notes(Sweep.open(storage)) == []

@@ -1,4 +1,6 @@
-"""`Sweep` on made-up sweeps: what is read, what may be on a front, what is said where there is nothing to read."""
+"""`Sweep` on made-up sweeps: what is read, what may be on a front, what is said where there is
+nothing to read.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 def better(a: TrialRecord, b: TrialRecord, metrics: tuple[str, ...]) -> bool:
     """Whether a dominates b."""
     signs = [1 if METRICS[name]["direction"] == "maximize" else -1 for name in metrics]
-    gains = [s * (a.metrics[m].value - b.metrics[m].value) for s, m in zip(signs, metrics, strict=True)]
+    gains = [
+        s * (a.metrics[m].value - b.metrics[m].value) for s, m in zip(signs, metrics, strict=True)
+    ]
     return min(gains) >= 0 and max(gains) > 0
 
 
@@ -50,7 +54,9 @@ def numbers(table: Any) -> list[int]:
     st.permutations(list(METRICS)).map(lambda names: tuple(names[:3])),
     st.sampled_from([2, 3]),
     st.sampled_from([(), ("drift<=1.2",), ("fid<=vanilla+1", "clip_score>=0.95*vanilla")]),
-    st.sampled_from([(), ("acceptance.neighbourhood=additive",), ("drafter.kind!=none", "tree.policy=chain")]),
+    st.sampled_from(
+        [(), ("acceptance.neighbourhood=additive",), ("drafter.kind!=none", "tree.policy=chain")]
+    ),
 )
 def test_the_front_is_the_brute_force_front(
     sweep: Sweep, names: tuple[str, ...], m: int, limits: tuple[str, ...], where: tuple[str, ...]
@@ -62,12 +68,16 @@ def test_the_front_is_the_brute_force_front(
         "clip_score>=0.95*vanilla": lambda r: (
             r.metrics["clip_score"].value >= 0.95 * vanilla.metrics["clip_score"].value
         ),
-        "acceptance.neighbourhood=additive": lambda r: r.config.acceptance.neighbourhood.kind == "additive",
+        "acceptance.neighbourhood=additive": lambda r: (
+            r.config.acceptance.neighbourhood.kind == "additive"
+        ),
         "drafter.kind!=none": lambda r: r.config.drafter.kind != "none",
         "tree.policy=chain": lambda r: r.config.policy.kind == "chain",
     }
     able = [
-        r for r in sweep.records if r.feasible and r.duplicate_of is None and all(held[t](r) for t in (*limits, *where))
+        r
+        for r in sweep.records
+        if r.feasible and r.duplicate_of is None and all(held[t](r) for t in (*limits, *where))
     ]
     expected = {r.number for r in able if not any(better(other, r, names[:m]) for other in able)}
     x, y, z = (*names[:2], names[2] if m == 3 else None)
@@ -132,8 +142,15 @@ def test_objectives_are_the_sweeps_own(tmp_path: Path) -> None:
     )
     sweep = Sweep.open(tmp_path)
     assert [axis.name for axis in objectives_of(sweep)] == ["step_compression", "drift"]
-    assert [axis.name for axis in objectives_of(sweep, z="fid")] == ["step_compression", "drift", "fid"]
-    assert [axis.direction for axis in objectives_of(sweep, "latency", "clip_score")] == ["minimize", "maximize"]
+    assert [axis.name for axis in objectives_of(sweep, z="fid")] == [
+        "step_compression",
+        "drift",
+        "fid",
+    ]
+    assert [axis.direction for axis in objectives_of(sweep, "latency", "clip_score")] == [
+        "minimize",
+        "maximize",
+    ]
     given = [("drift", None), ("latency", None), (None, "step_compression"), (None, "fid")]
     chosen = [tuple(axis.name for axis in objectives_of(sweep, x, y)) for x, y in given]
     assert chosen == [
@@ -172,13 +189,19 @@ def test_what_the_front_says_of_its_rows(sweep: Sweep) -> None:
 
 
 def test_the_best_within_limits(sweep: Sweep) -> None:
-    fastest = sorted((r for r in sweep.records if r.feasible), key=lambda r: -r.metrics["speedup"].value)
+    fastest = sorted(
+        (r for r in sweep.records if r.feasible), key=lambda r: -r.metrics["speedup"].value
+    )
     vanilla = sweep.records[0].metrics["fid"].value
     for limits, drift, fid in (
         ((), np.inf, np.inf), (("drift<=1",), 1.0, np.inf), (("drift<=1", "fid<=vanilla"), 1.0, vanilla),
         (("fid<=0",), np.inf, 0.0),
     ):  # fmt: skip
-        within = [r for r in fastest if r.metrics["drift"].value <= drift and r.metrics["fid"].value <= fid]
+        within = [
+            r
+            for r in fastest
+            if r.metrics["drift"].value <= drift and r.metrics["fid"].value <= fid
+        ]
         best = front_of([sweep], "speedup", "fid").best(limits)
         assert (best and best.record) == (within[0] if within else None)
     found = front_of([sweep], "latency", "fid").best()
@@ -190,17 +213,28 @@ few = st.sampled_from([0.0, 1.0, 2.0, math.nan])  # few values, so that ties are
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(few, few, few), min_size=8, max_size=8), st.sampled_from(["speedup", "latency"]))
+@given(
+    st.lists(st.tuples(few, few, few), min_size=8, max_size=8),
+    st.sampled_from(["speedup", "latency"]),
+)
 def test_the_best_of_ties_and_of_unmeasured_trials(
     sweep: Sweep, values: list[tuple[float, float, float]], metric: str
 ) -> None:
-    """The first one in the front's order: by the first objective, then the second, then the number. NaN: no value."""
+    """The first one in the front's order: by the first objective, then the second, then the number.
+    NaN: no value.
+    """
     records = []
     for record, numbers in zip(sweep.records, values, strict=False):
         measured = zip((metric, "fid", "drift"), numbers, strict=True)
-        metrics = {name: Estimate(value, math.inf, 1) for name, value in measured if not math.isnan(value)}
-        records.append(dataclasses.replace(record, metrics=metrics, state="complete", constraints={}))
-    found = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid").best(["drift<=1"])
+        metrics = {
+            name: Estimate(value, math.inf, 1) for name, value in measured if not math.isnan(value)
+        }
+        records.append(
+            dataclasses.replace(record, metrics=metrics, state="complete", constraints={})
+        )
+    found = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid").best(
+        ["drift<=1"]
+    )
     allowed = [n for n, (x, y, drift) in enumerate(values) if not math.isnan(x + y) and drift <= 1]
     sign = -1 if metric == "speedup" else 1
     best = min(allowed, key=lambda n: (sign * values[n][0], values[n][1], n), default=None)
@@ -209,13 +243,16 @@ def test_the_best_of_ties_and_of_unmeasured_trials(
 
 @pytest.mark.parametrize(("metric", "value"), [("speedup", 1.1), ("latency", 0.9)])
 def test_how_sure_a_trial_is_better_than_vanilla(sweep: Sweep, metric: str, value: float) -> None:
-    """One standard error ahead: Phi(1) = 0.841 (3 errors: 0.035) of normal draws, 0.789 of Student's t with two degrees
-    of freedom, as of three timings."""
+    """One standard error ahead: Phi(1) = 0.841 (3 errors: 0.035) of normal draws, 0.789 of
+    Student's t with two degrees of freedom, as of three timings.
+    """
 
     def gain(entry: Estimate, vanilla: Estimate | None) -> float | None:
         fid, records = {"fid": Estimate(4.0, math.inf, 9)}, []
         for record, own in zip(sweep.records, (vanilla, entry), strict=False):
-            records.append(dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own}))
+            records.append(
+                dataclasses.replace(record, metrics=fid if own is None else fid | {metric: own})
+            )
         front = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid")
         shares = {candidate.number: candidate.gain_probability for candidate in front.candidates}
         assert shares.get(0) is None, "vanilla itself"
@@ -232,7 +269,9 @@ def test_the_best_lossless_setting(sweep: Sweep) -> None:
     exact = {r.number for r in sweep.records if r.config and not r.config.acceptance.is_relaxed}
     cooler = next(r.number for r in sweep.records if r.label == "vanilla, cooler")
     assert {0, 1, cooler} < exact < set(range(24))
-    assert set(numbers(sweep.trials(where=["lossless=true"]))) == exact - {cooler}, "it samples from other probs"
+    assert set(numbers(sweep.trials(where=["lossless=true"]))) == exact - {cooler}, (
+        "it samples from other probs"
+    )
     fastest = max(
         (r for r in sweep.records if r.number in exact - {cooler} and r.feasible),
         key=lambda r: r.metrics["speedup"].value,
@@ -250,7 +289,9 @@ def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:
     reference = front_of([sweep]).reference_point()
     trees = ("chain", "dynamic", "none", "static")
     fronts = [front_of([sweep], where=[f"tree.policy={tree}"]) for tree in trees]
-    assert all(front.reference_point() == reference for front in fronts), "the default depends on no filter"
+    assert all(front.reference_point() == reference for front in fronts), (
+        "the default depends on no filter"
+    )
     parts = [front.hypervolume(reference)[0] for front in fronts]
     assert max(parts) < front_of([sweep]).hypervolume(reference)[0] <= sum(parts)
 
@@ -262,12 +303,16 @@ def test_images_of_one_trial_and_of_all(sweep: Sweep) -> None:
     assert set(numbers(one)) == {5}
     assert set(numbers(sweep.images(10))) == {10}  # the images of trial 6, whose setting it repeats
     every = sweep.images(columns=["latency"])
-    assert set(numbers(every)) == {r.number for r in sweep.records if r.shards and r.duplicate_of is None}
+    assert set(numbers(every)) == {
+        r.number for r in sweep.records if r.shards and r.duplicate_of is None
+    }
     assert sweep.images(7).num_rows == 0
     with pytest.raises(QueryError, match="no finished trial 99"):
         sweep.images(99)
     for number in (5, 7):  # with images, and without
-        with pytest.raises(QueryError, match=r"'token': unknown column; did you mean 'tokens'.*caption_id"):
+        with pytest.raises(
+            QueryError, match=r"'token': unknown column; did you mean 'tokens'.*caption_id"
+        ):
             sweep.images(number, columns=["caption", "token"])
         with pytest.raises(QueryError, match=r"columns=\['tokens'\]"):
             sweep.images(number, columns="tokens")
@@ -289,11 +334,18 @@ def test_a_sweep_by_bare_name_and_by_uri(tmp_path: Path, monkeypatch: pytest.Mon
         Sweep.open("nine")
 
 
-def test_a_command_names_the_sweep_so_that_it_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_names_the_sweep_so_that_it_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for place in ("sweeps/mine", "sweeps/my own", "elsewhere", "sweeps/both", "both"):
         write_sweep(tmp_path / place, trials=1)
-    names = {"sweeps/mine": "mine", "sweeps/my own": "my own", "elsewhere": "elsewhere", "sweeps/both": None}
+    names = {
+        "sweeps/mine": "mine",
+        "sweeps/my own": "my own",
+        "elsewhere": "elsewhere",
+        "sweeps/both": None,
+    }
     for place, name in names.items():
         storage = Storage(place)
         assert location(storage) == (name or storage.display_name)
@@ -350,12 +402,16 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
 def test_a_trial_that_stopped_early_is_in_the_table_and_on_no_front(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, 12, failed=(7,), stopped={9: 2})
     sweep = Sweep.open(tmp_path)
-    other = dataclasses.replace(sweep, records=tuple(record for record in records if record.number != 9))
+    other = dataclasses.replace(
+        sweep, records=tuple(record for record in records if record.number != 9)
+    )
     found = front_of([sweep])
     assert (found.left_out["failed"], found.left_out["stopped early"]) == (1, 1)
     fast = [candidate.record.number for candidate in found.candidates]
     assert 9 not in fast, "it has a speed-up of 99, on half of the images"
-    assert [m.record.number for m in found.members] == [m.record.number for m in front_of([other]).members]
+    assert [m.record.number for m in found.members] == [
+        m.record.number for m in front_of([other]).members
+    ]
     assert found.reference_point() == front_of([other]).reference_point()
     (row,) = sweep.trials(where=["state=stopped"]).to_pylist()
     assert (row["number"], row["images"], row["feasible"]) == (9, records[0].images // 2, False)

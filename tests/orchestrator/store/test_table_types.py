@@ -1,4 +1,6 @@
-"""The types of a column depend on its name alone: tools read the tables of several sweeps together."""
+"""The types of a column depend on its name alone: tools read the tables of several sweeps
+together.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,20 @@ from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
 FACTS = {
-    "number": pa.int64(), "label": pa.string(), "state": pa.string(), "cause": pa.string(), "feasible": pa.bool_(),
-    "digest": pa.string(), "images": pa.int64(), "seconds": pa.float64(), "duplicate_of": pa.int64(),
-    "started": pa.string(), "finished": pa.string(), "lossless": pa.bool_(), "front": pa.bool_(),
-}  # fmt: skip
+    "number": pa.int64(),
+    "label": pa.string(),
+    "state": pa.string(),
+    "cause": pa.string(),
+    "feasible": pa.bool_(),
+    "digest": pa.string(),
+    "images": pa.int64(),
+    "seconds": pa.float64(),
+    "duplicate_of": pa.int64(),
+    "started": pa.string(),
+    "finished": pa.string(),
+    "lossless": pa.bool_(),
+    "front": pa.bool_(),
+}
 
 
 def write(folder: Path, configs: Mapping[str, Any], value: float = 2) -> None:
@@ -41,22 +53,41 @@ def write(folder: Path, configs: Mapping[str, Any], value: float = 2) -> None:
     storage = Storage(str(folder))
     write_identity(storage, identity(folder.name))
     for number, (label, config) in enumerate(configs.items()):
-        setting = config if isinstance(config, DecodingConfig) else DecodingConfig.from_mapping(config)
+        setting = (
+            config if isinstance(config, DecodingConfig) else DecodingConfig.from_mapping(config)
+        )
         metrics = {name: Estimate(value + number, math.inf, 8) for name in ("speedup", "fid")}
-        write_trial(storage, TrialRecord(number, label, "complete", setting.with_sampling(SAMPLING), metrics=metrics))
+        write_trial(
+            storage,
+            TrialRecord(
+                number, label, "complete", setting.with_sampling(SAMPLING), metrics=metrics
+            ),
+        )
     write_tables(Sweep.open(storage))
 
 
 @pytest.fixture
 def sweeps(tmp_path: Path) -> Path:
-    """Sweeps of other spaces: one with failures and repetitions, one with none, one of failures alone."""
+    """Sweeps of other spaces: one with failures and repetitions, one with none, one of failures
+    alone.
+    """
     write_sweep(tmp_path / "failures", 12, failed=(7,), repeated={9: 6})
     write_sweep(tmp_path / "broken", 3, failed=(0, 1, 2))
     for name in ("failures", "broken"):
         write_tables(Sweep.open(Storage(str(tmp_path / name))))
     tree = {"policy": "adjacency", "beta": 2, "radius": 3, "depth_range": [2, 8]}
-    relaxed = {"neighbourhood": "additive", "k": 10, "delta": 1, "schedule": "linear", "budget": 2, "slope": 0}
-    configs = {"vanilla": PRESETS["vanilla"], "adt": {"drafter": "eagle", "tree": tree, "acceptance": relaxed}}
+    relaxed = {
+        "neighbourhood": "additive",
+        "k": 10,
+        "delta": 1,
+        "schedule": "linear",
+        "budget": 2,
+        "slope": 0,
+    }
+    configs = {
+        "vanilla": PRESETS["vanilla"],
+        "adt": {"drafter": "eagle", "tree": tree, "acceptance": relaxed},
+    }
     write(tmp_path / "whole", configs | {"gsd": PRESETS["gsd"]})
     return tmp_path
 
@@ -64,7 +95,10 @@ def sweeps(tmp_path: Path) -> Path:
 def schemas(folder: Path) -> dict[str, dict[str, pa.DataType]]:
     """The columns' types by table."""
     tables = [*folder.glob(f"*/{TRIAL_TABLE}"), *folder.glob(f"*/{FRONT_TABLE}")]
-    return {str(path): dict(zip((s := pq.read_schema(path)).names, s.types, strict=True)) for path in tables}
+    return {
+        str(path): dict(zip((s := pq.read_schema(path)).names, s.types, strict=True))
+        for path in tables
+    }
 
 
 def test_a_column_has_one_type_in_every_table(sweeps: Path) -> None:
@@ -74,9 +108,18 @@ def test_a_column_has_one_type_in_every_table(sweeps: Path) -> None:
         for name, kind in columns.items():
             found.setdefault(name, set()).add(kind)
     assert len(tables) == 6
-    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1 or pa.null() in kinds} == {}
+    assert {
+        name: kinds for name, kinds in found.items() if len(kinds) > 1 or pa.null() in kinds
+    } == {}
     assert {name: found[name] for name in FACTS} == {name: {kind} for name, kind in FACTS.items()}
-    whole = ("acceptance.delta", "acceptance.slope", "tree.beta", "tree.radius", "sampling.temperature", "fid_error")
+    whole = (
+        "acceptance.delta",
+        "acceptance.slope",
+        "tree.beta",
+        "tree.radius",
+        "sampling.temperature",
+        "fid_error",
+    )
     assert {name: found[name] for name in whole} == {key: {pa.float64()} for key in whole}
     assert found["acceptance.k"] == found["tree.nodes"] == {pa.int64()}
     assert found["tree.depth_range"] == {pa.string()}
@@ -90,7 +133,10 @@ def test_a_new_column_is_one_entry(sweeps: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("failures", "broken"):
         sweep = Sweep.open(sweeps / name)
         found = sweep.trials()["shards"]
-        assert (found.type, found.to_pylist()) == (pa.int64(), [len(record.shards) for record in sweep.records])
+        assert (found.type, found.to_pylist()) == (
+            pa.int64(),
+            [len(record.shards) for record in sweep.records],
+        )
         assert "shards" in sweep.front().column_names
 
 
@@ -100,7 +146,9 @@ def test_arrow_and_duckdb_read_several_sweeps_at_once(sweeps: Path) -> None:
         table = ds.dataset([str(path) for path in order]).to_table(columns=[*FACTS, "drafter.kind"])
         assert (table.num_rows, table["cause"].null_count) == (18, 14)
     schema = pa.unify_schemas([pq.read_schema(path).remove_metadata() for path in files])
-    assert ds.dataset([str(path) for path in files], schema=schema).to_table()["fid"].null_count == 4
+    assert (
+        ds.dataset([str(path) for path in files], schema=schema).to_table()["fid"].null_count == 4
+    )
     query = f"""SELECT count(*), count(duplicate_of), sum("acceptance.delta") > 0, typeof(any_value(duplicate_of))
                 FROM read_parquet('{sweeps}/*/{TRIAL_TABLE}', union_by_name=true)"""
     assert duckdb.connect().execute(query).fetchone() == (18, 1, True, "BIGINT")
@@ -110,9 +158,13 @@ def test_an_empty_sweep_has_the_same_columns(sweeps: Path, tmp_path: Path) -> No
     write_sweep(tmp_path / "empty", 0)
     empty, full = Sweep.open(tmp_path / "empty"), Sweep.open(sweeps / "failures")
     assert dict(zip(empty.trials().column_names, empty.trials().schema.types, strict=True)) == FACTS
-    assert pa.concat_tables([empty.trials(), full.trials()], promote_options="default").num_rows == 12
+    assert (
+        pa.concat_tables([empty.trials(), full.trials()], promote_options="default").num_rows == 12
+    )
     columns = empty.front().schema
-    assert all(columns.field(name).type == full.front().schema.field(name).type for name in columns.names)
+    assert all(
+        columns.field(name).type == full.front().schema.field(name).type for name in columns.names
+    )
     pq.write_table(empty.trials(), tmp_path / "empty.parquet")
     files = [str(tmp_path / "empty.parquet"), str(sweeps / "failures" / TRIAL_TABLE)]
     assert ds.dataset(files).to_table().num_rows == 12
@@ -149,5 +201,7 @@ def test_a_plugin_cannot_give_a_key_another_type(monkeypatch: pytest.MonkeyPatch
         slope: Annotated[str, "a word"] = "steep"
 
     monkeypatch.setitem(SCHEDULES._entries, "worded", Worded)
-    with pytest.raises(ConfigError, match=r"^acceptance: .*Worded.* 'slope' is str here but float in 'linear'"):
+    with pytest.raises(
+        ConfigError, match=r"^acceptance: .*Worded.* 'slope' is str here but float in 'linear'"
+    ):
         SweepConfig.from_mapping({"name": "clash", "enqueue": ["vanilla"]})

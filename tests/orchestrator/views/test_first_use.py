@@ -1,4 +1,6 @@
-"""The first use of an MLflow database: by several processes at once, and by one that is killed meanwhile."""
+"""The first use of an MLflow database: by several processes at once, and by one that is killed
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from orchestrator.views import follower
 from orchestrator.views.mlflow import MlflowView, sync
 from orchestrator.views.mlflow_client import TrackingError
 from orchestrator.views.study import open_storage
-from tests.fakes.mlflow_processes import sync_and_die_early, sync_in_child, sync_result, sync_together
+from tests.fakes.mlflow_processes import (
+    sync_and_die_early,
+    sync_in_child,
+    sync_result,
+    sync_together,
+)
 from tests.fakes.postgresql import PostgreSQL, postgresql
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S, wait_until
@@ -55,7 +62,9 @@ def test_sweeps_that_are_logged_at_once_share_a_new_file(tmp_path: Path) -> None
     assert files_in(folder) == {"mlflow.db"}
 
 
-def test_sweeps_that_are_logged_at_once_share_a_new_database(server: PostgreSQL, tmp_path: Path) -> None:
+def test_sweeps_that_are_logged_at_once_share_a_new_database(
+    server: PostgreSQL, tmp_path: Path
+) -> None:
     printed = sync_together(sweeps(tmp_path / "sweeps"), server.create("together"), tmp_path)
     assert printed == [str(sync_result(TRIALS, 0))] * len(NAMES)
 
@@ -69,8 +78,12 @@ def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
     assert sum(".damaged-" in name for name in files_in(folder)) == 1
 
 
-@pytest.mark.parametrize("url", [lambda folder: "", lambda folder: f"sqlite:///{folder}/deep/own.db?timeout=30"])
-def test_a_process_that_is_killed_leaves_no_half_made_file(url: Callable[[Path], str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "url", [lambda folder: "", lambda folder: f"sqlite:///{folder}/deep/own.db?timeout=30"]
+)
+def test_a_process_that_is_killed_leaves_no_half_made_file(
+    url: Callable[[Path], str], tmp_path: Path
+) -> None:
     storage = sweeps(tmp_path / "sweeps")[0]
     assert sync_and_die_early(storage, url(tmp_path), tmp_path / "output") == -9
     assert not list(tmp_path.rglob("[!.]*.db")), "it has its name only when it is complete"
@@ -105,7 +118,9 @@ def test_a_database_with_tables_of_no_program_gets_mlflows(tmp_path: Path) -> No
     storage = sweeps(tmp_path / "sweeps")[0]
     with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
         connection.execute("CREATE TABLE readings (id)")
-    assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [str(sync_result(TRIALS, 0))]
+    assert sync_together([storage], f"sqlite:///{tmp_path}/own.db", tmp_path) == [
+        str(sync_result(TRIALS, 0))
+    ]
     with closing(sqlite3.connect(tmp_path / "own.db")) as connection:
         assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)
 

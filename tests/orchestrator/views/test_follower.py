@@ -16,7 +16,9 @@ from workers.data.storage import Storage
 
 
 class Counted(View[int]):
-    """Records what it was updated with; fails while it is away, and is back for the attempt `back_at`."""
+    """Records what it was updated with; fails while it is away, and is back for the attempt
+    `back_at`.
+    """
 
     end_timeout_s = short_timeout_s = HANG_S
 

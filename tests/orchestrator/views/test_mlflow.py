@@ -1,4 +1,6 @@
-"""Sweeps and trainings in a real MLflow database: what their runs hold, and that each trial has exactly one run."""
+"""Sweeps and trainings in a real MLflow database: what their runs hold, and that each trial has
+exactly one run.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,12 @@ def client(storage: Storage) -> MlflowClient:
     return MlflowClient(f"sqlite:///{path.parents[1]}/mlflow.db")
 
 
-def runs_of(found: MlflowClient, experiment: str = "specfrontier/demo") -> tuple[Run, dict[int, Run]]:
-    """The sweep's run and its trials' runs by number; fails if there is a duplicate or a foreign run."""
+def runs_of(
+    found: MlflowClient, experiment: str = "specfrontier/demo"
+) -> tuple[Run, dict[int, Run]]:
+    """The sweep's run and its trials' runs by number; fails if there is a duplicate or a foreign
+    run.
+    """
     place = found.get_experiment_by_name(experiment)
     assert place is not None
     runs = found.search_runs([place.experiment_id])
@@ -77,21 +83,31 @@ def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
     facts = load_checked(storage.read("identity.json"))
     facts["reference"]["source"] = source
     storage.write("identity.json", json.dumps(facts).encode())
-    storage.write("sweep.yaml", yaml.safe_dump({"name": "demo", "reference": {"source": source}}).encode())
+    storage.write(
+        "sweep.yaml", yaml.safe_dump({"name": "demo", "reference": {"source": source}}).encode()
+    )
     sync(storage)
     parent, children = runs_of(client(storage))
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     for run in (parent, *children.values()):
         assert "hunter22" not in str(run.to_dictionary())
-        folder = Path(download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri))
+        folder = Path(
+            download_artifacts(
+                run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri
+            )
+        )
         for file in (path for path in folder.rglob("*") if path.is_file()):
             assert b"hunter22" not in file.read_bytes(), file
     shown = yaml.safe_load((tmp_path / "got" / "sweep.yaml").read_text())["reference"]["source"]
-    assert shown == json.loads((tmp_path / "got" / "identity.json").read_text())["reference"]["source"]
+    assert (
+        shown == json.loads((tmp_path / "got" / "identity.json").read_text())["reference"]["source"]
+    )
     assert shown == "s3://***@bucket/real"
 
 
-def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Storage, tmp_path: Path) -> None:
+def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(
+    storage: Storage, tmp_path: Path
+) -> None:
     from mlflow.artifacts import download_artifacts
 
     write_tables(Sweep.open(storage))
@@ -108,16 +124,30 @@ def test_every_trial_is_a_run_with_its_setting_metrics_and_pictures(storage: Sto
         for name, entry in record.metrics.items():
             assert run.data.metrics[name] == entry.value
             assert run.data.metrics[f"error/{name}"] == entry.error
-            histories = [found.get_metric_history(run.info.run_id, key) for key in (name, f"series/{name}")]
-            assert [[point.step for point in h] for h in histories] == [[entry.n], [entry.n // 2, entry.n]]
+            histories = [
+                found.get_metric_history(run.info.run_id, key) for key in (name, f"series/{name}")
+            ]
+            assert [[point.step for point in h] for h in histories] == [
+                [entry.n],
+                [entry.n // 2, entry.n],
+            ]
         assert run.info.status == ("FAILED" if record.number == FAILED else "FINISHED")
         assert run.info.end_time - run.info.start_time == 1000
-        got = download_artifacts(run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri(storage))
+        got = download_artifacts(
+            run_id=run.info.run_id, dst_path=str(tmp_path / "got"), tracking_uri=uri(storage)
+        )
         folder = Path(got)
-        assert DecodingConfig.from_mapping(yaml.safe_load((folder / "config.yaml").read_bytes())) == record.config
+        assert (
+            DecodingConfig.from_mapping(yaml.safe_load((folder / "config.yaml").read_bytes()))
+            == record.config
+        )
         if record.number != FAILED:
-            assert (folder / "images.png").read_bytes() == storage.read(f"pictures/{record.digest}.png")
-            assert (folder / "heatmap.png").read_bytes() == storage.read(f"heatmaps/{record.digest}.png")
+            assert (folder / "images.png").read_bytes() == storage.read(
+                f"pictures/{record.digest}.png"
+            )
+            assert (folder / "heatmap.png").read_bytes() == storage.read(
+                f"heatmaps/{record.digest}.png"
+            )
         shutil.rmtree(folder)
     assert "OutOfMemoryError" in children[FAILED].data.tags["specfrontier.cause"]
     assert (parent.info.run_name, parent.info.status) == ("demo", "FINISHED")
@@ -138,7 +168,10 @@ def contents(storage: Storage) -> list[tuple[object, ...]]:
     """All that MLflow has of the sweep's runs, for comparison."""
     parent, children = runs_of(client(storage))
     runs = [parent, *(children[number] for number in sorted(children))]
-    return [(run.info.run_id, run.info.status, run.data.params, run.data.metrics, run.data.tags) for run in runs]
+    return [
+        (run.info.run_id, run.info.status, run.data.params, run.data.metrics, run.data.tags)
+        for run in runs
+    ]
 
 
 def test_a_second_sync_changes_nothing(storage: Storage) -> None:
@@ -158,7 +191,11 @@ def test_a_lost_database_is_rebuilt(storage: Storage, tmp_path: Path, empty_data
 def test_exactly_the_front_has_the_pareto_tag(storage: Storage) -> None:
     def marked() -> set[int]:
         _, children = runs_of(client(storage))
-        return {number for number, run in children.items() if run.data.tags["specfrontier.pareto"] == "true"}
+        return {
+            number
+            for number, run in children.items()
+            if run.data.tags["specfrontier.pareto"] == "true"
+        }
 
     sync(storage)
     records = [r for r in read_trials(storage) if r.feasible]
@@ -186,13 +223,17 @@ def another(record: TrialRecord, number: int, **changed: object) -> TrialRecord:
 def test_a_trial_is_logged_once_and_completely_whichever_step_is_killed(
     storage: Storage, tmp_path: Path, empty_database: Path
 ) -> None:
-    """Processes die one after the other, each at another step, the first ones while they create the sweep's run."""
+    """Processes die one after the other, each at another step, the first ones while they create the
+    sweep's run.
+    """
     for step in ("create_run", "create_run", "log_batch", "set_terminated"):
         assert run_in_child(sync_and_die, storage.uri, step, "after") == -signal.SIGKILL, step
         runs_of(client(storage))
     sync(storage)
     broken = contents(storage)
-    shutil.copytree(tmp_path / "sweep", tmp_path / "other" / "sweep", ignore=shutil.ignore_patterns("mlflow*"))
+    shutil.copytree(
+        tmp_path / "sweep", tmp_path / "other" / "sweep", ignore=shutil.ignore_patterns("mlflow*")
+    )
     whole = Storage(str(tmp_path / "other" / "sweep"))
     shutil.copy(empty_database, tmp_path / "other" / "mlflow.db")
     sync(whole)
@@ -219,7 +260,9 @@ def test_the_sweeps_run_has_the_status_of_its_end(storage: Storage) -> None:
     assert ends(launch) == "KILLED"
 
 
-def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, empty_database: Path) -> None:
+def test_an_untracked_sweep_that_stopped_early_was_interrupted(
+    tmp_path: Path, empty_database: Path
+) -> None:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     write_sweep(tmp_path / "sweep", 3, name="demo", failed=(), budget=10)
     storage = Storage(str(tmp_path / "sweep"))
@@ -227,7 +270,9 @@ def test_an_untracked_sweep_that_stopped_early_was_interrupted(tmp_path: Path, e
     assert runs_of(client(storage))[0].info.status == "KILLED"
 
 
-def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: Path, empty_database: Path) -> None:
+def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(
+    tmp_path: Path, empty_database: Path
+) -> None:
     shutil.copy(empty_database, tmp_path / "mlflow.db")
     complete = write_sweep(tmp_path / "sweep", 5, name="demo", failed=())[4]
     storage = Storage(str(tmp_path / "sweep"))
@@ -247,20 +292,31 @@ def test_a_stopped_trial_is_marked_and_its_revival_completes_its_run(tmp_path: P
         sync(storage)
         parent, children = runs_of(client(storage))
         assert children[4].info.run_id == run.info.run_id
-        assert (children[4].info.status, children[4].data.tags["specfrontier.state"]) == ("FINISHED", "complete")
+        assert (children[4].info.status, children[4].data.tags["specfrontier.state"]) == (
+            "FINISHED",
+            "complete",
+        )
         assert children[4].data.tags["specfrontier.cause"] == "revived"
         assert children[4].data.metrics["fid"] == complete.metrics["fid"].value
         assert parent.data.metrics["stopped"] == 0
 
 
-def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp_path: Path) -> None:
+def test_runs_of_others_in_the_experiment_stay_as_they_are(
+    storage: Storage, tmp_path: Path
+) -> None:
     found = client(storage)
     experiment = found.create_experiment(
-        "specfrontier/demo", str(tmp_path / "theirs"), tags={"mlflow.note.content": "theirs", "team": "vision"}
+        "specfrontier/demo",
+        str(tmp_path / "theirs"),
+        tags={"mlflow.note.content": "theirs", "team": "vision"},
     )
     theirs = {"specfrontier.sweep_id": "theirs", "specfrontier.kind": "sweep"}
     other = found.create_run(experiment, tags=theirs, run_name="theirs").info.run_id
-    trial = theirs | {"specfrontier.kind": "trial", "specfrontier.trial": "0", "mlflow.parentRunId": other}
+    trial = theirs | {
+        "specfrontier.kind": "trial",
+        "specfrontier.trial": "0",
+        "mlflow.parentRunId": other,
+    }
     others = [other, found.create_run(experiment, tags=trial).info.run_id]
     before = [found.get_run(run).to_dictionary() for run in others]
     assert sync(storage) == sync_result(TRIALS, 0)
@@ -268,7 +324,11 @@ def test_runs_of_others_in_the_experiment_stay_as_they_are(storage: Storage, tmp
     own = [run for run in found.search_runs([experiment]) if run.info.run_id not in others]
     (parent,) = (run for run in own if run.data.tags["specfrontier.kind"] == "sweep")
     sweep_id = {key: parent.data.tags[key] for key in ("specfrontier.sweep_id",)}
-    others += [found.create_run(experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}).info.run_id]
+    others += [
+        found.create_run(
+            experiment, tags=sweep_id | {"mlflow.parentRunId": parent.info.run_id}
+        ).info.run_id
+    ]
     before = [found.get_run(run).to_dictionary() for run in others]
     assert sync(storage) == sync_result(0, TRIALS)
     assert [found.get_run(run).to_dictionary() for run in others] == before
@@ -298,7 +358,9 @@ def test_trials_follow_a_sweeps_run_that_is_made_again(storage: Storage) -> None
     assert len(children) == TRIALS
 
 
-def test_no_run_is_created_among_those_of_others_when_a_server_lost_its_data(storage: Storage, tmp_path: Path) -> None:
+def test_no_run_is_created_among_those_of_others_when_a_server_lost_its_data(
+    storage: Storage, tmp_path: Path
+) -> None:
     """The experiment of this id may be another one by now."""
     records, place = read_trials(storage), f"sqlite:///{tmp_path}/mlflow.db"
     view = MlflowView(storage, place)
@@ -325,7 +387,9 @@ def test_a_trial_that_mlflow_refuses_does_not_keep_the_others_out(
 
     log_batch = MlflowClient.log_batch
 
-    def refuse(self: MlflowClient, run_id: str, metrics: Sequence[Metric] = (), *rest: Any, **options: Any) -> None:
+    def refuse(
+        self: MlflowClient, run_id: str, metrics: Sequence[Metric] = (), *rest: Any, **options: Any
+    ) -> None:
         if any(metric.key == "speedup" and metric.value == refused for metric in metrics):
             raise ValueError("refused by a rule")
         log_batch(self, run_id, metrics, *rest, **options)
@@ -339,7 +403,9 @@ def test_a_trial_that_mlflow_refuses_does_not_keep_the_others_out(
                 view.update(Sweep.open(storage))
         view.close()
     _, children = runs_of(client(storage))
-    assert [number for number, run in sorted(children.items()) if run.info.status == "RUNNING"] == [1]
+    assert [number for number, run in sorted(children.items()) if run.info.status == "RUNNING"] == [
+        1
+    ]
     assert sync(storage) == sync_result(1, TRIALS - 1)
 
 
@@ -391,8 +457,12 @@ def test_a_view_logs_while_the_sweep_runs(
     assert runs_of(client(storage))[0].info.status == "FINISHED"
 
 
-def test_a_server_that_is_away_costs_the_sweep_nothing(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All attempts are made in the view's own thread, and an interrupt does not wait for the end's time limit."""
+def test_a_server_that_is_away_costs_the_sweep_nothing(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All attempts are made in the view's own thread, and an interrupt does not wait for the end's
+    time limit.
+    """
     threads, update = set[int](), MlflowView.update
 
     def noted(view: MlflowView, source: Sweep) -> None:
@@ -466,5 +536,15 @@ def test_a_trainings_curve_continues_in_its_run(tmp_path: Path, empty_database: 
     experiment = found.get_experiment_by_name("specfrontier/train")
     assert experiment is not None
     (logged,) = found.search_runs([experiment.experiment_id])
-    assert (logged.info.status, logged.info.run_name, logged.data.params) == ("FINISHED", "drafter", {"batch": "4"})
-    assert [point.step for point in found.get_metric_history(logged.info.run_id, "loss")] == [0, 1, 2, 3, 4]
+    assert (logged.info.status, logged.info.run_name, logged.data.params) == (
+        "FINISHED",
+        "drafter",
+        {"batch": "4"},
+    )
+    assert [point.step for point in found.get_metric_history(logged.info.run_id, "loss")] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]

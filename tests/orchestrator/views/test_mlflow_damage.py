@@ -55,7 +55,9 @@ def test_a_damaged_database_is_set_aside_and_all_trials_are_logged_to_a_new_one(
     assert len(notes) == 1
 
 
-def test_a_database_that_the_user_named_is_refused_and_stays(storage: Storage, tmp_path: Path) -> None:
+def test_a_database_that_the_user_named_is_refused_and_stays(
+    storage: Storage, tmp_path: Path
+) -> None:
     own = tmp_path / "own.db"
     own.write_bytes(b"no database, but long enough to be told from an empty one" * 20)
     with pytest.raises(TrackingError, match=r"own\.db: damaged .*restore it, or move it away"):
@@ -95,12 +97,14 @@ def test_a_damaged_file_of_the_place_is_written_anew(storage: Storage, content: 
     assert storage.read(MLFLOW_PLACE) == written
 
 
-def test_a_moved_database_keeps_its_runs_and_leaves_the_old_folder_alone(storage: Storage, tmp_path: Path) -> None:
+def test_a_moved_database_keeps_its_runs_and_leaves_the_old_folder_alone(
+    storage: Storage, tmp_path: Path
+) -> None:
     before = sync(storage).location.runs
     for name in ("sweep", "mlflow.db", "mlartifacts"):
-        shutil.copytree(tmp_path / name, tmp_path / "new" / name) if name != "mlflow.db" else shutil.copy(
+        shutil.copytree(
             tmp_path / name, tmp_path / "new" / name
-        )
+        ) if name != "mlflow.db" else shutil.copy(tmp_path / name, tmp_path / "new" / name)
     moved, notes = Storage(tmp_path / "new" / "sweep"), list[str]()
     shutil.rmtree(tmp_path / "mlartifacts")
     assert TrackingPlace.resolve(moved) == TrackingPlace(default_uri(moved), "specfrontier/demo")

@@ -25,7 +25,9 @@ from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
 
 
-def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(tmp_path: Path) -> None:
+def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(
+    tmp_path: Path,
+) -> None:
     write_sweep(tmp_path / "sweep", 24)
     sweep = Sweep.open(tmp_path / "sweep")
     (name,) = parse_qs(trials_link(sweep.identity, "7").partition("?")[2])["viewStateShareKey"]
@@ -35,7 +37,9 @@ def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(tmp
     assert f"= '{sweep_id(sweep.identity)}'" in view["searchFilter"]
     assert "pareto" not in view["searchFilter"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
-    assert {"metrics.`speedup`", "metrics.`fid`", "params.`tree.policy`"} <= set(view["selectedColumns"])
+    assert {"metrics.`speedup`", "metrics.`fid`", "params.`tree.policy`"} <= set(
+        view["selectedColumns"]
+    )
 
 
 def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Path) -> None:
@@ -46,7 +50,11 @@ def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Pat
     text = describe_run(sweep, {odd.number: "r1"}, "7")
     assert f"[{odd.number}](#/experiments/7/runs/r1?" in text
     assert r'"a\|b \<i\>\[x\](y) \"z\" \&amp;: ' in text
-    assert f"| fid | &ensp;{measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |" in text
+    assert (
+        "| fid | "
+        f"&ensp;{measured(odd.metrics['fid'].value, odd.metrics['fid'].error).partition(' ±')[0]} |"
+        in text
+    )
     assert compare_link(["r1"], "7") in text
     assert front_link(sweep.identity, "7") in text
     all_trials = f"[All trials]({trials_link(sweep.identity, '7')})"
@@ -56,21 +64,35 @@ def test_the_description_shows_the_front_and_takes_names_literally(tmp_path: Pat
     assert empty.endswith("No trial is on the front yet.")
 
 
-def test_a_metrics_name_is_literal_in_the_description_and_legal_in_the_view(tmp_path: Path) -> None:
+def test_a_metrics_name_is_literal_in_the_description_and_legal_in_the_view(
+    tmp_path: Path,
+) -> None:
     write_sweep(tmp_path / "sweep", 6)
     sweep, odd = Sweep.open(tmp_path / "sweep"), "f|i`d <b>*x*"
     facts = dict(sweep.identity.metrics)
     facts[odd] = replace(facts.pop("fid"), name=odd)
-    objectives = [replace(metric, name=odd) if metric.name == "fid" else metric for metric in sweep.identity.objectives]
+    objectives = [
+        replace(metric, name=odd) if metric.name == "fid" else metric
+        for metric in sweep.identity.objectives
+    ]
     records = [
-        replace(record, metrics={odd if name == "fid" else name: value for name, value in record.metrics.items()})
+        replace(
+            record,
+            metrics={
+                odd if name == "fid" else name: value for name, value in record.metrics.items()
+            },
+        )
         for record in sweep.records
     ]
     identity = replace(sweep.identity, metrics=facts, objectives=tuple(objectives))
     sweep = replace(sweep, identity=identity, records=tuple(records))
     text = describe_run(sweep, {record.number: "r1" for record in records}, "7")
     assert "| f\\|i\\`d \\<b\\>\\*x\\* | " in text
-    columns = {column for view in shared_views(sweep).values() for column in json.loads(view)["selectedColumns"]}
+    columns = {
+        column
+        for view in shared_views(sweep).values()
+        for column in json.loads(view)["selectedColumns"]
+    }
     assert f"metrics.`{legal_name(odd)}`" in columns
 
 
@@ -79,7 +101,9 @@ def test_a_long_front_is_shown_from_end_to_end(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path / "sweep")
     front = sorted(front_records(sweep), key=lambda record: record.metrics["speedup"].value)
     assert len(front) > 8
-    text = describe_run(sweep, {record.number: f"r{record.number}" for record in sweep.records}, "7")
+    text = describe_run(
+        sweep, {record.number: f"r{record.number}" for record in sweep.records}, "7"
+    )
     heads = re.findall(r"\[(\d+)\]\(#", text)
     assert len(heads) == 8
     assert (heads[0], heads[-1]) == (str(front[0].number), str(front[-1].number))
@@ -109,5 +133,10 @@ def test_links_lead_to_the_runs() -> None:
     assert base == "http://lab:5000/"
     assert not set('"[] ') & set(link)
     asked = parse_qs(query)
-    assert (json.loads(asked["runs"][0]), json.loads(asked["experiments"][0])) == (["a1", "b2"], ["7"])
-    assert run_link("a1", "7", "http://lab:5000").startswith("http://lab:5000/#/experiments/7/runs/a1?")
+    assert (json.loads(asked["runs"][0]), json.loads(asked["experiments"][0])) == (
+        ["a1", "b2"],
+        ["7"],
+    )
+    assert run_link("a1", "7", "http://lab:5000").startswith(
+        "http://lab:5000/#/experiments/7/runs/a1?"
+    )

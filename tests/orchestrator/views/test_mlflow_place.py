@@ -1,5 +1,5 @@
-"""The place to which a sweep is logged: which one is used, what is remembered of it, and that `sync` returns to it
-after a server failed.
+"""The place to which a sweep is logged: which one is used, what is remembered of it, and that
+`sync` returns to it after a server failed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def logged_runs(storage: Storage, base: str) -> list[str]:
 @pytest.mark.slow(seconds=15)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_sync_returns_to_a_server_that_failed_in_the_middle_of_a_sweep(
-    fault: str, storage: Storage, mlflow_server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str,
+    storage: Storage,
+    mlflow_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The launch's environment is not that of the later commands."""
     records = read_trials(storage)
@@ -85,7 +89,9 @@ def test_sync_returns_to_a_server_that_failed_in_the_middle_of_a_sweep(
         assert f"already there: {server.address}" in done.out
         assert TrackingPlace.resolve(storage).experiment == EXPERIMENT
         assert len(runs := logged_runs(storage, server.address)) == TRIALS + 1
-        assert run(problem.partition(" with: ")[2]).out.startswith(f"0 trials logged, {TRIALS} already")
+        assert run(problem.partition(" with: ")[2]).out.startswith(
+            f"0 trials logged, {TRIALS} already"
+        )
         assert f"mlflow  {server.address}\n" in specfrontier("ui", storage.uri).out
         assert logged_runs(storage, server.address) == runs
     assert storage.read(MLFLOW_PLACE) == place
@@ -126,7 +132,10 @@ def test_what_is_given_comes_first_and_the_last_place_before_the_environment(
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     assert places() == ("http://me:pw@lab:5000", "mine")
     TrackingPlace.resolve(storage).write(storage, "demo")
-    assert load_checked(storage.read(MLFLOW_PLACE)) == {"uri": "http://lab:5000", "experiment": "mine"}
+    assert load_checked(storage.read(MLFLOW_PLACE)) == {
+        "uri": "http://lab:5000",
+        "experiment": "mine",
+    }
     assert places() == ("http://me:pw@lab:5000", "mine"), "with the credentials of the environment"
     assert places("http://lab:5000") == ("http://me:pw@lab:5000", "mine")
     assert TrackingPlace.resolve(storage).notes == ()
@@ -148,10 +157,14 @@ def test_the_variable_names_the_home_folder_as_the_option_does(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///~/own.db")
     assert TrackingPlace.resolve(storage).uri == f"sqlite:///{tmp_path}/own.db"
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert TrackingPlace.resolve(storage, "sqlite:///~/own.db").uri == f"sqlite:///{tmp_path}/own.db"
+    assert (
+        TrackingPlace.resolve(storage, "sqlite:///~/own.db").uri == f"sqlite:///{tmp_path}/own.db"
+    )
 
 
-def test_a_place_that_cannot_be_read_is_said(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_that_cannot_be_read_is_said(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
     for damaged in (b'{"uri": 5}', b"[" * 9000, b"", b"{}x"):
         storage.write(MLFLOW_PLACE, damaged)
@@ -177,8 +190,14 @@ def test_the_database_of_remote_storage_is_found_from_other_folders(
 @pytest.mark.parametrize(
     ("uri", "stored"),
     [
-        ("postgresql://me:pw@db/mlflow?sslmode=require&sslpassword=abc", "postgresql://db/mlflow?sslmode=require"),
-        ("postgresql:///mlflow?host=/var/run/postgresql", "postgresql:///mlflow?host=/var/run/postgresql"),
+        (
+            "postgresql://me:pw@db/mlflow?sslmode=require&sslpassword=abc",
+            "postgresql://db/mlflow?sslmode=require",
+        ),
+        (
+            "postgresql:///mlflow?host=/var/run/postgresql",
+            "postgresql:///mlflow?host=/var/run/postgresql",
+        ),
         ("https://lab.example:5000/base/?token=abc#x", "https://lab.example:5000/base"),
         ("sqlite:///own.db?timeout=30", "sqlite:///{folder}/own.db?timeout=30"),
     ],
@@ -215,7 +234,9 @@ def test_credentials_are_not_sent_to_a_server_that_only_the_folder_names(
         monkeypatch.setenv(variable, str(tmp_path))
         if variable == "HOME":
             (tmp_path / ".mlflow").mkdir()
-            (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\nmlflow_tracking_username = me\n")
+            (tmp_path / ".mlflow" / "credentials").write_text(
+                "[mlflow]\nmlflow_tracking_username = me\n"
+            )
         for command in ("sync", "ui"):
             message = error_of(command, storage.uri, code=FAILED)
             assert MLFLOW_PLACE in message

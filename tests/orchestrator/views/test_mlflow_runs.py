@@ -18,7 +18,13 @@ from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow_runs as runs
 from orchestrator.views.mlflow import _sole_writer as sole_writer
-from orchestrator.views.mlflow_client import TrackingError, artifact_folder, as_tracking_error, public_uri, resolve_uri
+from orchestrator.views.mlflow_client import (
+    TrackingError,
+    artifact_folder,
+    as_tracking_error,
+    public_uri,
+    resolve_uri,
+)
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
@@ -70,15 +76,30 @@ def test_results_stand_alone_beside_their_errors_and_series() -> None:
 
 
 def test_what_is_not_a_finite_number_is_never_sent() -> None:
-    odd = {"a": Estimate(float("nan"), 1.0, 5), "b": Estimate(float("inf"), float("nan"), 5), "c": Estimate(1, -1, 5)}
-    history = ((2, {"a": Estimate(float("-inf"), math.inf, 2), "c": Estimate(0.5, math.inf, 2)}), (5, odd))
-    names = [entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0, GOALS)]
+    odd = {
+        "a": Estimate(float("nan"), 1.0, 5),
+        "b": Estimate(float("inf"), float("nan"), 5),
+        "c": Estimate(1, -1, 5),
+    }
+    history = (
+        (2, {"a": Estimate(float("-inf"), math.inf, 2), "c": Estimate(0.5, math.inf, 2)}),
+        (5, odd),
+    )
+    names = [
+        entry.key for entry in runs.metrics(replace(RECORD, metrics=odd, history=history), 0, GOALS)
+    ]
     assert names == ["c", "images", "seconds", "error/a", "error/c", "series/c", "series/c"]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("fid@32", "fid_32"), ("a%b", "a_b"), ("/x.", "x"), ("acceptance.lambda", "acceptance.lambda"), ("@", "_")],
+    [
+        ("fid@32", "fid_32"),
+        ("a%b", "a_b"),
+        ("/x.", "x"),
+        ("acceptance.lambda", "acceptance.lambda"),
+        ("@", "_"),
+    ],
 )
 def test_names_are_made_legal(name: str, expected: str) -> None:
     assert runs.legal_name(name) == expected
@@ -96,7 +117,12 @@ def test_long_texts_that_differ_at_their_end_stay_different(sweep: Sweep) -> Non
         named = [runs.legal_name(text), *runs.clean_tags({text: "x"})]
         assert all(re.fullmatch(r"[\w\-]{,250}", key) for key in named)
         assert len(name) <= 250
-        values = [tags["specfrontier.label"], tags["specfrontier.cause"], violated, runs.param(text)]
+        values = [
+            tags["specfrontier.label"],
+            tags["specfrontier.cause"],
+            violated,
+            runs.param(text),
+        ]
         assert max(map(len, values)) <= 6000
         assert all("…" in value for value in (name, *values))
         return [*named, name, *values]
@@ -126,30 +152,49 @@ def test_tags_say_what_the_trial_is(sweep: Sweep) -> None:
         "specfrontier.timed_on": "",
     }  # fmt: skip
     wanted = {
-        "trial": "3", "lossless": "false", "digest": SETTING.digest(),
-        "label": "lantern", "state": "complete", "target": "scenes", "seed": "0", "version": "0.1.0", "kind": "trial",
+        "trial": "3",
+        "lossless": "false",
+        "digest": SETTING.digest(),
+        "label": "lantern",
+        "state": "complete",
+        "target": "scenes",
+        "seed": "0",
+        "version": "0.1.0",
+        "kind": "trial",
         **{f"model.{name}": value for name, value in sweep.identity.models.items()},
         **{f"extractor.{name}": value for name, value in sweep.identity.extractors.items()},
-    }  # fmt: skip
+    }
     assert len(wanted) >= 12
     assert {key: tags[f"specfrontier.{key}"] for key in wanted} == wanted
     assert "specfrontier.cause" not in tags
     exact = PRESETS["eagle2"].with_sampling(sweep.identity.sampling)
     tags = runs.trial_tags(replace(RECORD, config=exact), sweep.identity)
     assert tags["specfrontier.lossless"] == "true"
-    broken = replace(RECORD, state="failed", cause="gone: s3://key:secret@bucket/x", constraints={"drift <= 2": 0.5})
+    broken = replace(
+        RECORD,
+        state="failed",
+        cause="gone: s3://key:secret@bucket/x",
+        constraints={"drift <= 2": 0.5},
+    )
     tags = runs.trial_tags(broken, sweep.identity)
     assert tags["specfrontier.cause"] == "gone: s3://***@bucket/x"
     marks = runs.marks("abc", broken, pareto=False)
-    assert (marks["specfrontier.feasible"], marks["specfrontier.violated_constraints"]) == ("false", "drift <= 2")
+    assert (marks["specfrontier.feasible"], marks["specfrontier.violated_constraints"]) == (
+        "false",
+        "drift <= 2",
+    )
 
 
 def test_run_names_are_short_and_leave_out_the_usual_sampling(sweep: Sweep) -> None:
     names = SettingNames(sweep.identity.sampling)
     assert runs.run_name(RECORD, names) == "3 lantern: eagle-dyn(d5,w10,n58) add(k100,d0.1)"
-    assert runs.run_name(replace(RECORD, label=""), names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    assert (
+        runs.run_name(replace(RECORD, label=""), names) == "3 eagle-dyn(d5,w10,n58) add(k100,d0.1)"
+    )
     assert len(runs.run_name(replace(RECORD, label="long " * 100), names)) == 250
-    vanilla = replace(RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling))
+    vanilla = replace(
+        RECORD, label="vanilla", config=PRESETS["vanilla"].with_sampling(sweep.identity.sampling)
+    )
     assert runs.run_name(vanilla, names) == "3 vanilla"
     assert runs.run_name(replace(RECORD, config=None, label=""), names) == "3 invalid setting"
 
@@ -160,7 +205,11 @@ def test_a_sweep_is_the_same_wherever_its_folder_lies(tmp_path: Path) -> None:
         write_identity(storage, identity("a", **changed))
         return runs.sweep_id(Sweep.open(storage).identity)
 
-    ids = [sweep_id("one"), sweep_id("two", versions={}), sweep_id("one", started="2026-01-02T03:00:01+00:00")]
+    ids = [
+        sweep_id("one"),
+        sweep_id("two", versions={}),
+        sweep_id("one", started="2026-01-02T03:00:01+00:00"),
+    ]
     assert ids[0] == ids[1] != ids[2]
 
 
@@ -177,7 +226,10 @@ def test_the_front_is_of_feasible_complete_trials(sweep: Sweep) -> None:
         trial(4, 9.0, 1.0, state="failed"),
         replace(RECORD, number=5, metrics={"fid": Estimate(0.1, math.inf, 96)}),
     ]
-    assert [record.number for record in front_records(replace(sweep, records=tuple(trials)))] == [0, 1]
+    assert [record.number for record in front_records(replace(sweep, records=tuple(trials)))] == [
+        0,
+        1,
+    ]
     assert front_records(replace(sweep, records=())) == ()
 
 
@@ -197,9 +249,13 @@ def test_a_tracking_uri_is_shown_without_credentials(uri: str, expected: str) ->
 def test_messages_lose_credentials_in_whole_and_in_parts() -> None:
     uri = "postgresql://me:pass-word@db/mlflow?sslkey=abcdef"
     with pytest.raises(TrackingError) as caught, as_tracking_error(uri):
-        raise OSError(f"cannot open {uri}: password 'pass-word' refused, sslkey=abcdef, tried http://u:v@w/")
+        raise OSError(
+            f"cannot open {uri}: password 'pass-word' refused, sslkey=abcdef, tried http://u:v@w/"
+        )
     message = str(caught.value)
-    assert message.startswith("MLflow at postgresql://db/mlflow: cannot open postgresql://db/mlflow: ")
+    assert message.startswith(
+        "MLflow at postgresql://db/mlflow: cannot open postgresql://db/mlflow: "
+    )
     assert not [secret for secret in ("pass-word", "abcdef", "u:v") if secret in message]
     assert caught.value.__suppress_context__, "a traceback would show the original"
 
@@ -223,7 +279,9 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
         "from orchestrator.views.mlflow import _sole_writer as sole_writer\n"
         "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(3600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(TrackingError, match="another process"), sole_writer(storage):
@@ -237,7 +295,8 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys; import orchestrator.views.mlflow, orchestrator.views.mlflow_client, "
-        "orchestrator.cli.mlflow; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & set(sys.modules)))"
+        "orchestrator.cli.mlflow; print(sorted({'mlflow', 'torch', 'pyarrow', 'optuna', 'ray'} & "
+        "set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"

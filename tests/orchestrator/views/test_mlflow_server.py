@@ -1,4 +1,6 @@
-"""A real MLflow server that starts late, goes away and comes back, or drops answers; and the commands for it."""
+"""A real MLflow server that starts late, goes away and comes back, or drops answers; and the
+commands for it.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def storage(tmp_path: Path) -> Storage:
 
 
 def children(base: str, storage: Storage) -> dict[int, Run]:
-    """The runs of the sweep's trials on a server, by number; fails if there is a duplicate or a second parent."""
+    """The runs of the sweep's trials on a server, by number; fails if there is a duplicate or a
+    second parent.
+    """
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(base)
@@ -88,7 +92,11 @@ def logged(base: str, storage: Storage) -> int:
 
     try:
         found = find_location(Sweep.open(storage), base)
-        return sum(run.info.status != "RUNNING" for run in children(base, storage).values()) if found.parent else 0
+        return (
+            sum(run.info.status != "RUNNING" for run in children(base, storage).values())
+            if found.parent
+            else 0
+        )
     except (TrackingError, MlflowException):
         return 0
 
@@ -124,12 +132,16 @@ def test_everything_is_logged_once_though_the_server_starts_late_and_goes_away(
         assert found.keys() == set(range(TRIALS))
         assert {run.info.status for number, run in found.items() if number != 5} == {"FINISHED"}
         assert all("speedup" in run.data.metrics for number, run in found.items() if number != 5)
-        with urllib.request.urlopen(f"{base}/get-artifact?run_uuid={found[0].info.run_id}&path=images.png") as answer:
+        with urllib.request.urlopen(
+            f"{base}/get-artifact?run_uuid={found[0].info.run_id}&path=images.png"
+        ) as answer:
             assert answer.read() == storage.read(f"pictures/{records[0].digest}.png")
         assert sync(storage, base) == sync_result(0, TRIALS)
 
 
-def test_a_run_whose_creation_went_unanswered_is_found_again(storage: Storage, mlflow_server: str) -> None:
+def test_a_run_whose_creation_went_unanswered_is_found_again(
+    storage: Storage, mlflow_server: str
+) -> None:
     with proxy(mlflow_server, 1, 2, 5) as base:
         views = Views(storage, [MlflowView(storage, base)])
         views.start(load_identity(storage), read_trials(storage))
@@ -162,7 +174,9 @@ def ui(place: str) -> Iterator[tuple[dict[str, str], subprocess.Popen[str]]]:
     """The running `ui` command, and the addresses that it printed."""
     command = [sys.executable, "-u", "-c", COMMAND, "ui", place, "--port", "0"]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
         links: dict[str, str] = {}
         for line in process.stdout:
@@ -204,7 +218,10 @@ def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
         yield f"http://{HOST}:5000", Server()
 
     before = signal.getsignal(signal.SIGTERM)
-    with mock.patch("orchestrator.views.mlflow_client.serving", serving), mock.patch("orchestrator.views.mlflow.sync"):
+    with (
+        mock.patch("orchestrator.views.mlflow_client.serving", serving),
+        mock.patch("orchestrator.views.mlflow.sync"),
+    ):
         shown = specfrontier("ui", storage.uri)
     assert (shown.code, shown.err) == (0, "")
     assert signal.getsignal(signal.SIGTERM) == before
@@ -220,26 +237,39 @@ def test_sync_and_ui_print_the_pages_of_a_server(
     assert ran.json["links"]["trials"].startswith(f"{mlflow_server}/#/experiments/")
     assert "hidden-word" not in ran.out + ran.err
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert specfrontier("sync", storage.uri, "--uri", mlflow_server).out.startswith("0 trials logged, ")
+    assert specfrontier("sync", storage.uri, "--uri", mlflow_server).out.startswith(
+        "0 trials logged, "
+    )
     shown = specfrontier("ui", storage.uri)
     assert shown.code == 0
     assert shown.out.split()[1::2] == list(ran.json["links"].values())
 
 
-def test_ui_makes_the_view_that_an_earlier_version_did_not(storage: Storage, mlflow_server: str) -> None:
+def test_ui_makes_the_view_that_an_earlier_version_did_not(
+    storage: Storage, mlflow_server: str
+) -> None:
     from mlflow.tracking import MlflowClient
 
     def views() -> dict[str, str]:
         experiment = client.get_experiment(sync(storage, mlflow_server).location.experiment_id)
-        return {key: tag for key, tag in experiment.tags.items() if key.startswith("mlflow.sharedViewState.")}
+        return {
+            key: tag
+            for key, tag in experiment.tags.items()
+            if key.startswith("mlflow.sharedViewState.")
+        }
 
-    client, no_view = MlflowClient(mlflow_server), mock.patch("orchestrator.views.mlflow._share_views")
+    client, no_view = (
+        MlflowClient(mlflow_server),
+        mock.patch("orchestrator.views.mlflow._share_views"),
+    )
     with no_view:
         assert not views()
     assert specfrontier("ui", storage.uri).code == 0
     with no_view:
         assert sorted("specfrontier.pareto" in view for view in views().values()) == [False, True]
-    refused = mock.patch("orchestrator.views.mlflow._share_views", side_effect=PermissionError("read-only"))
+    refused = mock.patch(
+        "orchestrator.views.mlflow._share_views", side_effect=PermissionError("read-only")
+    )
     with refused:
         shown = specfrontier("ui", storage.uri)
     assert shown.code == 0, "the links are worth having"
@@ -247,8 +277,12 @@ def test_ui_makes_the_view_that_an_earlier_version_did_not(storage: Storage, mlf
     assert "read-only" in shown.err
 
 
-@pytest.mark.parametrize("path", ["", "api/2.0/mlflow/experiments/search", "ajax-api/3.0/mlflow/assistant/config"])
-def test_a_page_of_another_site_whose_name_leads_here_gets_nothing(path: str, mlflow_server: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["", "api/2.0/mlflow/experiments/search", "ajax-api/3.0/mlflow/assistant/config"]
+)
+def test_a_page_of_another_site_whose_name_leads_here_gets_nothing(
+    path: str, mlflow_server: str
+) -> None:
     request = urllib.request.Request(f"{mlflow_server}/{path}", headers={"Host": "evil.example"})
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request)

@@ -1,4 +1,6 @@
-"""Notices to a webhook: what they say, when they are sent, and that a webhook that is away delays nothing."""
+"""Notices to a webhook: what they say, when they are sent, and that a webhook that is away delays
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ from workers.data.storage import Storage
 
 @dataclass
 class Webhook:
-    """Answers with `status`, and with `later` from the second request on; not before `answers` is set."""
+    """Answers with `status`, and with `later` from the second request on; not before `answers` is
+    set.
+    """
 
     url: str = ""
     status: int = 200
@@ -114,7 +118,9 @@ def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
 def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
     views, notices = followed(tmp_path, webhook)
     notices.hear({"event": "launch"})
-    notices.hear({"event": "launch", "note": "Ray on this machine lost its raylet; starting another"})
+    notices.hear(
+        {"event": "launch", "note": "Ray on this machine lost its raylet; starting another"}
+    )
     views.update(read_trials(Storage(str(tmp_path)))[0])
     wait_until(lambda: webhook.got)
     notices.hear({"event": "end", "state": "failed", "cause": "the store is full"})
@@ -127,7 +133,9 @@ def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_lost_while_another_one_is_told(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    notices = Notices(
+        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
+    )
     sweep = write_and_open(tmp_path)
     notices.hear({"event": "launch", "note": "the first"})
     webhook.answers.clear()
@@ -142,7 +150,9 @@ def test_a_cluster_that_is_lost_while_another_one_is_told(webhook: Webhook, tmp_
 
 
 @pytest.mark.parametrize("status", [404, 302])
-def test_an_answer_that_stays_the_same_is_not_asked_for_again(status: int, webhook: Webhook, tmp_path: Path) -> None:
+def test_an_answer_that_stays_the_same_is_not_asked_for_again(
+    status: int, webhook: Webhook, tmp_path: Path
+) -> None:
     webhook.status = status
     views, _ = followed(tmp_path, webhook)
     (problem,) = views.end("finished")
@@ -151,7 +161,9 @@ def test_an_answer_that_stays_the_same_is_not_asked_for_again(status: int, webho
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_answer_that_may_change_is_asked_for_again(status: int, webhook: Webhook, tmp_path: Path) -> None:
+def test_an_answer_that_may_change_is_asked_for_again(
+    status: int, webhook: Webhook, tmp_path: Path
+) -> None:
     webhook.status, webhook.later = status, 200
     views, _ = followed(tmp_path, webhook)
     assert views.end("finished") == []
@@ -159,7 +171,9 @@ def test_an_answer_that_may_change_is_asked_for_again(status: int, webhook: Webh
 
 
 def test_a_refused_notice_does_not_keep_the_end_back(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    notices = Notices(
+        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
+    )
     sweep = write_and_open(tmp_path)
     notices.hear({"event": "launch", "note": "lost"})
     webhook.status = 413
@@ -174,7 +188,9 @@ def test_a_refused_notice_does_not_keep_the_end_back(webhook: Webhook, tmp_path:
     assert [told["state"] for told in webhook.got] == ["cluster_lost", "finished"]
 
 
-def test_a_launch_that_ran_to_its_end_and_failed_is_told_as_failed(webhook: Webhook, tmp_path: Path) -> None:
+def test_a_launch_that_ran_to_its_end_and_failed_is_told_as_failed(
+    webhook: Webhook, tmp_path: Path
+) -> None:
     views, notices = followed(tmp_path, webhook)
     notices.problem = "all trials except vanilla failed"
     assert views.end("finished") == []
@@ -187,7 +203,9 @@ def test_a_launch_that_ran_to_its_end_and_failed_is_told_as_failed(webhook: Webh
 def test_a_webhook_that_fails_or_hangs_is_named_without_its_path(
     hangs: bool, webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing waits for it while the sweep runs, and the end waits for its time limit: it would hang here else."""
+    """Nothing waits for it while the sweep runs, and the end waits for its time limit: it would
+    hang here else.
+    """
     for name in ("end_timeout_s", "short_timeout_s"):
         monkeypatch.setattr(Notices, name, 0.5)
     webhook.status = 500
@@ -203,7 +221,9 @@ def test_a_webhook_that_fails_or_hangs_is_named_without_its_path(
     assert "secret" not in problem
 
 
-def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(webhook: Webhook, tmp_path: Path) -> None:
+def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(
+    webhook: Webhook, tmp_path: Path
+) -> None:
     run = SweepRun(tmp_path, SWEEP)
     run.run_locally("--no-mlflow", "--trials", "2", "--notify", webhook.url)
     assert [told["state"] for told in webhook.got] == ["finished"]
@@ -223,7 +243,9 @@ def broken(*_: object) -> None:
     raise RuntimeError("no such machine")
 
 
-def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(webhook: Webhook, tmp_path: Path) -> None:
+def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(
+    webhook: Webhook, tmp_path: Path
+) -> None:
     write_sweep(tmp_path, trials=2)
     notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "")
     notices.hear({"event": "end", "state": "failed", "cause": "other weights"})
@@ -235,8 +257,12 @@ def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(webhook: Web
     assert len(webhook.got) == 2, "once"
 
 
-def test_a_stop_by_plateau_is_named(webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.views.notices.plateau_notes", lambda sweep: ["no longer moves"])
+def test_a_stop_by_plateau_is_named(
+    webhook: Webhook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "orchestrator.views.notices.plateau_notes", lambda sweep: ["no longer moves"]
+    )
     views, _ = followed(tmp_path, webhook)
     views.end("finished")
     assert webhook.got[0]["cause"] == "no longer moves"
@@ -244,7 +270,9 @@ def test_a_stop_by_plateau_is_named(webhook: Webhook, tmp_path: Path, monkeypatc
 
 def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: Path) -> None:
     webhook.status = 302
-    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
+    notices = Notices(
+        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
+    )
     with pytest.raises(HTTPError) as caught:
         notices.end(write_and_open(tmp_path), "finished")
     assert notices.explain(caught.value) == "HTTP 302"
@@ -252,8 +280,12 @@ def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: 
 
 
 def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume")
-    notices.hear({"event": "end", "state": "failed", "cause": "no database at postgresql://me:secret@host/x"})
+    notices = Notices(
+        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
+    )
+    notices.hear(
+        {"event": "end", "state": "failed", "cause": "no database at postgresql://me:secret@host/x"}
+    )
     notices.tell_early_failure("failed")
     assert "secret" not in json.dumps(webhook.got)
     assert "postgresql" in webhook.got[0]["text"]
@@ -262,7 +294,9 @@ def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
 def test_a_server_that_speaks_no_http_does_not_hide_the_failure(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         asked = threading.Event()
-        threading.Thread(target=answer_in_another_protocol, args=(server, asked), daemon=True).start()
+        threading.Thread(
+            target=answer_in_another_protocol, args=(server, asked), daemon=True
+        ).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
         Notices(url, "synthetic", Storage(str(tmp_path)), "").tell_early_failure("failed")
         assert asked.wait(HANG_S), "it was told, and what it answered is no error of the launch"
@@ -286,7 +320,14 @@ def test_the_command_that_resumes_has_a_variable_for_the_address(form: list[str]
         command_line.reset(called)
     assert "secret" not in command
     shell = {"SPECFRONTIER_NOTIFY": "https://other", "PATH": os.environ["PATH"]}
-    ran = subprocess.run(f"printf '%s\\n' {command}", shell=True, env=shell, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        f"printf '%s\\n' {command}",
+        shell=True,
+        env=shell,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stdout.splitlines()[:3] == ["specfrontier", "launch", "my sweep.yaml"]
     assert "https://other" in ran.stdout, "the shell sets it"
 
@@ -303,4 +344,6 @@ def test_what_is_no_webhook(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--notify") as error:
         check_webhook(url)
     assert "cret" not in str(error.value)
-    assert "--notify" in error_of("launch", "quickstart", "--out", str(tmp_path), "--notify", url, code=2)
+    assert "--notify" in error_of(
+        "launch", "quickstart", "--out", str(tmp_path), "--notify", url, code=2
+    )

@@ -1,4 +1,6 @@
-"""The speed-up over the batch size in MLflow: one metric of a trial's run, whose step is the size."""
+"""The speed-up over the batch size in MLflow: one metric of a trial's run, whose step is the
+size.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,18 @@ SIZES = (4, 1, 8)  # the first is that of `speedup`
 
 
 def logged(sweep: Sweep, uri: str, key: str) -> dict[int, list[tuple[int, float]]]:
-    """Step and value of each point of a metric of each trial, in the order in which they were logged."""
+    """Step and value of each point of a metric of each trial, in the order in which they were
+    logged.
+    """
     client, found = MlflowClient(uri), find_location(sweep, uri)
-    histories = {number: client.get_metric_history(run_id, key) for number, run_id in found.runs.items()}
+    histories = {
+        number: client.get_metric_history(run_id, key) for number, run_id in found.runs.items()
+    }
     return {
-        number: [(point.step, point.value) for point in sorted(points, key=lambda point: (point.timestamp, point.step))]
+        number: [
+            (point.step, point.value)
+            for point in sorted(points, key=lambda point: (point.timestamp, point.step))
+        ]
         for number, points in histories.items()
     }
 
@@ -50,7 +59,9 @@ def test_each_trial_has_its_speeds_by_batch_size(place: tuple[Path, str]) -> Non
         assert points == {record.number: expected(record, name) for record in sweep.records}
     client, run_id = MlflowClient(uri), find_location(sweep, uri).runs[1]
     last = sweep.records[1].metrics["speedup_batch8"].value
-    assert client.get_run(run_id).data.metrics["by_batch/speedup"] == last, "MLflow shows that of the largest batch"
+    assert client.get_run(run_id).data.metrics["by_batch/speedup"] == last, (
+        "MLflow shows that of the largest batch"
+    )
 
 
 def test_the_speeds_are_logged_again_if_one_of_them_changes(place: tuple[Path, str]) -> None:
@@ -59,7 +70,9 @@ def test_the_speeds_are_logged_again_if_one_of_them_changes(place: tuple[Path, s
     sweep = write_timed_sweep(folder, sizes=SIZES, failed=())
     sync(sweep.storage, uri)
     sync(sweep.storage, uri)
-    assert {len(points) for points in logged(sweep, uri, "by_batch/speedup").values()} == {3}, "nothing has changed"
+    assert {len(points) for points in logged(sweep, uri, "by_batch/speedup").values()} == {3}, (
+        "nothing has changed"
+    )
     time_again(sweep, [4])
     now = Sweep.open(sweep.storage)
     before, after = sweep.records[1].metrics, now.records[1].metrics
@@ -67,17 +80,24 @@ def test_the_speeds_are_logged_again_if_one_of_them_changes(place: tuple[Path, s
     assert before["speedup_batch8"] == after["speedup_batch8"]
     sync(now.storage, uri)
     points = logged(now, uri, "by_batch/speedup")
-    assert points[1] == [*expected(sweep.records[1], "speedup"), *expected(now.records[1], "speedup")]
+    assert points[1] == [
+        *expected(sweep.records[1], "speedup"),
+        *expected(now.records[1], "speedup"),
+    ]
     assert len(points[0]) == 3, "vanilla's is always 1"
 
 
-def test_stopped_trials_and_sweeps_of_one_batch_size_have_no_such_metric(place: tuple[Path, str]) -> None:
+def test_stopped_trials_and_sweeps_of_one_batch_size_have_no_such_metric(
+    place: tuple[Path, str],
+) -> None:
     """A stopped trial's speeds are of fewer images."""
     folder, uri = place
     sweep = write_timed_sweep(folder, sizes=SIZES, failed=())
     write_trial(sweep.storage, stop_early(sweep.records[4], rival=1))
     sync(sweep.storage, uri)
-    assert [number for number, points in logged(sweep, uri, "by_batch/speedup").items() if not points] == [4]
+    assert [
+        number for number, points in logged(sweep, uri, "by_batch/speedup").items() if not points
+    ] == [4]
     write_sweep(folder.parent / "one", 3, name="one", failed=())
     one = Sweep.open(Storage(str(folder.parent / "one")))
     time_again(one, [1])

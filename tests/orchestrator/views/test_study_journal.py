@@ -1,4 +1,6 @@
-"""The journal of a sweep's study: damage is noticed at a resume, and what is rebuilt equals an undisturbed study."""
+"""The journal of a sweep's study: damage is noticed at a resume, and what is rebuilt equals an
+undisturbed study.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def studied(journal: Path) -> list[Any]:
     study = optuna.load_study(study_name="tested", storage=open_storage(str(journal)))
     return [
-        (t.number, t.state, t.params, t.values, t.user_attrs, t.system_attrs, t.datetime_start, t.datetime_complete)
+        (
+            t.number,
+            t.state,
+            t.params,
+            t.values,
+            t.user_attrs,
+            t.system_attrs,
+            t.datetime_start,
+            t.datetime_complete,
+        )
         for t in study.trials
     ]
 
@@ -81,7 +92,9 @@ def no_object(data: bytes) -> bytes:
     return data + b"[]\n"
 
 
-@pytest.mark.parametrize("damage", [torn, torn_and_continued, other_value, other_param, no_journal, no_object])
+@pytest.mark.parametrize(
+    "damage", [torn, torn_and_continued, other_value, other_param, no_journal, no_object]
+)
 def test_a_damaged_journal_is_rebuilt_at_a_resume(
     finished: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -99,7 +112,9 @@ def test_a_damaged_journal_is_rebuilt_at_a_resume(
     assert restore(tmp_path, store) == []
 
 
-def test_a_journal_with_a_finished_trial_that_has_no_record_is_rebuilt(finished: Path, tmp_path: Path) -> None:
+def test_a_journal_with_a_finished_trial_that_has_no_record_is_rebuilt(
+    finished: Path, tmp_path: Path
+) -> None:
     store = tmp_path / "store"
     shutil.copytree(finished, store)
     (note,) = restore(tmp_path, store, read_trials(Storage(finished))[:5])

@@ -1,4 +1,6 @@
-"""The study of a sweep in a real PostgreSQL server that is restarted, is away, or does not answer."""
+"""The study of a sweep in a real PostgreSQL server that is restarted, is away, or does not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ def trials_of(url: str, name: str) -> list[FrozenTrial]:
 
 def assert_complete(url: str, name: str, trials: int = TRIALS) -> None:
     study: Study = optuna.load_study(study_name=name, storage=open_storage(url))
-    assert [trial.user_attrs["label"] for trial in study.trials] == [f"trial {number}" for number in range(trials)]
-    assert [trial.values for trial in study.trials] == [[number + 1.0] * 2 for number in range(trials)]
+    assert [trial.user_attrs["label"] for trial in study.trials] == [
+        f"trial {number}" for number in range(trials)
+    ]
+    assert [trial.values for trial in study.trials] == [
+        [number + 1.0] * 2 for number in range(trials)
+    ]
 
 
 def test_a_database_that_is_restarted_loses_nothing(
@@ -97,7 +103,10 @@ def test_a_database_that_does_not_answer_delays_the_study_alone(
     views.update(plain_record(0))
     wait_until(lambda: len(trials_of(url, "silent")) == 1)
     group = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
-    processes = [group, *map(int, subprocess.check_output(["pgrep", "-P", str(group)], text=True).split())]
+    processes = [
+        group,
+        *map(int, subprocess.check_output(["pgrep", "-P", str(group)], text=True).split()),
+    ]
     send(processes, signal.SIGSTOP)
     try:
         for number in range(1, TRIALS):
@@ -117,7 +126,9 @@ def send(processes: list[int], number: signal.Signals) -> None:
         os.kill(process, number)
 
 
-def test_what_was_not_written_is_added_at_the_next_start(server: PostgreSQL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_not_written_is_added_at_the_next_start(
+    server: PostgreSQL, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url = server.create("added")
     views = started_views(named_config("added"), url)
     views.update(plain_record(0))
@@ -143,7 +154,10 @@ def test_a_trial_that_is_refused_does_not_stop_the_others(tmp_path: Path) -> Non
 
     patched = pytest.MonkeyPatch()
     patched.setattr(Study, "add_trial", refuse)
-    view, records = study_view(named_config("refused"), url), [plain_record(number) for number in range(3)]
+    view, records = (
+        study_view(named_config("refused"), url),
+        [plain_record(number) for number in range(3)],
+    )
     sweep = Sweep(Storage(tmp_path), study_identity(named_config("refused")), tuple(records))
     for _ in range(5):
         with pytest.raises(OSError, match="refused by a rule"):
@@ -151,17 +165,28 @@ def test_a_trial_that_is_refused_does_not_stop_the_others(tmp_path: Path) -> Non
     assert len(trials_of(url, "refused")) == 1
     with pytest.raises(OSError, match="refused by a rule"):
         view.update(sweep)
-    assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == ["trial 0", "trial 2"]
+    assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == [
+        "trial 0",
+        "trial 2",
+    ]
     patched.undo()  # such as a disk that is no longer full
     view.update(sweep)
-    assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == ["trial 0", "trial 2", "trial 1"]
+    assert [trial.user_attrs["label"] for trial in trials_of(url, "refused")] == [
+        "trial 0",
+        "trial 2",
+        "trial 1",
+    ]
 
 
 def test_a_study_that_is_gone_is_made_again(tmp_path: Path) -> None:
     url, config = f"sqlite:///{tmp_path}/study.db", named_config("gone")
     view = write_study(config, url, [plain_record(0)])
     optuna.delete_study(study_name="gone", storage=open_storage(url))
-    sweep = Sweep(Storage(tmp_path), study_identity(config), tuple(plain_record(number) for number in range(2)))
+    sweep = Sweep(
+        Storage(tmp_path),
+        study_identity(config),
+        tuple(plain_record(number) for number in range(2)),
+    )
     with pytest.raises(KeyError):
         view.update(sweep)
     view.update(sweep)
@@ -170,11 +195,20 @@ def test_a_study_that_is_gone_is_made_again(tmp_path: Path) -> None:
 
 def test_a_trial_that_an_earlier_version_left_running_is_failed_and_added(tmp_path: Path) -> None:
     url, config = f"sqlite:///{tmp_path}/study.db", named_config("earlier")
-    before = optuna.create_study(study_name="earlier", storage=open_storage(url), directions=["maximize", "minimize"])
+    before = optuna.create_study(
+        study_name="earlier", storage=open_storage(url), directions=["maximize", "minimize"]
+    )
     before.set_user_attr("sweep", study_identity(config).id)
-    before.add_trial(create_trial(state=TrialState.RUNNING, user_attrs={"setting": "vanilla", "label": "trial 0"}))
+    before.add_trial(
+        create_trial(
+            state=TrialState.RUNNING, user_attrs={"setting": "vanilla", "label": "trial 0"}
+        )
+    )
     write_study(config, url, [plain_record(0)])
-    assert [trial.state for trial in trials_of(url, "earlier")] == [TrialState.FAIL, TrialState.COMPLETE]
+    assert [trial.state for trial in trials_of(url, "earlier")] == [
+        TrialState.FAIL,
+        TrialState.COMPLETE,
+    ]
 
 
 @pytest.mark.parametrize(

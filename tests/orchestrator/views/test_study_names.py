@@ -41,18 +41,27 @@ def test_names_of_the_ready_spaces_differ(space: str) -> None:
 
 
 def params_of(url: str) -> list[dict[str, float]]:
-    return [trial.params for trial in optuna.load_study(study_name="named", storage=open_storage(url)).trials]
+    return [
+        trial.params
+        for trial in optuna.load_study(study_name="named", storage=open_storage(url)).trials
+    ]
 
 
 def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
     new, old, config = str(tmp_path / "new.log"), str(tmp_path / "old.log"), named_config("named")
     short = short_names(config.space.parameters())
     search = Search(config, ("maximize", "minimize"))
-    params = next(p.params for p in map(search.propose, range(99)) if any(short[name] != name for name in p.params))
+    params = next(
+        p.params
+        for p in map(search.propose, range(99))
+        if any(short[name] != name for name in p.params)
+    )
     records = [replace(plain_record(number), params=params) for number in range(2)]
     write_study(config, new, records)
     assert params_of(new) == [{short[name]: value for name, value in params.items()}] * 2
-    before = optuna.create_study(study_name="named", storage=open_storage(old), directions=["maximize", "minimize"])
+    before = optuna.create_study(
+        study_name="named", storage=open_storage(old), directions=["maximize", "minimize"]
+    )
     before.set_user_attr("sweep", study_identity(config).id)
     attrs = {"setting": "a setting", "specfrontier.trial": 0}
     before.add_trial(create_trial(values=[1.0, 1.0], user_attrs=attrs))

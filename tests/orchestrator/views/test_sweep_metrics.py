@@ -36,7 +36,9 @@ def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
     assert best is not None
     assert last["best/speedup"] == best.record.metrics["speedup"].value
     vanilla = [sweep.records[0].metrics[name].value for name in ("speedup", "fid")]
-    assert last["hypervolume"] == pytest.approx(front.hypervolume([vanilla[0] / 2, 2 * vanilla[1]])[0])
+    assert last["hypervolume"] == pytest.approx(
+        front.hypervolume([vanilla[0] / 2, 2 * vanilla[1]])[0]
+    )
 
 
 def test_a_front_never_shrinks_with_more_trials(sweep: Sweep) -> None:
@@ -67,7 +69,9 @@ def test_without_vanilla_there_is_no_scale(sweep: Sweep) -> None:
     assert not {"hypervolume", "best/speedup"} & found[11].keys()
 
 
-@pytest.mark.parametrize("objectives", ["fid speedup", "speedup clip_score", "speedup drift", "speedup fid clip_score"])
+@pytest.mark.parametrize(
+    "objectives", ["fid speedup", "speedup clip_score", "speedup drift", "speedup fid clip_score"]
+)
 def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) -> None:
     """The one that commands and report recommend; none where they have no default bar."""
     names = objectives.split()
@@ -76,7 +80,10 @@ def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) ->
     sweep = Sweep.open(tmp_path)
     if len(names) == 3:  # a third objective has no bar
         awful = {"clip_score": Estimate(0.0, 0.1, 9)}
-        records = [replace(r, metrics={**r.metrics, **awful}) if r.number and r.metrics else r for r in sweep.records]
+        records = [
+            replace(r, metrics={**r.metrics, **awful}) if r.number and r.metrics else r
+            for r in sweep.records
+        ]
         sweep = replace(sweep, records=tuple(records))
     front = front_of([sweep])
     limit = default_limit(front)

@@ -1,4 +1,6 @@
-"""The views beside a sweep: tables that other tools open, a picture, and not written more often than need be."""
+"""The views beside a sweep: tables that other tools open, a picture, and not written more often
+than need be.
+"""
 
 from __future__ import annotations
 

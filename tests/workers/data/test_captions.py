@@ -29,7 +29,8 @@ from workers.data.captions import (
 from workers.decoding.rng import image_keys
 from workers.scenes.images import render, sample_attributes, sample_captions
 
-PUBLISHED = Path(os.environ.get("SPECFRONTIER_CAPTIONS", "captions"))  # holds captions_val2017.json, PartiPrompts.tsv
+# holds captions_val2017.json, PartiPrompts.tsv
+PUBLISHED = Path(os.environ.get("SPECFRONTIER_CAPTIONS", "captions"))
 TEXTS = ['a "quoted" cat, asleep', "two dogs", "ein Käfer im Gras", "四つの花"]
 
 
@@ -49,9 +50,21 @@ def formats(folder: Path, texts: list[str] = TEXTS, column: str = "caption") -> 
     return [
         write(folder, "a.txt", "".join(f"{text}\n" for text in texts)),
         write(folder, "windows.txt", "\ufeff" + "\r\n".join(texts)),
-        write(folder, "a.csv", f"n,{column}\n" + "".join(f"{i},{quoted(t)}\n" for i, t in enumerate(texts))),
-        write(folder, "a.TSV", f"{column}\tn\n" + "".join(f"{quoted(t)}\t{i}\n" for i, t in enumerate(texts))),
-        write(folder, "a.jsonl", "".join(json.dumps({"n": i, column: t}) + "\n" for i, t in enumerate(texts))),
+        write(
+            folder,
+            "a.csv",
+            f"n,{column}\n" + "".join(f"{i},{quoted(t)}\n" for i, t in enumerate(texts)),
+        ),
+        write(
+            folder,
+            "a.TSV",
+            f"{column}\tn\n" + "".join(f"{quoted(t)}\t{i}\n" for i, t in enumerate(texts)),
+        ),
+        write(
+            folder,
+            "a.jsonl",
+            "".join(json.dumps({"n": i, column: t}) + "\n" for i, t in enumerate(texts)),
+        ),
         folder / "a.parquet",
     ]
 
@@ -85,7 +98,9 @@ def test_a_column_can_be_named(tmp_path: Path) -> None:
     assert read_captions(path, column="long") == [Caption(0, "yes")]
     assert read_captions(path) == [Caption(0, "no")]
     for path in formats(tmp_path)[2:]:
-        with pytest.raises(ValueError, match=r"no column 'titel'; its columns are .*'caption'.*; name one") as raised:
+        with pytest.raises(
+            ValueError, match=r"no column 'titel'; its columns are .*'caption'.*; name one"
+        ) as raised:
             read_captions(path, column="titel")
         assert path.name in str(raised.value)
 
@@ -100,7 +115,9 @@ def test_subsets_are_stable_and_nested(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", "".join(f"caption {i}\n" for i in range(1000)))
     some = read_captions(path, count=6, seed=1)
     assert [caption.id for caption in some] == [819, 989, 691, 932, 661, 509]
-    assert all(caption.text == f"caption {caption.id}" for caption in some), "the id stays that of the source"
+    assert all(caption.text == f"caption {caption.id}" for caption in some), (
+        "the id stays that of the source"
+    )
     assert read_captions(path, count=60, seed=1)[:6] == some
     assert read_captions(path, seed=1)[:6] == some
     assert read_captions(path, count=6, seed=2) != some
@@ -111,15 +128,21 @@ def test_subsets_are_stable_and_nested(tmp_path: Path) -> None:
 def test_coco_gives_one_caption_an_image_whatever_the_order(tmp_path: Path) -> None:
     captions = read_captions(coco(tmp_path, ANNOTATIONS), seed=4)
     assert sorted(caption.id // 100 for caption in captions) == list(range(40))
-    assert all(caption.text == f"view {caption.id % 100} of {caption.id // 100}" for caption in captions)
+    assert all(
+        caption.text == f"view {caption.id % 100} of {caption.id // 100}" for caption in captions
+    )
     assert len({caption.id % 100 for caption in captions}) == 5, "not always the same annotation"
     shuffled = random.Random(0).sample(ANNOTATIONS, len(ANNOTATIONS))
     assert read_captions(coco(tmp_path, shuffled), seed=4) == captions
-    assert {c.id for c in read_captions(coco(tmp_path, ANNOTATIONS), seed=5)} != {c.id for c in captions}
+    assert {c.id for c in read_captions(coco(tmp_path, ANNOTATIONS), seed=5)} != {
+        c.id for c in captions
+    }
 
 
 def test_the_papers_choices_among_an_images_captions(tmp_path: Path) -> None:
-    """By hand: image 1 has its longest caption second and first listed last; image 2 has two of equal length."""
+    """By hand: image 1 has its longest caption second and first listed last; image 2 has two of
+    equal length.
+    """
     annotations = [
         {"image_id": 1, "id": 30, "caption": "a cat"},
         {"image_id": 2, "id": 12, "caption": "two dogs"},
@@ -145,7 +168,11 @@ def test_the_papers_choices_among_an_images_captions(tmp_path: Path) -> None:
 
 def test_where_there_is_one_caption_a_row_nothing_is_chosen(tmp_path: Path) -> None:
     path = formats(tmp_path)[0]
-    assert read_captions(path, choose="longest") == read_captions(path, choose="first") == read_captions(path)
+    assert (
+        read_captions(path, choose="longest")
+        == read_captions(path, choose="first")
+        == read_captions(path)
+    )
 
 
 def test_classes_are_their_numbers() -> None:
@@ -154,24 +181,43 @@ def test_classes_are_their_numbers() -> None:
     assert captions == read_captions("classes", seed=3)[:40]
     assert len({caption.id for caption in read_captions("classes")}) == 1000
     with pytest.raises(
-        ValueError, match=r"classes: count is 1001, but it has 1000 captions \(the classes of ImageNet\)"
+        ValueError,
+        match=r"classes: count is 1001, but it has 1000 captions \(the classes of ImageNet\)",
     ):
         read_captions("classes", count=1001)
 
 
 def test_captions_know_their_lines(tmp_path: Path) -> None:
-    """As an editor counts them: the header and the line ends inside of a quoted caption count too."""
+    """As an editor counts them: the header and the line ends inside of a quoted caption count
+    too.
+    """
     path = write(tmp_path, "a.csv", 'caption\none\n"two\nlines"\nthree\n')
     places = {caption.text: caption.location for caption in read_captions(path)}
-    assert places == {"one": f"{path}, line 2", "two lines": f"{path}, line 3", "three": f"{path}, line 5"}
+    assert places == {
+        "one": f"{path}, line 2",
+        "two lines": f"{path}, line 3",
+        "three": f"{path}, line 5",
+    }
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "one\n\ntwo\n \n\nthree\n", "line 2: blank caption; .* \\(2 more rows are wrong\\)"),
-        ("a.csv", "caption,n\n ,1\none,two,3\ntwo,4\n", "line 2: blank caption; .* \\(1 more row is wrong\\)"),
-        ("a.jsonl", '["one"]\n{"n": 2}\n{"caption": \n', r"line 1: not an object .* \(2 more rows are wrong\)"),
+        (
+            "a.txt",
+            "one\n\ntwo\n \n\nthree\n",
+            "line 2: blank caption; .* \\(2 more rows are wrong\\)",
+        ),
+        (
+            "a.csv",
+            "caption,n\n ,1\none,two,3\ntwo,4\n",
+            "line 2: blank caption; .* \\(1 more row is wrong\\)",
+        ),
+        (
+            "a.jsonl",
+            '["one"]\n{"n": 2}\n{"caption": \n',
+            r"line 1: not an object .* \(2 more rows are wrong\)",
+        ),
         (
             "a.json",
             '{"annotations": [{"id": 1}, {"id": 2, "image_id": 2, "caption": ""}, 3]}',
@@ -189,7 +235,8 @@ def test_a_caption_is_one_line(tmp_path: Path) -> None:
     assert read_captions(path) == [Caption(0, "a cat on a mat")]
 
 
-BREAKS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"  # `str.splitlines` splits at them, an editor does not
+# `str.splitlines` splits at them, an editor does not
+BREAKS = "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
@@ -200,7 +247,9 @@ def test_only_line_ends_end_a_row(character: str, ending: str, tmp_path: Path) -
     expected = [Caption(0, "a red ball"), Caption(1, "two"), Caption(2, "three")]
     for path in formats(tmp_path, texts):
         if path.suffix != ".parquet":
-            path.write_bytes(path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", ending.encode()))
+            path.write_bytes(
+                path.read_bytes().replace(b"\r\n", b"\n").replace(b"\n", ending.encode())
+            )
         assert captions_in_order(path) == expected, path
         assert sorted(read_captions(path), key=lambda caption: caption.id) == expected, path
     assert captions_of_text(ending.join(texts), "standard input") == expected
@@ -218,7 +267,12 @@ def test_scenes_are_those_that_the_model_holds_out() -> None:
 def test_the_hash_sees_every_change() -> None:
     captions = [Caption(0, "a"), Caption(1, "b")]
     assert captions_hash(captions) == "ed2ad7c772b1dcb657af"
-    others = [captions[:1], captions[::-1], [Caption(0, "a"), Caption(2, "b")], [Caption(0, "a"), Caption(1, "c")]]
+    others = [
+        captions[:1],
+        captions[::-1],
+        [Caption(0, "a"), Caption(2, "b")],
+        [Caption(0, "a"), Caption(1, "c")],
+    ]
     assert len({captions_hash(each) for each in [captions, *others]}) == 5
 
 
@@ -233,17 +287,37 @@ def test_the_hash_sees_every_change() -> None:
         ("a.csv", "caption,n\none,1\n  ,2\n", "line 3: blank caption"),
         ("a.csv", "n,caption\n1,one\n2\n", "line 3: blank caption"),
         ("a.csv", "caption\none\n\ntwo\n", "line 3: blank caption"),
-        ("a.csv", "caption,n\none, two,3\n", "line 2: 3 fields under 2 columns; put the caption in double quotes"),
-        ("a.csv", 'caption\n"one" two\n', 'line 2: a stray quotation mark .*; .* write " inside a quoted field as ""'),
+        (
+            "a.csv",
+            "caption,n\none, two,3\n",
+            "line 2: 3 fields under 2 columns; put the caption in double quotes",
+        ),
+        (
+            "a.csv",
+            'caption\n"one" two\n',
+            'line 2: a stray quotation mark .*; .* write " inside a quoted field as ""',
+        ),
         ("a.csv", 'caption\n"one\n', "line 2: .*end of data"),
-        ("a.tsv", "n\tcaption\n1\ttwo\tfields\n", "line 2: 3 fields under 2 columns; remove the tabs"),
+        (
+            "a.tsv",
+            "n\tcaption\n1\ttwo\tfields\n",
+            "line 2: 3 fields under 2 columns; remove the tabs",
+        ),
         ("a.csv", "caption\n", "no captions"),
         ("a.csv", "", "no column caption or text or prompt; its columns are none"),
-        ("a.csv", "titel,n\none,1\n", "no column caption or text or prompt; its columns are 'titel', 'n'"),
+        (
+            "a.csv",
+            "titel,n\none,1\n",
+            "no column caption or text or prompt; its columns are 'titel', 'n'",
+        ),
         ("a.csv", "caption,caption\none,1\n", "two columns"),
         ("a.jsonl", '{"caption": "one"}\n{"caption": \n', "line 2: broken JSON: .*truncated"),
         ("a.jsonl", '{"caption": "one"}\n["two"]\n', "line 2: not an object"),
-        ("a.jsonl", '{"caption": "one"}\n{"n": 2}\n', "line 2: no column caption or .*; its columns are 'n'"),
+        (
+            "a.jsonl",
+            '{"caption": "one"}\n{"n": 2}\n',
+            "line 2: no column caption or .*; its columns are 'n'",
+        ),
         ("a.jsonl", '{"caption": "one"}\n\n{"caption": "two"}\n', "line 2: empty"),
         ("a.jsonl", '{"caption": 7}\n', "line 1: the caption is 7, not text"),
         ("a.jsonl", '{"caption": null}\n', "line 1: blank caption"),
@@ -257,8 +331,16 @@ def test_the_hash_sees_every_change() -> None:
             '{"annotations": [{"id": 1, "image_id": 2, "caption": " "}]}',
             r"annotation 1 \(id 1\): blank caption",
         ),
-        ("a.json", '{"annotations": [{"id": 1, "image_id": 2}]}', r"annotation 1 \(id 1\): blank caption"),
-        ("a.json", '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}', "annotation 1: needs integers"),
+        (
+            "a.json",
+            '{"annotations": [{"id": 1, "image_id": 2}]}',
+            r"annotation 1 \(id 1\): blank caption",
+        ),
+        (
+            "a.json",
+            '{"annotations": [{"id": "1", "image_id": 2, "caption": "x"}]}',
+            "annotation 1: needs integers",
+        ),
         ("a.json", '{"annotations": [{"id": 1, "caption": "x"}]}', "annotation 1: needs integers"),
         (
             "a.json",
@@ -270,7 +352,9 @@ def test_the_hash_sees_every_change() -> None:
         ("captions", "one\n", "a file without an ending"),
     ],
 )
-def test_broken_sources_are_named(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+def test_broken_sources_are_named(
+    name: str, content: str | bytes, message: str, tmp_path: Path
+) -> None:
     path = write(tmp_path, name, content)
     with pytest.raises(ValueError, match=message) as raised:
         read_captions(path)
@@ -278,7 +362,10 @@ def test_broken_sources_are_named(name: str, content: str | bytes, message: str,
 
 
 def test_broken_parquet_rows_are_named(tmp_path: Path) -> None:
-    for values, message in ((["one", None], "row 2: blank caption"), (["one", "a\x1bb"], "row 2: control")):
+    for values, message in (
+        (["one", None], "row 2: blank caption"),
+        (["one", "a\x1bb"], "row 2: control"),
+    ):
         pq.write_table(pa.table({"caption": values}), tmp_path / "a.parquet")
         with pytest.raises(ValueError, match=message):
             read_captions(tmp_path / "a.parquet")
@@ -289,26 +376,58 @@ with tarfile.open(fileobj=ARCHIVED, mode="w") as archive:
     archive.addfile(tarfile.TarInfo("captions.txt"), io.BytesIO())
 INSTANCES = {"id": 1, "image_id": 2, "bbox": [0, 0, 1, 1], "category_id": 3, "iscrowd": 0}
 FOREIGN: list[tuple[str, bytes, str]] = [
-    ("a.txt", "one\ntwo".encode("utf-16"), "line 1: not UTF-8 text but UTF-16; save the file as UTF-8"),
+    (
+        "a.txt",
+        "one\ntwo".encode("utf-16"),
+        "line 1: not UTF-8 text but UTF-16; save the file as UTF-8",
+    ),
     ("a.txt", "one\ntwo\n".encode("utf-16-le"), "line 1: not UTF-8 text but UTF-16"),
     ("a.csv", "caption\none\n".encode("utf-16-be"), "line 1: not UTF-8 text but UTF-16"),
     ("a.txt", b"one\ntwo\0\n", "line 2: a NUL character; remove it"),
-    ("a.txt", b"one\ntwo\x1b[2J\nthree\x07\n", r"line 2: control character '\\x1b' in 'two.*'; .*1 more row is wrong"),
+    (
+        "a.txt",
+        b"one\ntwo\x1b[2J\nthree\x07\n",
+        r"line 2: control character '\\x1b' in 'two.*'; .*1 more row is wrong",
+    ),
     ("a.tsv", b"caption\none\nit\xc2\x92s\n", r"line 3: control character '\\x92'"),
     ("a.jsonl", b'{"caption": "one\\u0000"}\n', r"line 1: control character '\\x00'"),
     ("a.txt", ARCHIVED.getvalue(), "not text but a tar archive; unpack it"),
     ("a.txt", gzip.compress(b"one", mtime=0), "not text but a gzip archive; unpack it"),
-    ("a.csv", b"PK\x03\x04rest", "not text but a zip archive or an office program's document; unpack it"),
+    (
+        "a.csv",
+        b"PK\x03\x04rest",
+        "not text but a zip archive or an office program's document; unpack it",
+    ),
     ("a.txt", b"\x89PNG\r\n\x1a\n", "not text but an image"),
-    ("a.txt", b"PAR1\x15\x04rest", r"not text but a Parquet file; give it a name that ends in \.parquet"),
-    ("a.json", b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", "a pointer of Git LFS; .*git lfs pull"),
+    (
+        "a.txt",
+        b"PAR1\x15\x04rest",
+        r"not text but a Parquet file; give it a name that ends in \.parquet",
+    ),
+    (
+        "a.json",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n",
+        "a pointer of Git LFS; .*git lfs pull",
+    ),
     ("a.txt", b"\n<!DOCTYPE html>\n<html>", "not text but a web page"),
-    ("a.parquet", b"version https://git-lfs.github.com/spec/v1\n", "not a Parquet file but a pointer of Git LFS"),
+    (
+        "a.parquet",
+        b"version https://git-lfs.github.com/spec/v1\n",
+        "not a Parquet file but a pointer of Git LFS",
+    ),
     ("a.parquet", gzip.compress(b"one", mtime=0), "not a Parquet file but a gzip archive"),
     ("a.tar.gz", b"one", r"not \.gz; unpack it"),
     ("a.zip", b"one", r"not \.zip; unpack it"),
-    ("a.json", b'{"caption": "one"}\n{"caption": "two"}\n', r"JSON Lines, .*; rename it to \.jsonl"),
-    ("a.json", b'{"annotations": []} x', r"broken JSON: Extra data \(line 1, column 21\); correct it"),
+    (
+        "a.json",
+        b'{"caption": "one"}\n{"caption": "two"}\n',
+        r"JSON Lines, .*; rename it to \.jsonl",
+    ),
+    (
+        "a.json",
+        b'{"annotations": []} x',
+        r"broken JSON: Extra data \(line 1, column 21\); correct it",
+    ),
     ("a.json", b'{"annotations": [{"id": 1', "broken JSON: .*; the file may be truncated"),
     ("a.json", b'{"annotations": [{"id": "', "broken JSON: .*; the file may be truncated"),
     ("a.jsonl", b'[\n {"caption": "one"}\n]\n', "a.jsonl: JSON over several lines, not JSON Lines"),
@@ -318,12 +437,18 @@ FOREIGN: list[tuple[str, bytes, str]] = [
         "not captions but .*bbox.*; give COCO",
     ),
     ("a.csv", b'caption,n\none,1\n"two,2\nthree,3\n', "line 3: a stray quotation mark"),
-    ("a.csv", b'caption,n\n"two,2\nthree,3\na "red" ball,4\n', "line 2: a stray quotation mark .* in line 4"),
+    (
+        "a.csv",
+        b'caption,n\n"two,2\nthree,3\na "red" ball,4\n',
+        "line 2: a stray quotation mark .* in line 4",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), FOREIGN)
-def test_a_file_of_another_kind_is_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_named(
+    name: str, content: bytes, message: str, tmp_path: Path
+) -> None:
     path = write(tmp_path, name, content)
     with pytest.raises(ValueError, match=message) as raised:
         read_captions(path)
@@ -331,7 +456,9 @@ def test_a_file_of_another_kind_is_named(name: str, content: bytes, message: str
     assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("caption", ["GIF87 frames of a cat", "PAR1 is a golf course", "ARROW1 pointing up"])
+@pytest.mark.parametrize(
+    "caption", ["GIF87 frames of a cat", "PAR1 is a golf course", "ARROW1 pointing up"]
+)
 def test_captions_may_begin_like_files_of_other_kinds(caption: str, tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", f"{caption}\ntwo\n".encode())
     assert sorted(found.text for found in read_captions(path)) == sorted([caption, "two"])
@@ -340,8 +467,14 @@ def test_captions_may_begin_like_files_of_other_kinds(caption: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (pa.array([["a", "b"]]), r"column 'caption' has lists \(list<.*string>\), not text; write one row for each"),
-        (pa.array([b"a"]), "column 'caption' has values of type binary, not text; decode them as UTF-8"),
+        (
+            pa.array([["a", "b"]]),
+            r"column 'caption' has lists \(list<.*string>\), not text; write one row for each",
+        ),
+        (
+            pa.array([b"a"]),
+            "column 'caption' has values of type binary, not text; decode them as UTF-8",
+        ),
         (pa.array([{"raw": "a"}]), r"values of type struct<raw: string>, not text"),
         (pa.array([3, 4]), "values of type int64, not text"),
     ],
@@ -352,9 +485,13 @@ def test_columns_of_other_types_are_named(values: pa.Array, message: str, tmp_pa
         read_captions(tmp_path / "a.parquet")
 
 
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
 def test_all_types_of_text_are_read(kind: pa.DataType, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"caption": pa.array(["one", "two"]).cast(kind)}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"caption": pa.array(["one", "two"]).cast(kind)}), tmp_path / "a.parquet"
+    )
     assert [caption.text for caption in captions_in_order(tmp_path / "a.parquet")] == ["one", "two"]
 
 
@@ -367,8 +504,14 @@ def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
 
 
 def test_a_space_before_a_quotation_mark_is_not_part_of_a_field(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.csv", 'n, caption\n1, "a cat, asleep"\n2,  two dogs\n3," ""Hi"" on a sign"\n')
-    assert [caption.text for caption in captions_in_order(path)] == ["a cat, asleep", "two dogs", '"Hi" on a sign']
+    path = write(
+        tmp_path, "a.csv", 'n, caption\n1, "a cat, asleep"\n2,  two dogs\n3," ""Hi"" on a sign"\n'
+    )
+    assert [caption.text for caption in captions_in_order(path)] == [
+        "a cat, asleep",
+        "two dogs",
+        '"Hi" on a sign',
+    ]
 
 
 def test_tabs_stay_in_captions(tmp_path: Path) -> None:
@@ -379,7 +522,10 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, "a.txt", "one\ntwo\n")
     wrong: tuple[tuple[Callable[[], object], str], ...] = (
         (lambda: read_captions(path, count=3), "count is 3, but it has 2 .*; lower the count"),
-        (lambda: read_captions(coco(tmp_path, ANNOTATIONS), count=41), r"it has 40 captions \(one per image\)"),
+        (
+            lambda: read_captions(coco(tmp_path, ANNOTATIONS), count=41),
+            r"it has 40 captions \(one per image\)",
+        ),
         (lambda: read_captions(path, count=0), "at least 1"),
         (lambda: read_captions(path, column="text"), "has no columns"),
         (lambda: read_captions(tmp_path / "none.txt"), "no such file"),
@@ -395,7 +541,8 @@ def test_what_cannot_be_asked_for(tmp_path: Path) -> None:
 
 
 PUBLISHED_SETS = pytest.mark.skipif(
-    not (PUBLISHED / "PartiPrompts.tsv").is_file(), reason="SPECFRONTIER_CAPTIONS names no folder of the published sets"
+    not (PUBLISHED / "PartiPrompts.tsv").is_file(),
+    reason="SPECFRONTIER_CAPTIONS names no folder of the published sets",
 )
 
 
@@ -407,7 +554,10 @@ def test_published_sets_load() -> None:
     captions = read_captions(PUBLISHED / "captions_val2017.json", seed=0)
     prompts = read_captions(PUBLISHED / "PartiPrompts.tsv", seed=0)
     assert len({by_id[caption.id]["image_id"] for caption in captions}) == len(captions) == 5000
-    assert all(caption.text == " ".join(by_id[caption.id]["caption"].split("\n")).strip() for caption in captions)
+    assert all(
+        caption.text == " ".join(by_id[caption.id]["caption"].split("\n")).strip()
+        for caption in captions
+    )
     assert len(prompts) == 1632
     assert min(prompts, key=lambda prompt: prompt.id) == Caption(0, "bond")
 
@@ -424,8 +574,13 @@ CHOSEN = {
 
 @PUBLISHED_SETS
 @pytest.mark.parametrize(("file", "seed", "choose"), CHOSEN)
-def test_the_choice_of_published_captions_is_the_same_everywhere(file: str, seed: int, choose: Choose) -> None:
-    assert captions_hash(read_captions(PUBLISHED / file, seed=seed, choose=choose)) == CHOSEN[file, seed, choose]
+def test_the_choice_of_published_captions_is_the_same_everywhere(
+    file: str, seed: int, choose: Choose
+) -> None:
+    assert (
+        captions_hash(read_captions(PUBLISHED / file, seed=seed, choose=choose))
+        == CHOSEN[file, seed, choose]
+    )
 
 
 def test_the_largest_seed_that_a_sweep_takes_draws() -> None:

@@ -8,7 +8,12 @@ import pytest
 
 from workers.data.checked_json import dump_checked, has_intact_checksum, load_checked
 
-ENTRIES = {"number": 12, "name": "“ü”", "metrics": {"fid": 4.25, "error": None}, "shards": ["a", "b"]}
+ENTRIES = {
+    "number": 12,
+    "name": "“ü”",
+    "metrics": {"fid": 4.25, "error": None},
+    "shards": ["a", "b"],
+}
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -42,6 +47,14 @@ def test_no_changed_bit_and_no_truncation_gives_other_entries(indent: int | None
 def test_files_of_earlier_versions_are_read() -> None:
     assert load_checked(json.dumps(ENTRIES).encode()) == ENTRIES
     assert not has_intact_checksum(json.dumps(ENTRIES).encode())
-    for damaged in (b"[1]", b"", b"{", b'"text"', b"[" * 100_000, b'{"a": ' * 100_000, b'{"a": 1, "checksum": "12"}'):
+    for damaged in (
+        b"[1]",
+        b"",
+        b"{",
+        b'"text"',
+        b"[" * 100_000,
+        b'{"a": ' * 100_000,
+        b'{"a": 1, "checksum": "12"}',
+    ):
         with pytest.raises(ValueError, match=r"."):
             load_checked(damaged)

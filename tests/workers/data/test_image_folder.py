@@ -50,14 +50,25 @@ def test_images_are_found_at_any_depth_and_all_other_files_are_counted(tmp_path:
     assert list(found.images) == ["a/1.jpg", "a/deep/2.Jpeg", "b.PNG", "c d/3.webp"]
     assert all(path == tmp_path / name for name, path in found.images.items())
     assert found.left_out().startswith("2 .tif, ")
-    assert set(found.left_out().split(", ")) == {"2 .tif", "1 .json", "1 without an ending", "1 not a regular file"}
+    assert set(found.left_out().split(", ")) == {
+        "2 .tif",
+        "1 .json",
+        "1 without an ending",
+        "1 not a regular file",
+    }
     assert "json" not in found.left_out(["a/1.json"])
 
 
 def test_copies_that_tools_leave_are_no_images(tmp_path: Path) -> None:
     """Jupyter's checkpoints and macOS's archives have a second file for each image."""
     root = tmp_path / ".data"  # hidden itself, but named by its owner
-    for name in ("1.png", ".ipynb_checkpoints/1-checkpoint.png", "__MACOSX/._1.png", "._1.png", "a/.hidden/2.png"):
+    for name in (
+        "1.png",
+        ".ipynb_checkpoints/1-checkpoint.png",
+        "__MACOSX/._1.png",
+        "._1.png",
+        "a/.hidden/2.png",
+    ):
         picture(root / name)
     assert names(root) == ["1.png"]
 
@@ -94,12 +105,16 @@ def test_dangling_links_are_refused_by_name(name: str, tmp_path: Path) -> None:
     picture(tmp_path / "1.png")
     (tmp_path / name).symlink_to(tmp_path / "gone")
     (tmp_path / "a.png").symlink_to("a.png")
-    with pytest.raises(ValueError, match=r"a link to .*, which does not exist; .* \(1 more path is wrong\)") as raised:
+    with pytest.raises(
+        ValueError, match=r"a link to .*, which does not exist; .* \(1 more path is wrong\)"
+    ) as raised:
         find_images(tmp_path)
     assert {str(tmp_path / name), str(tmp_path / "a.png")} & set(str(raised.value).split(": "))
 
 
-def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     picture(tmp_path / "photos" / "1.png")
     picture(tmp_path / "photos" / "closed" / "2.png")
     scandir = os.scandir
@@ -152,19 +167,33 @@ def a_folder_of_that_name(path: Path) -> None:
     path.mkdir()
 
 
-BROKEN = (no_image, broken_chunk_type, wrong_checksum, cut_off, huge, cut_off_jpeg, a_folder_of_that_name)
+BROKEN = (
+    no_image,
+    broken_chunk_type,
+    wrong_checksum,
+    cut_off,
+    huge,
+    cut_off_jpeg,
+    a_folder_of_that_name,
+)
 
 
 @pytest.mark.parametrize("spoil", BROKEN)
-def test_an_image_that_cannot_be_read_is_named(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_is_named(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
     good, broken = picture(tmp_path / "good.png"), tmp_path / "broken.png"
     spoil(broken)
     for read in (lambda: load_images([good, broken], 8), lambda: check_images([good, broken])):
-        with pytest.raises(ValueError, match=r"broken\.png: not a readable image \(.+\); correct or remove it$"):
+        with pytest.raises(
+            ValueError, match=r"broken\.png: not a readable image \(.+\); correct or remove it$"
+        ):
             read()
 
 
-@pytest.mark.parametrize("error", [SyntaxError(), EOFError(), struct.error("x"), KeyError("x"), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [SyntaxError(), EOFError(), struct.error("x"), KeyError("x"), MemoryError()]
+)
 def test_every_error_of_pillow_names_the_file(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,7 +239,9 @@ def test_the_limit_of_pixels_is_pillows(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     picture(tmp_path / "1.png").rename(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.png"))
-    with pytest.raises(ValueError, match=r"'[^']*/caf\\udce9\.png': not UTF-8; rename it") as raised:
+    with pytest.raises(
+        ValueError, match=r"'[^']*/caf\\udce9\.png': not UTF-8; rename it"
+    ) as raised:
         find_images(tmp_path)
     str(raised.value).encode()
     picture(tmp_path / "folder" / "1.png")

@@ -1,4 +1,6 @@
-"""Storage in an S3-compatible object store: whole files, wrong keys and buckets, a server that goes away."""
+"""Storage in an S3-compatible object store: whole files, wrong keys and buckets, a server that goes
+away.
+"""
 
 from __future__ import annotations
 
@@ -63,16 +65,24 @@ def test_a_writer_killed_before_the_end_leaves_the_old_file(server: ObjectStore)
     """The parts of an upload appear as a file when it is completed, and not before."""
     storage = Storage(server.uri("bucket/cut"))
     storage.write("one.bin", b"old")
-    ended = subprocess.run([sys.executable, "-c", DIES_IN_THE_MIDDLE, storage.uri], cwd=ROOT, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", DIES_IN_THE_MIDDLE, storage.uri], cwd=ROOT, check=False
+    )
     assert ended.returncode == -signal.SIGKILL
-    assert server.client().list_multipart_uploads(Bucket="bucket")["Uploads"], "it did get as far as writing"
+    assert server.client().list_multipart_uploads(Bucket="bucket")["Uploads"], (
+        "it did get as far as writing"
+    )
     assert storage.names() == ["one.bin"]
     assert storage.read("one.bin") == b"old"
 
 
 def refusals(storage: Storage) -> list[str]:
     found = []
-    for act in (lambda: storage.write("x.json", b""), lambda: storage.exists("x.json"), lambda: storage.names("x")):
+    for act in (
+        lambda: storage.write("x.json", b""),
+        lambda: storage.exists("x.json"),
+        lambda: storage.names("x"),
+    ):
         try:
             act()
         except OSError as error:
@@ -95,10 +105,15 @@ def test_wrong_keys_and_missing_rights_are_said_without_the_keys(server: ObjectS
                 assert message.startswith("s3://bucket/a/x")
                 assert message.endswith("check the keys, and what the bucket's policy allows")
                 assert "\n" not in message
-                assert not any(word in message for word in ("AKIAWRONG", "hunter22", reader, secret, server.key))
+                assert not any(
+                    word in message
+                    for word in ("AKIAWRONG", "hunter22", reader, secret, server.key)
+                )
 
 
-def test_a_bucket_that_does_not_exist_is_refused_before_anything_is_written(server: ObjectStore) -> None:
+def test_a_bucket_that_does_not_exist_is_refused_before_anything_is_written(
+    server: ObjectStore,
+) -> None:
     storage = Storage(server.uri("none/a"))
     with pytest.raises(FileNotFoundError, match="no such bucket"):
         storage.check_bucket()
@@ -128,7 +143,9 @@ def test_a_server_that_comes_back_is_waited_for(server: ObjectStore) -> None:
     assert storage.read("two.bin") == b"two" * 3_000_000
 
 
-def test_a_server_that_stays_away_ends_the_waiting(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_stays_away_ends_the_waiting(
+    server: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage, waits = Storage(server.uri("bucket/gone")), list[float]()
     storage.write("one.bin", b"one")
     with monkeypatch.context() as patch:

@@ -45,9 +45,12 @@ def test_out_of_range_values_are_clamped() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "side", "expected"), [((48, 48), 192, (192, 192)), ((48, 24), 100, (96, 48)), ((48, 48), 20, (48, 48))]
+    ("size", "side", "expected"),
+    [((48, 48), 192, (192, 192)), ((48, 24), 100, (96, 48)), ((48, 48), 20, (48, 48))],
 )
-def test_enlarging_keeps_pixels_square(size: tuple[int, int], side: int, expected: tuple[int, int]) -> None:
+def test_enlarging_keeps_pixels_square(
+    size: tuple[int, int], side: int, expected: tuple[int, int]
+) -> None:
     assert enlarge(Image.new("RGB", size), side).size == expected
 
 

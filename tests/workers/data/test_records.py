@@ -1,4 +1,6 @@
-"""Records: what comes back is what went in, in this library and in others, and damage never passes for a result."""
+"""Records: what comes back is what went in, in this library and in others, and damage never passes
+for a result.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def result(number: int, rounds: int = 3) -> Result:
         seconds={phase: 0.25 * (i + number) for i, phase in enumerate(PHASES)},
     )
     tokens = torch.randint(0, 512, (16,), generator=torch.Generator().manual_seed(number))
-    return Result(Request(number + 7, f"a red ring, «no. {number}»", sample=number % 2), tokens, statistics)
+    return Result(
+        Request(number + 7, f"a red ring, «no. {number}»", sample=number % 2), tokens, statistics
+    )
 
 
 RESULTS = [result(0), result(1, rounds=5), result(2, rounds=1)]
@@ -80,7 +84,9 @@ def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
         assert row["emitted"] == statistics.emitted.tolist()
         assert row["depth"] == statistics.depth.tolist()
         assert row["nodes"] == statistics.nodes.tolist()
-        assert [row[f"seconds_{phase}"] for phase in PHASES] == [statistics.seconds[phase] for phase in PHASES]
+        assert [row[f"seconds_{phase}"] for phase in PHASES] == [
+            statistics.seconds[phase] for phase in PHASES
+        ]
         assert row["latency"] == pytest.approx(statistics.latency)
     assert rows[1]["score.clip_score"] == pytest.approx(0.2)
     assert read.schema.field("tokens").type == pa.list_(pa.int32())
@@ -91,7 +97,9 @@ def test_some_columns_are_enough(storage: Storage) -> None:
     read, metadata = read_shard(storage, NAME, ["caption_id", "features.scenes"])
     assert read.column_names == ["caption_id", "features.scenes"]
     assert metadata["kind"] == "quality"
-    with pytest.raises(ValueError, match=r"no column 'features\.inception'; it has caption_id, .*features\.scenes"):
+    with pytest.raises(
+        ValueError, match=r"no column 'features\.inception'; it has caption_id, .*features\.scenes"
+    ):
         read_shard(storage, NAME, ["features.inception"])
 
 
@@ -120,12 +128,16 @@ def test_duckdb_reads_it(storage: Storage) -> None:
 def test_features_take_the_room_of_half_floats(tmp_path: Path) -> None:
     storage, features = Storage(tmp_path), torch.randn(256, 1024)
     results = [result(number) for number in range(256)]
-    write_shard(storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), METADATA)
+    write_shard(
+        storage, NAME, quality_table(results, seed=0, batch=1, features={"x": features}), METADATA
+    )
     assert len(storage.read(NAME)) < 1.05 * features.numel() * 2
 
 
 def test_damage_at_any_place_is_noticed(storage: Storage) -> None:
-    """Truncations, and a flipped bit in every byte: of the pages, the footer, the checksum itself and both magics."""
+    """Truncations, and a flipped bit in every byte: of the pages, the footer, the checksum itself
+    and both magics.
+    """
     whole = storage.read(NAME)
     read_shard(storage, NAME)
     for length in (0, 3, 4, 100, len(whole) // 2, len(whole) - 9, len(whole) - 1):
@@ -135,7 +147,9 @@ def test_damage_at_any_place_is_noticed(storage: Storage) -> None:
     path = storage.path(NAME)
     assert path is not None
     for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        path.write_bytes(
+            whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]
+        )
         with pytest.raises(ShardError):
             read_shard(storage, NAME, [])
 
@@ -145,7 +159,10 @@ def test_a_shard_under_the_name_of_another_is_refused(storage: Storage) -> None:
     write_shard(storage, other, table(), METADATA | {"name": other})
     assert read_shard(storage, other)[1]["name"] == other
     storage.write(NAME, storage.read(other))
-    with pytest.raises(ShardError, match=r"quality-0123\.parquet: holds the content of shards/quality-4567\.parquet"):
+    with pytest.raises(
+        ShardError,
+        match=r"quality-0123\.parquet: holds the content of shards/quality-4567\.parquet",
+    ):
         read_shard(storage, NAME)
 
 
@@ -155,7 +172,9 @@ def test_foreign_files_are_refused(storage: Storage) -> None:
         read_shard(storage, NAME, kind="timing")
     for metadata in ({}, {b"specfrontier": b"{}"}):
         pq.write_table(pa.table({"a": [1]}).replace_schema_metadata(metadata), path)
-        with pytest.raises(ShardError, match=r"quality-0123\.parquet: .*not a Parquet file of specfrontier"):
+        with pytest.raises(
+            ShardError, match=r"quality-0123\.parquet: .*not a Parquet file of specfrontier"
+        ):
             read_shard(storage, NAME)
     storage.write(NAME, b"caption,seconds\n")
     with pytest.raises(ShardError, match="not a Parquet file"):
@@ -167,7 +186,10 @@ def test_foreign_files_are_refused(storage: Storage) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"features": {"scenes": FEATURES[:2]}}, r"features 'scenes': shape \[2, 64\] for 3 images"),
+        (
+            {"features": {"scenes": FEATURES[:2]}},
+            r"features 'scenes': shape \[2, 64\] for 3 images",
+        ),
         ({"features": {"scenes": FEATURES[0]}}, "needed"),
         ({"features": {"scenes": FEATURES * 1e6}}, "not finite as float16"),
         ({"features": {"scenes": FEATURES * float("nan")}}, "not finite as float16"),
@@ -182,7 +204,9 @@ def test_what_does_not_fit_is_refused(changes: dict[str, dict[str, Tensor]], mes
 def test_invalid_metadata_and_ragged_lists_are_refused(storage: Storage) -> None:
     with pytest.raises(ValueError, match="JSON"):
         write_shard(storage, NAME, table(), {"kind": "quality", "x": float("nan")})
-    ragged = quality_table(RESULTS, seed=0, batch=1).set_column(4, "tokens", pa.array([[1], [1, 2], [3]]))
+    ragged = quality_table(RESULTS, seed=0, batch=1).set_column(
+        4, "tokens", pa.array([[1], [1, 2], [3]])
+    )
     with pytest.raises(ValueError, match="lists of 1 to 2 entries"):
         tokens_of(ragged)
     with pytest.raises(ValueError, match=r"no column 'features\.x'"):

@@ -1,4 +1,6 @@
-"""The reference: the right images, read as they should be, and never another extractor's features."""
+"""The reference: the right images, read as they should be, and never another extractor's
+features.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,18 @@ class Means:
 
 def random_reference(identity: str = "means@1") -> Reference:
     """Features of 30 images by one extractor."""
-    return Reference((torch.randn(30, 12),), {"identity": identity, "source": "y@2", "resize": "none", "count": 30})
+    return Reference(
+        (torch.randn(30, 12),),
+        {"identity": identity, "source": "y@2", "resize": "none", "count": 30},
+    )
 
 
 def pictures(folder: Path, count: int = 20, size: int = 16) -> Path:
     """Noise in two subfolders, names in another order than their making."""
     for number in range(count):
-        pixels = torch.randint(0, 256, (size, size + 4, 3), generator=torch.Generator().manual_seed(number))
+        pixels = torch.randint(
+            0, 256, (size, size + 4, 3), generator=torch.Generator().manual_seed(number)
+        )
         path = folder / ("a" if number % 2 else "b/c") / f"{(7 * number) % count:02d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.byte().numpy()).save(path)
@@ -63,13 +70,20 @@ def test_scenes_are_the_same_whatever_the_batch() -> None:
     indices = range(300)
     expected = net.extract(render(sample_attributes(2, indices), 2, indices))
     torch.testing.assert_close(made.features[0], expected, rtol=1e-4, atol=1e-4)
-    assert made.facts == {"identity": net.identity, "source": "scenes (seed 2)", "resize": "none", "count": 300}
+    assert made.facts == {
+        "identity": net.identity,
+        "source": "scenes (seed 2)",
+        "resize": "none",
+        "count": 300,
+    }
     assert reference_facts("scenes", [net], size=48, count=300, seed=2) == made.facts
 
 
 def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
     folder, progress = pictures(tmp_path / "photos"), list[tuple[int, int]]()
-    made = build_reference(folder, [Means()], size=8, on_progress=lambda done, total: progress.append((done, total)))
+    made = build_reference(
+        folder, [Means()], size=8, on_progress=lambda done, total: progress.append((done, total))
+    )
     assert made.facts["count"] == 20
     assert progress == [(20, 20)]
     assert made.facts["resize"] == "centre square, Pillow Lanczos to 8 x 8"
@@ -97,7 +111,9 @@ def test_the_source_is_told_by_its_images(tmp_path: Path) -> None:
     some = real_images(folder, size=8, count=5, seed=1)
     assert some.count == 5
     assert some.describe() == real_images(folder, size=8, count=5, seed=1).describe()
-    assert len({source, some.describe(), real_images(folder, size=8, count=5, seed=2).describe()}) == 3
+    assert (
+        len({source, some.describe(), real_images(folder, size=8, count=5, seed=2).describe()}) == 3
+    )
     assert real_images(folder, size=8, count=500).describe() == source, "at most so many"
     Image.new("RGB", (8, 8)).save(folder / "a" / "01.png")
     assert real_images(folder, size=8).describe() != source
@@ -118,8 +134,13 @@ def test_a_file_serves_as_a_source(tmp_path: Path) -> None:
     made = random_reference()
     path = tmp_path / "mine.parquet"
     write_reference(Storage(tmp_path), path.name, made)
-    assert torch.equal(build_reference(path, [Means()], size=8, count=4096).features[0], made.features[0])
-    assert build_reference(str(path), [Means()], size=8, count=20).facts == {**made.facts, "count": 20}
+    assert torch.equal(
+        build_reference(path, [Means()], size=8, count=4096).features[0], made.features[0]
+    )
+    assert build_reference(str(path), [Means()], size=8, count=20).facts == {
+        **made.facts,
+        "count": 20,
+    }
     assert reference_facts(path, [Means()], size=8, count=20) == {**made.facts, "count": 20}
     assert pd.read_parquet(path)["features"][3].tolist() == made.features[0][3].tolist()
 
@@ -146,7 +167,10 @@ def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) ->
     assert made.facts["also"] == {"corners": "corners@1"}
     assert reference_facts(folder, both, size=8) == made.facts
     write_reference(Storage(tmp_path), "both.parquet", made)
-    assert pd.read_parquet(tmp_path / "both.parquet")["features.corners"][3].tolist() == made.features[1][3].tolist()
+    assert (
+        pd.read_parquet(tmp_path / "both.parquet")["features.corners"][3].tolist()
+        == made.features[1][3].tolist()
+    )
     read = build_reference(tmp_path / "both.parquet", both, size=8, count=15)
     assert torch.equal(read.features[1], alone.features[0][:15])
     assert read.facts == {**made.facts, "count": 15}
@@ -179,7 +203,9 @@ def test_images_of_all_modes_become_rgb(tmp_path: Path) -> None:
 def test_pixels_of_16_bits_are_refused(tmp_path: Path) -> None:
     """Pillow would cut them off at 255 and leave white."""
     Image.new("I;16", (8, 8), 30000).save(tmp_path / "deep.png")
-    with pytest.raises(ValueError, match=r"deep\.png: its pixels have more than 8 bits \(mode I;16\); save it"):
+    with pytest.raises(
+        ValueError, match=r"deep\.png: its pixels have more than 8 bits \(mode I;16\); save it"
+    ):
         next(real_images(tmp_path, size=8).batches())
     for number in range(13):
         Image.new("RGB", (8, 8)).save(tmp_path / f"{number}.png")
@@ -196,7 +222,9 @@ def test_another_extractor_is_refused(tmp_path: Path) -> None:
         reference_facts(tmp_path / "reference.parquet", [Means()], size=8)
 
 
-def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(tmp_path: Path) -> None:
+def test_a_file_that_lacks_a_second_extractor_is_refused_before_anything_is_drawn(
+    tmp_path: Path,
+) -> None:
     write_reference(Storage(tmp_path), "r.parquet", random_reference())
     check_reference(tmp_path / "r.parquet", [Means()], size=8)
     with pytest.raises(ValueError, match=r"no corners.*corners@3.*specfrontier reference"):
@@ -209,7 +237,9 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
     write_reference(storage, "reference.parquet", made)
     whole = storage.read("reference.parquet")
     storage.write("cut.parquet", whole[:-100])
-    with pytest.raises(ValueError, match=r"cut\.parquet: damaged .*specfrontier reference DIR --out FILE"):
+    with pytest.raises(
+        ValueError, match=r"cut\.parquet: damaged .*specfrontier reference DIR --out FILE"
+    ):
         read_reference(tmp_path / "cut.parquet")
     with pytest.raises(ValueError, match=r"none\.parquet: no such file; create it again"):
         read_reference(tmp_path / "none.parquet")

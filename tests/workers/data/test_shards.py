@@ -1,4 +1,6 @@
-"""Shards: names that depend on all that matters and on nothing else, and plans that cover the captions."""
+"""Shards: names that depend on all that matters and on nothing else, and plans that cover the
+captions.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _LANTERN = {
 }
 LANTERN = DecodingConfig.from_mapping(_LANTERN)
 VANILLA = DecodingConfig.from_mapping({"sampling": SAMPLING})
-EXPERIMENT = Experiment({"target": "ab", "codec": "cd"}, "cafe", 0, {"features": "scenes-features@1"}, "float32")
+EXPERIMENT = Experiment(
+    {"target": "ab", "codec": "cd"}, "cafe", 0, {"features": "scenes-features@1"}, "float32"
+)
 TASK = MeasureTask(LANTERN, ("shards/a",), ("shards/b",), ("shards/c",), ("fid", "speedup"))
 
 
@@ -62,13 +66,19 @@ def test_names_do_not_depend_on_the_process() -> None:
         "print(plan_quality(LANTERN, 3, 48, 1, 4)[0].name(EXPERIMENT))"
     )
     environment = os.environ | {"PYTHONHASHSEED": "77"}
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True)
+    said = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
     assert said.stdout.decode().strip() == plan_quality(LANTERN, 3, 48, 1, 4)[0].name(EXPERIMENT)
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
     turned = Experiment(
-        reversed_keys(dict(EXPERIMENT.models)), "cafe", 0, reversed_keys(dict(EXPERIMENT.extractors)), "float32"
+        reversed_keys(dict(EXPERIMENT.models)),
+        "cafe",
+        0,
+        reversed_keys(dict(EXPERIMENT.extractors)),
+        "float32",
     )
     config = DecodingConfig.from_mapping(reversed_keys(_LANTERN))
     names = [shard.name(turned) for shard in plan_quality(config, 100, 48, 2, 4)]
@@ -90,15 +100,24 @@ def test_all_that_matters_moves_the_name() -> None:
         *(
             dataclasses.replace(timing, **change)
             for change in (
-                {"configs": timing.configs[:1]}, {"configs": timing.configs[::-1]}, {"start": 0, "stop": 4},
-                {"stop": timing.stop + 1}, {"batches": (3,)}, {"repetitions": 4}, {"precision": 0.02}, {"number": 1},
+                {"configs": timing.configs[:1]},
+                {"configs": timing.configs[::-1]},
+                {"start": 0, "stop": 4},
+                {"stop": timing.stop + 1},
+                {"batches": (3,)},
+                {"repetitions": 4},
+                {"precision": 0.02},
+                {"number": 1},
             )
         ),
-    ]  # fmt: skip
+    ]
     others: tuple[dict[str, Any], ...] = (
-        {"models": {"target": "ab", "codec": "ce"}}, {"captions": "beef"}, {"seed": 1}, {"extractors": {}},
+        {"models": {"target": "ab", "codec": "ce"}},
+        {"captions": "beef"},
+        {"seed": 1},
+        {"extractors": {}},
         {"precision": "bfloat16"},
-    )  # fmt: skip
+    )
     experiments = [EXPERIMENT, *(dataclasses.replace(EXPERIMENT, **change) for change in others)]
     names = {each.name(experiment) for each in shards for experiment in experiments}
     assert len(names) == len(shards) * len(experiments)
@@ -106,7 +125,9 @@ def test_all_that_matters_moves_the_name() -> None:
         {"config": vanilla}, {"quality": ()}, {"timing": ("shards/a",)}, {"baseline_quality": ()},
         {"metrics": ("fid",)}, {"halfway": False},
     )  # fmt: skip
-    assert len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 7
+    assert (
+        len({TASK.name(), *(dataclasses.replace(TASK, **change).name() for change in changes)}) == 7
+    )
 
 
 def test_the_batch_does_not_move_the_name_of_images() -> None:
@@ -123,7 +144,9 @@ def test_the_batch_does_not_move_the_name_of_images() -> None:
         TASK,
     ],
 )
-def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | TimingSession | MeasureTask) -> None:
+def test_pieces_survive_the_way_to_a_worker(
+    piece: Experiment | QualityShard | TimingSession | MeasureTask,
+) -> None:
     sent = json.loads(json.dumps({"kind": piece.kind, **piece.to_mapping()}))
     assert type(piece).from_mapping(sent) == piece
     assert type(piece).from_mapping(piece.to_mapping()) == piece
@@ -137,11 +160,17 @@ def test_pieces_survive_the_way_to_a_worker(piece: Experiment | QualityShard | T
 
 
 @settings(deadline=None, max_examples=40)
-@given(count=st.integers(2, 500), shard=st.integers(1, 60), rungs=st.sets(st.integers(1, 499), max_size=4).map(sorted))
+@given(
+    count=st.integers(2, 500),
+    shard=st.integers(1, 60),
+    rungs=st.sets(st.integers(1, 499), max_size=4).map(sorted),
+)
 def test_a_shard_ends_at_each_rung(count: int, shard: int, rungs: list[int]) -> None:
     rungs = [rung for rung in rungs if rung < count]
     shards = plan_quality(VANILLA, count, shard, 2, 4, rungs)
-    assert [position for each in shards for position in range(each.start, each.stop)] == list(range(count))
+    assert [position for each in shards for position in range(each.start, each.stop)] == list(
+        range(count)
+    )
     assert all(each.stop - each.start <= shard for each in shards)
     assert {each.stop for each in shards} >= {*rungs, count}
 
@@ -150,16 +179,27 @@ def test_a_shard_ends_at_each_rung(count: int, shard: int, rungs: list[int]) -> 
 @given(count=st.integers(1, 500), shard=st.integers(1, 60), samples=st.integers(1, 3))
 def test_quality_shards_cover_every_caption_once(count: int, shard: int, samples: int) -> None:
     shards = plan_quality(VANILLA, count, shard, samples, 4)
-    assert [position for each in shards for position in range(each.start, each.stop)] == list(range(count))
+    assert [position for each in shards for position in range(each.start, each.stop)] == list(
+        range(count)
+    )
     assert all(each.stop - each.start <= shard for each in shards)
     assert sum(each.images for each in shards) == count * samples
 
 
 @settings(deadline=None, max_examples=60)
-@given(count=st.integers(1, 500), images=st.integers(1, 9), batch=st.integers(1, 5), seed=st.integers(0, 99))
-def test_a_session_is_of_whole_batches_of_the_captions(count: int, images: int, batch: int, seed: int) -> None:
+@given(
+    count=st.integers(1, 500),
+    images=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_session_is_of_whole_batches_of_the_captions(
+    count: int, images: int, batch: int, seed: int
+) -> None:
     def plan() -> TimingSession:
-        return plan_session([VANILLA], count, images=images, batches=[1, batch], repetitions=3, seed=seed)
+        return plan_session(
+            [VANILLA], count, images=images, batches=[1, batch], repetitions=3, seed=seed
+        )
 
     size = max(-(-images // batch) * batch, 2 * batch)
     if count < size:
@@ -175,7 +215,9 @@ def test_a_session_is_of_whole_batches_of_the_captions(count: int, images: int, 
 @pytest.mark.parametrize("key", ["seed", "number"])
 def test_the_captions_of_a_session_follow_the_seed_and_its_number(key: str) -> None:
     def start(value: int) -> int:
-        return plan_session([VANILLA], 1000, images=3, batches=[1], repetitions=3, **{key: value}).start
+        return plan_session(
+            [VANILLA], 1000, images=3, batches=[1], repetitions=3, **{key: value}
+        ).start
 
     assert len({start(value) for value in range(20)}) > 10
 
@@ -192,7 +234,10 @@ def test_the_captions_of_a_session_follow_the_seed_and_its_number(key: str) -> N
         (lambda: plan_quality(VANILLA, 9, 3, 1, 1, [4, 4]), "rungs must rise"),
         (lambda: QualityShard(VANILLA, 3, 3, 1, 1), "is empty"),
         (lambda: TimingSession((VANILLA,), -1, 3, (1,), 1), "starts below 0"),
-        (lambda: plan_session([VANILLA], 9, images=3, batches=[1], repetitions=0), "repetitions must be"),
+        (
+            lambda: plan_session([VANILLA], 9, images=3, batches=[1], repetitions=0),
+            "repetitions must be",
+        ),
         (lambda: plan_session([VANILLA], 9, images=3, batches=[0], repetitions=1), "batch must be"),
         (lambda: digest(float("nan")), "not JSON compliant"),
         (lambda: digest({"a": object()}), "no identity"),

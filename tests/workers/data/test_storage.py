@@ -1,4 +1,6 @@
-"""Storage: whole files or none, whoever is killed; places that are no local folder; nothing secret in sight."""
+"""Storage: whole files or none, whoever is killed; places that are no local folder; nothing secret
+in sight.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def places(folder: Path) -> Iterator[Storage]:
     yield Storage(str(folder / "plain"))
     yield Storage("mock:///sweeps/a")
     yield Storage("anything", filesystem=fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem()))
-    yield Storage("", filesystem=fs.SubTreeFileSystem("/deep/er", fs.FileSystem.from_uri("mock:///")[0]))
+    yield Storage(
+        "", filesystem=fs.SubTreeFileSystem("/deep/er", fs.FileSystem.from_uri("mock:///")[0])
+    )
 
 
 @pytest.fixture(params=range(4), ids=["local", "mock", "subtree", "root of a subtree"])
@@ -51,7 +55,9 @@ def test_what_is_written_is_there(storage: Storage) -> None:
     assert storage.exists("shards/a/b.json")
 
 
-def test_names_that_are_not_utf8_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_that_are_not_utf8_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Results have the storage's path in them. A relative one has that of the working folder."""
     with pytest.raises(ValueError, match=r"'.*/caf\\udce9': not UTF-8; rename it"):
         Storage(tmp_path / "caf\udce9")
@@ -85,7 +91,8 @@ def test_a_moved_file_has_one_name(storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/", ".", "a/.hidden", "a\\b", "a\0b"]
+    "name",
+    ["", "/etc/passwd", "../up", "a/../../up", "a//b", "a/", ".", "a/.hidden", "a\\b", "a\0b"],
 )
 def test_names_cannot_lead_elsewhere(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be a file's name"):
@@ -107,14 +114,22 @@ def test_paths_and_file_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert storage.path("x/y.json") == root / "x" / "y.json"
         assert storage.uri == storage.display_name == str(root)
     assert Storage("mock:///a").path("x") is None
-    for wrong, message in {"": "empty", "file://elsewhere/a": "names no host", "~nobody-here/a": "full path"}.items():
+    for wrong, message in {
+        "": "empty",
+        "file://elsewhere/a": "names no host",
+        "~nobody-here/a": "full path",
+    }.items():
         with pytest.raises(ValueError, match=message):
             Storage(wrong)
 
 
 def test_the_storage_that_holds_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for given, root in {"a.parquet": tmp_path, "x/a.parquet": tmp_path / "x", "file:///y/a.parquet": "/y"}.items():
+    for given, root in {
+        "a.parquet": tmp_path,
+        "x/a.parquet": tmp_path / "x",
+        "file:///y/a.parquet": "/y",
+    }.items():
         storage, name = Storage.holding(given)
         assert (storage.display_name, name) == (str(root), "a.parquet")
     storage, name = Storage.holding("s3://KEYID:hunter22@bucket/a/b.parquet?region=x")
@@ -140,7 +155,9 @@ while True:
 
 
 def test_a_killed_writer_leaves_nothing_torn(tmp_path: Path) -> None:
-    """Killed at several moments of a stream of writes: what is visible is always one whole value."""
+    """Killed at several moments of a stream of writes: what is visible is always one whole
+    value.
+    """
     storage = Storage(tmp_path)
     for delay in (0.0, 0.013, 0.031, 0.052):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
@@ -165,9 +182,13 @@ Storage(sys.argv[1]).write("one.bin", b"half")
 
 
 def test_a_writer_killed_before_the_end_is_not_seen(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", DIES_IN_THE_MIDDLE, str(tmp_path)], cwd=ROOT, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", DIES_IN_THE_MIDDLE, str(tmp_path)], cwd=ROOT, check=False
+    )
     assert ended.returncode == -signal.SIGKILL
-    assert [path.name[:9] for path in tmp_path.iterdir()] == [".one.bin."], "it did get as far as writing"
+    assert [path.name[:9] for path in tmp_path.iterdir()] == [".one.bin."], (
+        "it did get as far as writing"
+    )
     storage = Storage(tmp_path)
     assert storage.names() == []
     assert not storage.exists("one.bin")
@@ -181,9 +202,14 @@ def test_only_unfinished_files_of_its_own_are_removed(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     storage.write("shards/x.parquet", b"whole")
     others = [
-        ".x.parquet.swp", ".nfs0000000000000001", f".{32 * 'a'}", f"x.{32 * 'a'}", f".x.{31 * 'a'}", f".x.{32 * 'A'}",
+        ".x.parquet.swp",
+        ".nfs0000000000000001",
+        f".{32 * 'a'}",
+        f"x.{32 * 'a'}",
+        f".x.{31 * 'a'}",
+        f".x.{32 * 'A'}",
         f".x.{32 * 'a'}.bak",
-    ]  # fmt: skip
+    ]
     for name in (unfinished, *others):
         (folder / name).write_bytes(b"1")
     (folder / hidden_name("folder")).mkdir()
@@ -200,7 +226,9 @@ def test_only_unfinished_files_of_its_own_are_removed(tmp_path: Path) -> None:
 
 
 def test_unfinished_files_of_other_filesystems_are_removed(tmp_path: Path) -> None:
-    storage = Storage("anything", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()))
+    storage = Storage(
+        "anything", filesystem=fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    )
     storage.write("shards/x.parquet", b"whole")
     folder = tmp_path / "anything" / "shards"
     for name in (hidden_name("x.parquet"), ".x.parquet.swp"):
@@ -210,7 +238,9 @@ def test_unfinished_files_of_other_filesystems_are_removed(tmp_path: Path) -> No
     assert sorted(path.name for path in folder.iterdir()) == [".x.parquet.swp", "x.parquet"]
 
 
-def test_a_failed_write_keeps_the_old_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     storage = Storage(tmp_path)
     storage.write("a", b"old")
 
@@ -244,8 +274,12 @@ def test_writers_of_one_name_do_not_mix(storage: Storage) -> None:
     assert storage.names() == ["one"]
 
 
-def test_many_names_are_listed_without_a_look_at_each_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder's own entries say what is a file; on a network's file system a look at each takes a minute."""
+def test_many_names_are_listed_without_a_look_at_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder's own entries say what is a file; on a network's file system a look at each takes
+    a minute.
+    """
     folder = tmp_path / "trials"
     folder.mkdir()
     for number in range(5_000):
@@ -268,7 +302,10 @@ SECRET = "wJalr%2FXUtnFEMI"
     ("uri", "shown"),
     [
         (f"s3://AKIAKEY:{SECRET}@bucket/sweeps/?region=x", "s3://bucket/sweeps?region=x"),
-        (f"s3://AKIAKEY:{SECRET}@bucket/a?region=eu-1&scheme=http", "s3://bucket/a?region=eu-1&scheme=http"),
+        (
+            f"s3://AKIAKEY:{SECRET}@bucket/a?region=eu-1&scheme=http",
+            "s3://bucket/a?region=eu-1&scheme=http",
+        ),
         (
             f"s3://bucket/a?endpoint_override=localhost:9000&session_token={SECRET}",
             "s3://bucket/a?endpoint_override=localhost:9000",
@@ -293,7 +330,9 @@ def test_credentials_are_not_shown(uri: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "character", [" ", "#", "%", "é", "\n", "[", "]", "{", "|", "^", "\\", '"', "<", "`", "\u2028"]
 )
-def test_a_character_that_must_be_quoted_is_named_with_its_quoted_form(scheme: str, character: str) -> None:
+def test_a_character_that_must_be_quoted_is_named_with_its_quoted_form(
+    scheme: str, character: str
+) -> None:
     given, quoted = f"{scheme}bucket/a{character}", f"{scheme}bucket/a{quote(character)}"
     for act in (lambda: Storage(given), lambda: Storage.holding(f"{given}/b.parquet")):
         with pytest.raises(ValueError, match="must be quoted") as raised:
@@ -306,7 +345,9 @@ def test_a_character_that_must_be_quoted_is_named_with_its_quoted_form(scheme: s
         storage.write("b c.parquet", b"1")
         assert storage._root == f"bucket/a{character}"
         found, name = Storage.holding(f"{quoted}/b%20c.parquet")
-        assert (found._root, name) == (f"bucket/a{character}", "b c.parquet"), "folders and names are decoded alike"
+        assert (found._root, name) == (f"bucket/a{character}", "b c.parquet"), (
+            "folders and names are decoded alike"
+        )
 
 
 def test_a_question_mark_in_a_folders_name_is_named() -> None:
@@ -355,15 +396,20 @@ def test_what_would_be_another_folder_is_refused(given: str, good: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_a_server_that_does_not_respond_takes_seconds(scheme: str) -> None:
-    """A silent server, or none. (pyarrow itself tries for a quarter of an hour.) With keys, as no file has any here."""
+    """A silent server, or none. (pyarrow itself tries for a quarter of an hour.) With keys, as no
+    file has any here.
+    """
     assert HANG_S < 15 * 60
     start = time.monotonic()
     user = {"s3": "KEYID:hunter22", "gs": "anonymous"}[scheme]
     options = "scheme=http" + ("&region=x" if scheme == "s3" else "")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1] if scheme == "s3" else 1  # Google's library waits two minutes for a byte
+        # Google's library waits two minutes for a byte
+        port = silent.getsockname()[1] if scheme == "s3" else 1
         with pytest.raises(StorageError, match=r"check that the server runs"):
-            Storage(f"{scheme}://{user}@bucket/a?endpoint_override=127.0.0.1:{port}&{options}").check_bucket()
+            Storage(
+                f"{scheme}://{user}@bucket/a?endpoint_override=127.0.0.1:{port}&{options}"
+            ).check_bucket()
     assert time.monotonic() - start < HANG_S
 
 
@@ -372,14 +418,21 @@ def test_a_scheme_has_no_case() -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["nope://AKIAKEY:hunter22@host/a", "s3://AKIAKEY:hun/ter22@bucket/a", "s3://AKIAKEY:99/hunter22@bucket/a"]
+    "uri",
+    [
+        "nope://AKIAKEY:hunter22@host/a",
+        "s3://AKIAKEY:hun/ter22@bucket/a",
+        "s3://AKIAKEY:99/hunter22@bucket/a",
+    ],
 )
 def test_credentials_are_not_in_errors(uri: str) -> None:
     with pytest.raises(ValueError, match=r"storage") as raised:
         Storage(uri)
     for part in ("AKIAKEY", "hunter22", "ter22", "99/"):
         assert part not in str(raised.value)
-    assert raised.value.__context__ is None, "the original error, URI and all, must not be printed along"
+    assert raised.value.__context__ is None, (
+        "the original error, URI and all, must not be printed along"
+    )
 
 
 def test_errors_of_a_place_elsewhere_are_cleaned() -> None:

@@ -1,9 +1,10 @@
 """What only an accelerator runs, run without one.
 
-There loops go to their fixed bounds where a CPU stops early, trees are padded, and nothing may be read back within a
-round. The first test takes the CPU's shortcuts away, repeats captured rounds as CUDA graphs would, and compares tokens
-and statistics with those of eager rounds. The second runs rounds on the meta device, which has shapes but no values:
-whatever reads one raises, and so does whatever mixes devices.
+There loops go to their fixed bounds where a CPU stops early, trees are padded, and nothing may be
+read back within a round. The first test takes the CPU's shortcuts away, repeats captured rounds as
+CUDA graphs would, and compares tokens and statistics with those of eager rounds. The second runs
+rounds on the meta device, which has shapes but no values: whatever reads one raises, and so does
+whatever mixes devices.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ from search_spaces.schedules import Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
-from search_spaces.verification import BlockVerification, DynamicSkipping, JointVerification, UniformSkipping
+from search_spaces.verification import (
+    BlockVerification,
+    DynamicSkipping,
+    JointVerification,
+    UniformSkipping,
+)
 from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
 from workers.decoding import build, state
@@ -60,11 +66,19 @@ UNIFORM = AcceptanceRule(Additive(8, 0.3), verification=UniformSkipping(2))
 SIMILAR = AcceptanceRule(verification=DynamicSkipping(-1.0))
 
 
-def adjacency(initialisation: Literal["horizontal", "vertical", "random", "tokenflock"]) -> Adjacency:
+def adjacency(
+    initialisation: Literal["horizontal", "vertical", "random", "tokenflock"],
+) -> Adjacency:
     return Adjacency(
-        initialisation, beta=0.5, width_step=1, depth_range=(1, 4), width_range=(1, 5), start_depth=3, start_width=3,
+        initialisation,
+        beta=0.5,
+        width_step=1,
+        depth_range=(1, 4),
+        width_range=(1, 5),
+        start_depth=3,
+        start_width=3,
         nodes=12,
-    )  # fmt: skip
+    )
 
 
 FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
@@ -106,7 +120,9 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
 def decoded(engine: Engine) -> list[list[list[int]]]:
     """Tokens, and what every round emitted and drafted, of all captions; images of three rows."""
     results = sorted(engine.run(REQUESTS), key=lambda result: result.request.caption_id)
-    kept = [(r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results]
+    kept = [
+        (r.tokens, r.statistics.emitted, r.statistics.depth, r.statistics.nodes) for r in results
+    ]
     return [[part.tolist() for part in parts] for parts in kept]
 
 
@@ -114,17 +130,31 @@ def decoded(engine: Engine) -> list[list[list[int]]]:
     ("sizes", "name", "temperature"),
     [
         *((sizes, name, 1.0) for sizes in (BASE, ROW_ENDS) for name in FAMILIES),
-        *((BASE, name, 0.0) for name in ("vanilla", "chain", "static", "dynamic", "window", "dynamic, skipping")),
+        *(
+            (BASE, name, 0.0)
+            for name in ("vanilla", "chain", "static", "dynamic", "window", "dynamic, skipping")
+        ),
     ],
 )
 def test_captured_rounds_give_the_tokens_of_eager_ones(
     sizes: TransformerConfig, name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the CPU's shortcuts; in a batch that halves, and in a second run on the same memory."""
-    dynamic = EntropyTemperature() if name in ("chain of top tokens", "window, maximal") else CONSTANT_TEMPERATURE
-    config = DecodingConfig(*FAMILIES[name], sampling=Sampling(temperature, 14, cfg=2.0, dynamic_temperature=dynamic))
+    """Without the CPU's shortcuts; in a batch that halves, and in a second run on the same
+    memory.
+    """
+    dynamic = (
+        EntropyTemperature()
+        if name in ("chain of top tokens", "window, maximal")
+        else CONSTANT_TEMPERATURE
+    )
+    config = DecodingConfig(
+        *FAMILIES[name], sampling=Sampling(temperature, 14, cfg=2.0, dynamic_temperature=dynamic)
+    )
     target = toy_target(config=replace(sizes, rows=3))
-    eager, captured = (Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4) for _ in range(2))
+    eager, captured = (
+        Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=4)
+        for _ in range(2)
+    )
     expected = decoded(eager)
     tape.without_shortcuts(monkeypatch)
     captured.new_capture = lambda: tape.capture
@@ -149,14 +179,17 @@ class Shapeless(nn.Module):
     def forward(self, captions: Sequence[str]) -> Prompt:
         rows = len(captions)
         valid = torch.ones(rows, self.prompt_len, dtype=torch.bool, device=META)
-        return Prompt(torch.zeros(rows, self.prompt_len, self.dim, dtype=self.dtype, device=META), valid)
+        return Prompt(
+            torch.zeros(rows, self.prompt_len, self.dim, dtype=self.dtype, device=META), valid
+        )
 
     def null(self, prompt: Prompt) -> Prompt:
         return prompt
 
 
 class AllOnMeta(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises at an operation that touches a tensor elsewhere: indices on the host, too, stall an accelerator.
+    """Raises at an operation that touches a tensor elsewhere: indices on the host, too, stall an
+    accelerator.
 
     setup: it may, while models and tables are moved to the device.
     """
@@ -179,7 +212,9 @@ def empty_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
 
 
 @cache
-def models_on_meta(kind: str, dtype: torch.dtype, base: TransformerConfig) -> tuple[Target, Drafter | None]:
+def models_on_meta(
+    kind: str, dtype: torch.dtype, base: TransformerConfig
+) -> tuple[Target, Drafter | None]:
     """A target and its drafter without values. 1,024 codes, so that every preset fits as it is."""
     sizes = replace(base, vocab_size=1024)
     target = toy_target(config=sizes).to(META, dtype)
@@ -192,7 +227,9 @@ def models_on_meta(kind: str, dtype: torch.dtype, base: TransformerConfig) -> tu
     return target, drafter
 
 
-def on_meta(config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig) -> tuple[Engine, Batch]:
+def on_meta(
+    config: DecodingConfig, dtype: torch.dtype, base: TransformerConfig
+) -> tuple[Engine, Batch]:
     """An engine without values, and its batch after the prefill."""
     target, drafter = models_on_meta(config.drafter.kind, dtype, base)
     engine = Engine(target, config, drafter, batch_size=3)
@@ -214,7 +251,10 @@ ROUNDS: dict[str, DecodingConfig] = {
         for name, preset in {code_path(p.config): (n, p) for n, p in CATALOGUE.items()}.values()
     },
     **{f"{name}, row ends": DecodingConfig(*family) for name, family in FAMILIES.items()},
-    **{f"{name}, fp32": DecodingConfig(*FAMILIES[name]) for name in ("chain", "dynamic", "window of groups")},
+    **{
+        f"{name}, fp32": DecodingConfig(*FAMILIES[name])
+        for name in ("chain", "dynamic", "window of groups")
+    },
 }
 
 
@@ -223,7 +263,9 @@ ROUNDS: dict[str, DecodingConfig] = {
 def test_a_round_reads_nothing_back_and_stays_on_its_device(
     name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neighbours are found once per run, elsewhere. The bounds of adjacency trees are read with the round's counts."""
+    """Neighbours are found once per run, elsewhere. The bounds of adjacency trees are read with the
+    round's counts.
+    """
     monkeypatch.setattr(build, "neighbour_table", empty_table)
     sampling = Sampling(temperature=temperature, top_k=100, top_p=0.9, cfg=2.0)
     base = ROW_ENDS if "row ends" in name else BASE

@@ -1,8 +1,10 @@
-"""Relaxed means exactly as written, for a whole round: emitted tokens against a plain enumeration of all outcomes.
+"""Relaxed means exactly as written, for a whole round: emitted tokens against a plain enumeration
+of all outcomes.
 
-tests/oracles/rounds.py enumerates the distribution of (first token, everything the first round emits) from the
-formulas; 40,000 real rounds on table models are compared with it by chi-square. A test fails at p < 1e-5: with 28
-configs, correct code would fail for one seed in 3,500, and the seed is fixed.
+tests/oracles/rounds.py enumerates the distribution of (first token, everything the first round
+emits) from the formulas; 40,000 real rounds on table models are compared with it by chi-square. A
+test fails at p < 1e-5: with 28 configs, correct code would fail for one seed in 3,500, and the seed
+is fixed.
 """
 
 import itertools
@@ -42,8 +44,14 @@ RULES: dict[str, tuple[AcceptanceRule, rules.Rule]] = {
     "cool": (AcceptanceRule(schedule=Exponential(1.1, 0.5)), rules.Rule()),
     "cool linear": (AcceptanceRule(schedule=Linear(1.1, 0.4)), rules.Rule()),
     "lantern": (AcceptanceRule(Additive(3, 0.3)), rules.Rule("tvd", k=3, delta=0.3, order=ORDER)),
-    "lantern jsd": (AcceptanceRule(Additive(4, 0.2, "jsd")), rules.Rule("jsd", k=4, delta=0.2, order=ORDER)),
-    "lantern++": (AcceptanceRule(Multiplicative(4, 2.0)), rules.Rule("multiplicative", k=4, lam=2.0, order=ORDER)),
+    "lantern jsd": (
+        AcceptanceRule(Additive(4, 0.2, "jsd")),
+        rules.Rule("jsd", k=4, delta=0.2, order=ORDER),
+    ),
+    "lantern++": (
+        AcceptanceRule(Multiplicative(4, 2.0)),
+        rules.Rule("multiplicative", k=4, lam=2.0, order=ORDER),
+    ),
     "annealed lantern++": (
         AcceptanceRule(Multiplicative(4, 2.0), Exponential(0.9, 0.5)),
         rules.Rule("multiplicative", k=4, lam=2.0, order=ORDER),
@@ -125,7 +133,9 @@ def test_a_round_emits_the_enumerated_distribution(
     for first in range(CODES):
         q_after, p_after = probs_after(first, sampling)
         tree = SHAPE if children == "sampled" else rounds.likeliest(p_after, SHAPE)
-        for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, omegas).items():
+        for tokens, weight in rounds.round_distribution(
+            plain, q_after, p_after, tree, omegas
+        ).items():
             expected[cell((first, *tokens))] += first_probs[first] * weight
     assert expected.sum() == pytest.approx(1)
     assert tabular.p_value(counts, expected) > 1e-5
@@ -162,15 +172,21 @@ def test_children_behind_a_missing_one_are_tested(name: str, missing: tuple[int,
         for rank in missing[:-1]:
             parent = list(parent.values())[rank]
         del parent[list(parent)[missing[-1]]]
-        for tokens, weight in rounds.round_distribution(plain, q_after, p_after, tree, fast.schedule.omegas(3)).items():
-            expected[cell((first, *tokens))] += all_probs(tables()[0], Sampling())[0][first] * weight
+        for tokens, weight in rounds.round_distribution(
+            plain, q_after, p_after, tree, fast.schedule.omegas(3)
+        ).items():
+            expected[cell((first, *tokens))] += (
+                all_probs(tables()[0], Sampling())[0][first] * weight
+            )
     assert expected.sum() == pytest.approx(1)
     assert tabular.p_value(counts, expected) > 1e-5
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_greedy_takes_the_longest_accepted_path(name: str) -> None:
-    """200 random tables: at temperature 0 a round is the longest path all of whose tokens stand, the first on a tie."""
+    """200 random tables: at temperature 0 a round is the longest path all of whose tokens stand,
+    the first on a tie.
+    """
     fast, plain = RULES[name]
     sampling, images = Sampling(temperature=0.0), 200
     target = tabular.random_logits(CODES, LEVELS + 2, 31, images=images)
@@ -186,7 +202,8 @@ def test_greedy_takes_the_longest_accepted_path(name: str) -> None:
         q = below(table, int(batch.tokens[image, 0]))
         p = below(draft[0, image].double().softmax(-1).numpy(), int(batch.tokens[image, 0]))
         best: tuple[int, ...] = ()
-        standing: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}  # path of ranks -> path of tokens
+        # path of ranks -> path of tokens
+        standing: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
         for path in PATHS:
             if path[:-1] in standing:
                 before = standing[path[:-1]]

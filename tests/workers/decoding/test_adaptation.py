@@ -1,6 +1,8 @@
-"""Trees that grow by confidence and adapt to the image, against slow references (tests/oracles/growing.py).
+"""Trees that grow by confidence and adapt to the image, against slow references
+(tests/oracles/growing.py).
 
-A bad tree is never wrong, only slow, so no lossless test sees one: here the very nodes and sizes are compared.
+A bad tree is never wrong, only slow, so no lossless test sees one: here the very nodes and sizes
+are compared.
 """
 
 from __future__ import annotations
@@ -34,11 +36,18 @@ from workers.models.target import Grid, Prompt, Target
 
 CODES, LENGTH = 5, 6
 STARTS = ("horizontal", "vertical", "random", "tokenflock")
-SAMPLINGS = (Sampling(), Sampling(temperature=0.7, top_k=3), Sampling(cfg=2.0, top_p=0.8), Sampling(temperature=0.0))
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=0.7, top_k=3),
+    Sampling(cfg=2.0, top_p=0.8),
+    Sampling(temperature=0.0),
+)
 
 
 def paths(tree: DraftTree, row: int) -> list[Path]:
-    """The nodes that exist in a row's tree, by following the parents; a node without its parent is a fault."""
+    """The nodes that exist in a row's tree, by following the parents; a node without its parent is
+    a fault.
+    """
     found: list[Path] = []
     parents, depth = tree.shape.parents[row].tolist(), tree.shape.depth[row].tolist()
     for node, (parent, token) in enumerate(zip(parents, tree.tokens[row].tolist(), strict=True)):
@@ -54,7 +63,9 @@ def paths(tree: DraftTree, row: int) -> list[Path]:
 def assert_tree(
     tree: DraftTree, row: int, all_probs: growing.ProbsFunction, depth: int, width: int, nodes: int
 ) -> None:
-    """The same nodes as the plain tree's (of equally confident ones, any), the more confident sibling first."""
+    """The same nodes as the plain tree's (of equally confident ones, any), the more confident
+    sibling first.
+    """
     drawn, plain = paths(tree, row), growing.eagle2(all_probs, depth, width, nodes)
     assert len(set(drawn)) == len(drawn)
     assert sorted(growing.score(all_probs, p) for p in drawn) == pytest.approx(
@@ -81,7 +92,10 @@ def probs_of(draft: Tensor, batch: Batch, row: int, sampling: Sampling) -> growi
         context = start
         for token in path:
             context = context * CODES + 1 + token
-        return cast("list[float]", tabular.processed(guided[context : context + 1].numpy(), plain)[0].tolist())
+        return cast(
+            "list[float]",
+            tabular.processed(guided[context : context + 1].numpy(), plain)[0].tolist(),
+        )
 
     return probs
 
@@ -90,7 +104,9 @@ def draws(batch: Batch, row: int) -> Callable[[int], list[float]]:
     """The uniform numbers of a row's cells."""
 
     def draw(token: int) -> list[float]:
-        numbers = rng.uniform(batch.keys[row], torch.tensor(token), rng.Purpose.SHAPE, torch.arange(2))
+        numbers = rng.uniform(
+            batch.keys[row], torch.tensor(token), rng.Purpose.SHAPE, torch.arange(2)
+        )
         return cast("list[float]", numbers.tolist())
 
     return draw
@@ -98,7 +114,12 @@ def draws(batch: Batch, row: int) -> Callable[[int], list[float]]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=25, deadline=None)
-@given(depth=st.integers(1, 4), width=st.integers(1, CODES), nodes=st.integers(1, 40), seed=st.integers(0, 9999))
+@given(
+    depth=st.integers(1, 4),
+    width=st.integers(1, CODES),
+    nodes=st.integers(1, 40),
+    seed=st.integers(0, 9999),
+)
 def test_dynamic_trees_keep_the_most_confident_nodes(
     sampling: Sampling, depth: int, width: int, nodes: int, seed: int
 ) -> None:
@@ -122,7 +143,12 @@ class Fixed(Drafter):
 
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None: ...
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None: ...
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None: ...
 
@@ -142,7 +168,12 @@ def open_batch(size: int, grid: Grid) -> Batch:
     cache = KVCache(0, size, 1, 1, 1)  # without layers
     batch = Batch(size, cfg=1.0, prompt_len=1, image_len=grid.tokens, reach=4, cache=cache)
     all_rows = torch.arange(size)
-    batch.admit(all_rows, rng.image_keys(3, range(size), [0] * size), all_rows, torch.ones(size, 1, dtype=torch.bool))
+    batch.admit(
+        all_rows,
+        rng.image_keys(3, range(size), [0] * size),
+        all_rows,
+        torch.ones(size, 1, dtype=torch.bool),
+    )
     return batch
 
 
@@ -157,7 +188,9 @@ def test_ties_in_confidence_never_orphan_a_node(probs: list[float], sure: float)
         for row in range(2):
             kept = paths(tree, row)
             assert kept[0] == (0,)
-            scores = sorted((math.prod(probs[token] for token in path) for path in kept), reverse=True)
+            scores = sorted(
+                (math.prod(probs[token] for token in path) for path in kept), reverse=True
+            )
             assert len(kept) == (min(nodes, 5) if sure == 1 else nodes)
             plain = growing.eagle2(lambda _: probs, 5, 3, nodes)
             assert scores == [math.prod(probs[token] for token in path) for path in plain]
@@ -166,7 +199,9 @@ def test_ties_in_confidence_never_orphan_a_node(probs: list[float], sure: float)
 def test_the_first_of_equally_confident_nodes_are_expanded() -> None:
     """As replay assumes: in 16 bits many scores are equal, and `topk` may take any of them."""
     width, config = 4, DecodingConfig(Eagle(), Dynamic(4, 4, 99), sampling=Sampling())
-    tree = DynamicTree(config, model(Grid(2, 3), 9), Fixed(torch.zeros(9))).draft(open_batch(2, Grid(2, 3)))
+    tree = DynamicTree(config, model(Grid(2, 3), 9), Fixed(torch.zeros(9))).draft(
+        open_batch(2, Grid(2, 3))
+    )
     for level in (2, 3):
         first = width + (level - 2) * width**2  # the node that the level begins with
         below = tree.shape.parents[:, first + width**2 : first + 2 * width**2]
@@ -201,7 +236,9 @@ def policies(draw: st.DrawFn, initialisation: str) -> Adjacency:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 9999))
 def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject, seed: int) -> None:
-    """Whole images, three at a time, each at its own pace: every round's depth and width is the plain map's."""
+    """Whole images, three at a time, each at its own pace: every round's depth and width is the
+    plain map's.
+    """
     policy = data.draw(policies(initialisation))
     grid = Grid(data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6)))
     generator = torch.Generator().manual_seed(seed)
@@ -210,9 +247,13 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
     batch = open_batch(3, grid)
     drafting.prepare(batch)
     nothing = torch.zeros(3, 1, 1)
-    drafting.admit(torch.arange(3), Prompt(nothing, nothing[..., 0].bool()), [], nothing, batch.root)
+    drafting.admit(
+        torch.arange(3), Prompt(nothing, nothing[..., 0].bool()), [], nothing, batch.root
+    )
 
-    maps = [growing.Map(policy, grid.cols, min(6, policy.nodes), draws(batch, row)) for row in range(3)]
+    maps = [
+        growing.Map(policy, grid.cols, min(6, policy.nodes), draws(batch, row)) for row in range(3)
+    ]
     while (batch.emitted < grid.tokens).all():
         sizes = [plain.next_tree() for plain in maps]
         drafting.plan(batch)
@@ -223,7 +264,9 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
         used = (torch.rand(3, generator=generator) * 1.7).clamp(max=1)  # often all of it
         accepted = (used * room).round().long()
         tokens = torch.zeros(3, int(accepted.max()) + 1, dtype=torch.int64)
-        result = AcceptResult(None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool))
+        result = AcceptResult(
+            None, tokens, accepted, tokens[:, 0], torch.zeros(3, dtype=torch.bool)
+        )
         drafting.commit(batch, tree, result, nothing, nothing)
         batch.commit(tokens, result.num_emitted, result.next_root)
         for plain, (depth, width), count in zip(maps, sizes, accepted.tolist(), strict=True):
@@ -233,14 +276,24 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
 @pytest.mark.parametrize("initialisation", STARTS)
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 9999))
-def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(initialisation: str, seed: int) -> None:
+def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(
+    initialisation: str, seed: int
+) -> None:
     """After two rounds the rows' sizes differ, and none sees the others'."""
     policy = Adjacency(
-        initialisation=cast(Any, initialisation), beta=0.5, width_step=1, depth_range=(1, 4), width_range=(1, 4),
-        start_depth=2, start_width=3, nodes=9,
-    )  # fmt: skip
+        initialisation=cast(Any, initialisation),
+        beta=0.5,
+        width_step=1,
+        depth_range=(1, 4),
+        width_range=(1, 4),
+        start_depth=2,
+        start_width=3,
+        nodes=9,
+    )
     draft = 2 * tabular.random_logits(CODES, 7, seed)
-    engine = tabular.TabularEngine(DecodingConfig(Eagle(), policy, sampling=Sampling()), draft, draft, 6)
+    engine = tabular.TabularEngine(
+        DecodingConfig(Eagle(), policy, sampling=Sampling()), draft, draft, 6
+    )
     batch = engine.open(3, seed)
     maps = [growing.Map(policy, 3, CODES, draws(batch, row)) for row in range(3)]
     for _ in range(2):

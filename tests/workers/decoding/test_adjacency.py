@@ -1,4 +1,6 @@
-"""The adjacency policy's arithmetic: rows of different sizes in one batch, TokenFlock's means, random starts."""
+"""The adjacency policy's arithmetic: rows of different sizes in one batch, TokenFlock's means,
+random starts.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,17 @@ REQUESTS = [Request(n, caption) for n, caption in enumerate(["abc", "defgh", "i"
 
 
 def adjacency(acceptance: object = "exact", **tree: object) -> DecodingConfig:
-    shape = {"policy": "adjacency", "depth_range": [2, 5], "width_range": [2, 6], "start_width": 4, "nodes": 20, **tree}
-    config = DecodingConfig.from_mapping({"drafter": "eagle", "tree": shape, "acceptance": acceptance})
+    shape = {
+        "policy": "adjacency",
+        "depth_range": [2, 5],
+        "width_range": [2, 6],
+        "start_width": 4,
+        "nodes": 20,
+        **tree,
+    }
+    config = DecodingConfig.from_mapping(
+        {"drafter": "eagle", "tree": shape, "acceptance": acceptance}
+    )
     return replace(config, sampling=Sampling(cfg=2.0))
 
 
@@ -36,9 +47,15 @@ def opened(config: DecodingConfig, size: int = 1) -> tuple[AdjacencyTree, Batch]
 
 
 @pytest.mark.parametrize("initialisation", ["horizontal", "random"])
-@pytest.mark.parametrize("acceptance", ["exact", {"neighbourhood": "additive", "k": 12, "delta": 0.4}])
-def test_a_narrow_row_does_not_depend_on_wider_rows(initialisation: str, acceptance: object) -> None:
-    """Trees of three levels and more, of mixed widths: tokens, rounds and node counts do not depend on the batch."""
+@pytest.mark.parametrize(
+    "acceptance", ["exact", {"neighbourhood": "additive", "k": 12, "delta": 0.4}]
+)
+def test_a_narrow_row_does_not_depend_on_wider_rows(
+    initialisation: str, acceptance: object
+) -> None:
+    """Trees of three levels and more, of mixed widths: tokens, rounds and node counts do not depend
+    on the batch.
+    """
     config = adjacency(acceptance, initialisation=initialisation, nodes=40, beta=0.3)
 
     def draw(batch: int) -> dict[int, Result]:
@@ -62,7 +79,9 @@ def test_tokenflock_averages_only_known_alphas() -> None:
     assert alpha.tolist() == [0.5]
     start = drafting.sizes.start
     assert shape[0].tolist() == [round((float(start[0]) + 4) / 3), round((float(start[1]) + 8) / 3)]
-    assert drafting.sizes.mean_alpha(*drafting.sizes.flock(torch.ones(1, dtype=torch.int64))).tolist() == [-1.0]
+    assert drafting.sizes.mean_alpha(
+        *drafting.sizes.flock(torch.ones(1, dtype=torch.int64))
+    ).tolist() == [-1.0]
 
 
 def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +95,9 @@ def test_random_starts_copy_nothing_from_the_host(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_cache_holds_paths_wider_than_trees() -> None:
-    """Where the host does not know how far a result went, paths are as wide as the deepest tree, whatever its nodes."""
+    """Where the host does not know how far a result went, paths are as wide as the deepest tree,
+    whatever its nodes.
+    """
     _, batch = opened(adjacency(depth_range=[2, 8], nodes=6))
     assert batch.cache.columns >= 5 + 36 + 8 + 1
     assert batch.columns.max() + 35 < batch.cache.columns

@@ -1,4 +1,6 @@
-"""What a plugin's neighbourhood says of itself is compared with its masses before anything is decoded."""
+"""What a plugin's neighbourhood says of itself is compared with its masses before anything is
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from search_spaces.neighbourhoods import Neighbourhood, NeighbourhoodMass, NeighbourTables, NoNeighbourhood
+from search_spaces.neighbourhoods import (
+    Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
+    NoNeighbourhood,
+)
 from search_spaces.params import ConfigError
 from workers.decoding.build import check_masses
 
@@ -16,11 +23,15 @@ from workers.decoding.build import check_masses
 class Doubled(NoNeighbourhood):
     """Twice the token's mass."""
 
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         plain = NoNeighbourhood.mass(self, r, p, x, tables)
         return plain._replace(target=2 * plain.target)
 
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         target, proposal = NoNeighbourhood.all_masses(self, r, p, tables)
         return 2 * target, proposal
 
@@ -32,11 +43,15 @@ class Relaxed(Doubled):
 class Halved(Relaxed):
     """Half of the token's mass."""
 
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         plain = NoNeighbourhood.mass(self, r, p, x, tables)
         return plain._replace(target=plain.target / 2)
 
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         target, proposal = NoNeighbourhood.all_masses(self, r, p, tables)
         return target / 2, proposal
 
@@ -46,12 +61,16 @@ class Stricter(Halved):
 
 
 class Contradictory(Relaxed):
-    def all_masses(self, r: Tensor, p: Tensor | None, tables: NeighbourTables) -> tuple[Tensor, Tensor]:
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
         return NoNeighbourhood.all_masses(self, r, p, tables)
 
 
 class Broken(Relaxed):
-    def mass(self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables) -> NeighbourhoodMass:
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
         return super().mass(r, p, x[:, None], tables)
 
 
@@ -67,7 +86,9 @@ class Broken(Relaxed):
         (Broken, "mass or all_masses fails: RuntimeError"),
     ],
 )
-def test_masses_that_contradict_their_class_are_refused(made: type[Neighbourhood], problem: str | None) -> None:
+def test_masses_that_contradict_their_class_are_refused(
+    made: type[Neighbourhood], problem: str | None
+) -> None:
     codebook = torch.zeros(64, 2)
     if problem is None:
         check_masses(made(), NeighbourTables(), codebook)

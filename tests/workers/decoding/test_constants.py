@@ -40,7 +40,9 @@ def test_without_an_owner_nothing_is_kept() -> None:
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_an_engines_constants_are_freed_with_it(captures: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engines_constants_are_freed_with_it(
+    captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two engines of one tree have constants of their own, which the passes of each find again."""
     tape.without_shortcuts(monkeypatch)
     target = toy_target()
@@ -55,7 +57,13 @@ def test_an_engines_constants_are_freed_with_it(captures: bool, monkeypatch: pyt
             list(engine.run([Request(0, "abc")]))
             counts.append(len(engine.constants))
         assert counts[0] == counts[1] > 3
-        made.append([weakref.ref(value) for value in engine.constants.values() if isinstance(value, torch.Tensor)])
+        made.append(
+            [
+                weakref.ref(value)
+                for value in engine.constants.values()
+                if isinstance(value, torch.Tensor)
+            ]
+        )
     assert not {id(ref()) for ref in made[0]} & {id(ref()) for ref in made[1]}
     del engine, engines[0]
     gc.collect()

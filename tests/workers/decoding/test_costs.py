@@ -52,7 +52,9 @@ def test_probs_shared_by_a_level_are_computed_once(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_shared_probs_are_ranked_once(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parents of a level share Medusa's probs and their noise, so they have the same children."""
+    """The parents of a level share Medusa's probs and their noise, so they have the same
+    children.
+    """
     target, seen = toy_target(), []
     config = PRESETS["medusa"].with_sampling(Sampling(temperature=temperature, cfg=2.0))
     engine = Engine(target, config, toy_drafter("medusa", target), seed=1)
@@ -70,7 +72,9 @@ def test_shared_probs_are_ranked_once(temperature: float, monkeypatch: pytest.Mo
     assert set(seen) == {1}
     expand = MedusaDrafter.expand
     monkeypatch.setattr(MedusaDrafter, "expand", lambda *arguments: expand(*arguments).contiguous())
-    assert torch.equal(engine.drafting.draft(batch).tokens, drafted.tokens), "as if each parent had its own"
+    assert torch.equal(engine.drafting.draft(batch).tokens, drafted.tokens), (
+        "as if each parent had its own"
+    )
     assert max(seen) > 1
 
 
@@ -82,7 +86,9 @@ def test_probs_of_a_half_precision_drafter_are_computed_in_fp32(kind: str) -> No
     assert isinstance(drafting, TreeDrafting)
     logits = torch.randn(2, 3, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
     assert torch.equal(drafting.probs(logits), drafting.probs(logits.float()))
-    assert torch.equal(drafting.top_children(logits, 3)[0], drafting.top_children(logits.float(), 3)[0])
+    assert torch.equal(
+        drafting.top_children(logits, 3)[0], drafting.top_children(logits.float(), 3)[0]
+    )
 
 
 @pytest.mark.parametrize("name", ["eagle2", "speculative", "lantern_pp"])
@@ -105,7 +111,9 @@ def test_masks_of_target_and_drafter_are_aligned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sjd", "gsd"])
-def test_a_windows_probs_are_computed_once_a_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_windows_probs_are_computed_once_a_round(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Engine(toy_target(), PRESETS[name].with_sampling(Sampling()), None, seed=1)
     batch, _ = engine.open(deque([Request(0, "a")]))
     calls = []
@@ -120,9 +128,15 @@ def test_a_windows_probs_are_computed_once_a_round(name: str, monkeypatch: pytes
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("name", ["vanilla", "speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"])
-def test_nothing_is_computed_between_a_pass_and_the_next_draft(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accelerator waits while the host reads a pass's counts, records them and plans the next pass."""
+@pytest.mark.parametrize(
+    "name", ["vanilla", "speculative", "medusa", "eagle1", "eagle2", "eagle3", "adt", "sjd"]
+)
+def test_nothing_is_computed_between_a_pass_and_the_next_draft(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An accelerator waits while the host reads a pass's counts, records them and plans the next
+    pass.
+    """
     target, counter = toy_target(), OperationCounter()
     config = PRESETS[name].with_sampling(Sampling(cfg=2.0))
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=2)
@@ -149,20 +163,30 @@ def test_the_overhead_benchmark_watches_modules_that_are_called() -> None:
         assert called >= set(watched)
 
 
-def test_the_papers_residual_never_computes_every_tokens_mass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_papers_residual_never_computes_every_tokens_mass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rule = AcceptanceRule(Additive(k=3, delta=0.5), Constant(0.5))
     tables, x = NeighbourTables(neighbours=torch.arange(6).expand(6, 6)), torch.tensor([2])
     r, p = torch.full((1, 6), 1 / 6), torch.full((1, 6), 1 / 6)
     monkeypatch.delattr(CodebookNeighbourhood, "all_masses")
     mass = rule.neighbourhood.mass(r, p, x, tables)
-    assert float(rule.residual(r, p, x, torch.tensor([0.5]), mass, tables).sum()) == pytest.approx(1)
+    assert float(rule.residual(r, p, x, torch.tensor([0.5]), mass, tables).sum()) == pytest.approx(
+        1
+    )
 
 
 @pytest.mark.parametrize(
-    ("ratio", "share", "status"), [(1.05, 0.10, None), (1.05, 0.13, 1), (1.2, 0.10, 1)], ids=["fair", "share", "ratio"]
+    ("ratio", "share", "status"),
+    [(1.05, 0.10, None), (1.05, 0.13, 1), (1.2, 0.10, 1)],
+    ids=["fair", "share", "ratio"],
 )
 def test_the_overhead_benchmark_says_what_fails(
-    ratio: float, share: float, status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ratio: float,
+    share: float,
+    status: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(overhead, "load_folder", lambda: SimpleNamespace(drafters={"eagle": None}))
     monkeypatch.setattr(overhead, "vanilla_against_bare_loop", lambda *_: (ratio, 1.0, 1.3))

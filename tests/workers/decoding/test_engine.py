@@ -1,5 +1,5 @@
-"""The engine on toy models: every preset and unpublished product runs; common random numbers; greedy identity;
-bookkeeping.
+"""The engine on toy models: every preset and unpublished product runs; common random numbers;
+greedy identity; bookkeeping.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ LOSSLESS = [
 def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> DecodingConfig:
     """A preset, made to fit the toy's 24 codes and its images of 12 tokens."""
     mapping = config.to_mapping()
-    acceptance, tree, drafter = (dict(mapping[section]) for section in ("acceptance", "tree", "drafter"))
+    acceptance, tree, drafter = (
+        dict(mapping[section]) for section in ("acceptance", "tree", "drafter")
+    )
     if acceptance.get("k", 0) > 12:
         acceptance["k"] = 12
     if "lag" in drafter:
@@ -72,9 +74,16 @@ def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> Decoding
 
 
 def draw(
-    target: Target, config: DecodingConfig, *, batch: int = 4, seed: int = 0, requests: list[Request] | None = None
+    target: Target,
+    config: DecodingConfig,
+    *,
+    batch: int = 4,
+    seed: int = 0,
+    requests: list[Request] | None = None,
 ) -> dict[int, Result]:
-    engine = Engine(target, config, toy_drafter(config.drafter.kind, target), seed=seed, batch_size=batch)
+    engine = Engine(
+        target, config, toy_drafter(config.drafter.kind, target), seed=seed, batch_size=batch
+    )
     return {r.request.caption_id: r for r in engine.run(REQUESTS if requests is None else requests)}
 
 
@@ -99,32 +108,56 @@ def test_every_preset_draws_whole_images(name: str, cfg: float) -> None:
             assert result.tokens.shape == (12,)
             assert result.tokens.min() >= 0
             assert result.tokens.max() < 24
-            assert int(stats.emitted.sum()) == 11  # the prefill's token apart, each token once and none past the end
-            assert stats.position.tolist() == [1 + int(stats.emitted[:i].sum()) for i in range(stats.passes)]
+            # the prefill's token apart, each token once and none past the end
+            assert int(stats.emitted.sum()) == 11
+            assert stats.position.tolist() == [
+                1 + int(stats.emitted[:i].sum()) for i in range(stats.passes)
+            ]
             assert (stats.emitted <= rows * (stats.depth + 1)).all()
             assert stats.step_compression == pytest.approx(12 / (stats.passes + 1))
 
 
-ANNEALED: dict[str, object] = {"schedule": "exponential", "budget": 1.5, "nu": 0.2, "resampling": "optimal"}
+ANNEALED: dict[str, object] = {
+    "schedule": "exponential",
+    "budget": 1.5,
+    "nu": 0.2,
+    "resampling": "optimal",
+}
 PRODUCTS: dict[str, dict[str, object]] = {
     "annealed LANTERN++ on adjacency trees, optimal resampling": {
         "drafter": "eagle",
         "tree": {
-            "policy": "adjacency", "initialisation": "vertical", "width_range": [2, 6], "start_width": 4, "nodes": 20,
+            "policy": "adjacency",
+            "initialisation": "vertical",
+            "width_range": [2, 6],
+            "start_width": 4,
+            "nodes": 20,
         },
         "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 2.0, **ANNEALED},
     },
     "LANTERN by JSD and cosine on Medusa's dynamic tree": {
         "drafter": "medusa",
         "tree": {"policy": "dynamic", "depth": 4, "width": 4, "nodes": 12},
-        "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.2, "divergence": "jsd", "proximity": "cosine"},
+        "acceptance": {
+            "neighbourhood": "additive",
+            "k": 8,
+            "delta": 0.2,
+            "divergence": "jsd",
+            "proximity": "cosine",
+        },
     },
     "random neighbours, annealed below 1, on an independent drafter's static tree": {
         "drafter": "independent",
         "tree": {"policy": "static", "name": "eagle1_26"},
         "acceptance": {
-            "neighbourhood": "additive", "k": 8, "delta": 0.2, "proximity": "random",
-            "resampling": "optimal", "schedule": "linear", "budget": 0.8, "slope": 0.1,
+            "neighbourhood": "additive",
+            "k": 8,
+            "delta": 0.2,
+            "proximity": "random",
+            "resampling": "optimal",
+            "schedule": "linear",
+            "budget": 0.8,
+            "slope": 0.1,
         },
     },
     "GSD, annealed, on a coupled window": {
@@ -135,9 +168,14 @@ PRODUCTS: dict[str, dict[str, object]] = {
     "LANTERN++ on a chain of top tokens": {
         "drafter": "eagle",
         "tree": {"policy": "chain", "length": 4, "children": "top"},
-        "acceptance": {"neighbourhood": "multiplicative", "k": 8, "lambda": 3.0, "resampling": "paper"},
+        "acceptance": {
+            "neighbourhood": "multiplicative",
+            "k": 8,
+            "lambda": 3.0,
+            "resampling": "paper",
+        },
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -160,16 +198,24 @@ def test_images_do_not_depend_on_their_batch(name: str) -> None:
             assert torch.equal(result.tokens, together[key].tokens)
             assert torch.equal(result.statistics.emitted, together[key].statistics.emitted)
     other_seed = draw(target, config, seed=1, requests=REQUESTS[:2])
-    assert any(not torch.equal(together[key].tokens, result.tokens) for key, result in other_seed.items())
+    assert any(
+        not torch.equal(together[key].tokens, result.tokens) for key, result in other_seed.items()
+    )
 
 
 @pytest.mark.parametrize("name", ["speculative", "medusa", "eagle2", "adt", "sjd"])
-def test_prompts_are_read_in_groups_ahead_of_free_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator: a quarter of a batch of 16, or as many as there are free rows, with the images of captions
-    that are read alone. The size of the batch is set after the engine is made, as `Engines` does.
+def test_prompts_are_read_in_groups_ahead_of_free_rows(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator: a quarter of a batch of 16, or as many as there are free rows, with the
+    images of captions that are read alone. The size of the batch is set after the engine is made,
+    as `Engines` does.
     """
     target = toy_target(config=SMALL)
-    config, requests = fitted(PRESETS[name], Sampling(cfg=2.0)), [Request(n, CAPTIONS[n % 7]) for n in range(40)]
+    config, requests = (
+        fitted(PRESETS[name], Sampling(cfg=2.0)),
+        [Request(n, CAPTIONS[n % 7]) for n in range(40)],
+    )
     alone = draw(target, config, batch=3, requests=requests)
     read, sizes = target.encode, list[int]()
 
@@ -241,7 +287,9 @@ def test_samples_of_one_caption_differ_and_seeds_matter() -> None:
 
 def test_a_target_with_nan_weights_is_an_error() -> None:
     target = toy_target()
-    dict(target.transformer.named_parameters())["layers.1.feed_forward.w2.weight"].data[0, 0] = torch.nan
+    dict(target.transformer.named_parameters())["layers.1.feed_forward.w2.weight"].data[0, 0] = (
+        torch.nan
+    )
     with pytest.raises(DecodingError, match="not finite"):
         list(Engine(target, fitted(PRESETS["vanilla"], Sampling())).run(REQUESTS))
     with pytest.raises(DecodingError, match="not finite"):
@@ -262,14 +310,19 @@ def test_a_drafter_with_nan_weights_is_an_error(name: str, temperature: float) -
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa", "independent"])
 def test_drafts_may_extend_far_past_the_image(kind: str) -> None:
-    """Deeper than the rotation table has spare positions, from the image's start to its last tokens: the loose rule
-    accepts nearly all drafts, so that a round begins there."""
+    """Deeper than the rotation table has spare positions, from the image's start to its last
+    tokens: the loose rule accepts nearly all drafts, so that a round begins there.
+    """
     target = toy_target(config=replace(BASE, rows=9, cols=9))
     loose = {"neighbourhood": "additive", "k": 24, "delta": 1.0}
     tree = {"policy": "chain", "length": 75}
     config = DecodingConfig.from_mapping({"drafter": kind, "tree": tree, "acceptance": loose})
     drafter = toy_drafter(kind, target, heads=75)
-    results = list(Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(REQUESTS[:2]))
+    results = list(
+        Engine(target, replace(config, sampling=Sampling()), drafter, batch_size=2).run(
+            REQUESTS[:2]
+        )
+    )
     assert [int(r.statistics.emitted.sum()) for r in results] == [80, 80]
     assert all(2 <= r.statistics.passes < 10 for r in results)
 
@@ -293,9 +346,17 @@ def test_latency_leaves_out_the_reading_of_captions(monkeypatch: pytest.MonkeyPa
 
 def test_a_drafter_of_another_kind_or_shape_is_refused() -> None:
     target = toy_target()
-    for expected, given in (("eagle", "medusa"), ("medusa", "independent"), ("independent", "eagle")):
-        config = DecodingConfig.from_mapping({"drafter": expected, "tree": {"policy": "chain", "length": 3}})
-        with pytest.raises(ValueError, match=f"needs the {expected} drafter's weights, but {given}'s were given"):
+    for expected, given in (
+        ("eagle", "medusa"),
+        ("medusa", "independent"),
+        ("independent", "eagle"),
+    ):
+        config = DecodingConfig.from_mapping(
+            {"drafter": expected, "tree": {"policy": "chain", "length": 3}}
+        )
+        with pytest.raises(
+            ValueError, match=f"needs the {expected} drafter's weights, but {given}'s were given"
+        ):
             Engine(target, config, toy_drafter(given, target))
     others = {"rows": replace(BASE, rows=2, cols=8), "prompt_len": replace(BASE, prompt_len=6)}
     for what, shape in others.items():

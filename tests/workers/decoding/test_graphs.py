@@ -31,7 +31,11 @@ class Owner:
     """Four captions, two rows of a transformer each."""
 
     def __init__(self) -> None:
-        self.captions, self.rows, self.other = torch.arange(4), torch.arange(8), torch.arange(4) + 10
+        self.captions, self.rows, self.other = (
+            torch.arange(4),
+            torch.arange(8),
+            torch.arange(4) + 10,
+        )
 
 
 def test_buffers_keep_their_addresses() -> None:
@@ -72,12 +76,20 @@ def test_caches_keep_the_rows_of_the_captions_that_stay(fixed: bool) -> None:
 def test_a_round_that_cannot_be_captured_runs_eagerly(
     failing: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever capture fails, after it has assigned what it could: the tokens are the same, and the log says why."""
+    """Whichever capture fails, after it has assigned what it could: the tokens are the same, and
+    the log says why.
+    """
     monkeypatch.setattr(RoundGraphs, "failure", None)
     tape.without_shortcuts(monkeypatch)
-    target, config = toy_target(), DecodingConfig(
-        Eagle(), Dynamic(depth=4, width=4, nodes=12), AcceptanceRule(Additive(8, 0.3)), Sampling(cfg=2.0)
-    )  # fmt: skip
+    target, config = (
+        toy_target(),
+        DecodingConfig(
+            Eagle(),
+            Dynamic(depth=4, width=4, nodes=12),
+            AcceptanceRule(Additive(8, 0.3)),
+            Sampling(cfg=2.0),
+        ),
+    )
     requests = [Request(number, caption) for number, caption in enumerate(["abc", "de", "f"])]
 
     def tokens(engine: Engine) -> list[list[int]]:
@@ -96,7 +108,9 @@ def test_a_round_that_cannot_be_captured_runs_eagerly(
 
     engine = Engine(target, config, toy_drafter("eagle", target), batch_size=2)
     engine.new_capture = lambda: capture
-    assert tokens(engine) == tokens(Engine(target, config, toy_drafter("eagle", target), batch_size=2))
+    assert tokens(engine) == tokens(
+        Engine(target, config, toy_drafter("eagle", target), batch_size=2)
+    )
     assert calls == failing
     assert "not permitted" in str(RoundGraphs.failure)
     assert "not permitted" in caplog.text
@@ -104,7 +118,9 @@ def test_a_round_that_cannot_be_captured_runs_eagerly(
     assert not are_supported(torch.device("cuda"))
 
 
-def test_engines_with_one_drafter_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_with_one_drafter_do_not_disturb_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tape.without_shortcuts(monkeypatch)
     target = toy_target()
     config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
@@ -112,7 +128,10 @@ def test_engines_with_one_drafter_do_not_disturb_each_other(monkeypatch: pytest.
     engines = [Engine(target, config, drafter, seed=seed, batch_size=2) for seed in (0, 1)]
     for engine in engines:
         engine.new_capture = lambda: tape.capture
-    runs = [[result.tokens.tolist() for result in engine.run([Request(7, "abc")])] for engine in engines * 2]
+    runs = [
+        [result.tokens.tolist() for result in engine.run([Request(7, "abc")])]
+        for engine in engines * 2
+    ]
     assert runs[:2] == runs[2:]
     assert runs[0] != runs[1]
 
@@ -134,7 +153,9 @@ def test_a_tensor_that_changes_its_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_a_batch_is_freed_without_a_garbage_collection(static: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_freed_without_a_garbage_collection(
+    static: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tape.without_shortcuts(monkeypatch)
     target = toy_target()
     config = DecodingConfig(Eagle(), Dynamic(depth=3, width=2, nodes=6), sampling=Sampling(cfg=2.0))
@@ -175,7 +196,10 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
     drafter = toy_drafter("eagle", target)
     assert drafter is not None
     chain = replace(config, policy=Chain(4))  # with the same drafter
-    engines, settings = Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False), (vanilla, config, chain)
+    engines, settings = (
+        Engines(Models(target, {"eagle": drafter}, {}), 0, lambda: False),
+        (vanilla, config, chain),
+    )
     for each in settings:
         engines.get(each).new_capture = lambda: capture
     for turn in range(3):
@@ -202,7 +226,9 @@ def test_after_a_failed_capture_no_setting_has_graphs(monkeypatch: pytest.Monkey
     monkeypatch.setattr(tape.Tape, "replay", count)
     engine = Engine(target, DecodingConfig(sampling=Sampling(cfg=2.0)), batch_size=1)
     engine.new_capture = lambda: tape.capture
-    found = [[result.tokens.tolist() for result in engine.run([Request(0, "abc")])] for _ in range(2)]
+    found = [
+        [result.tokens.tolist() for result in engine.run([Request(0, "abc")])] for _ in range(2)
+    ]
     assert replays > 0
     monkeypatch.setattr(RoundGraphs, "failure", "another engine's pass could not be captured")
     before = replays
@@ -212,8 +238,12 @@ def test_after_a_failed_capture_no_setting_has_graphs(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("adjacency", [False, True])
-def test_few_graphs_serve_all_passes_of_many_images(adjacency: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most a graph per step of tokens, power of two of rows and plan; captures are a small part of the passes."""
+def test_few_graphs_serve_all_passes_of_many_images(
+    adjacency: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most a graph per step of tokens, power of two of rows and plan; captures are a small part
+    of the passes.
+    """
     tape.without_shortcuts(monkeypatch)
     target = toy_target(config=replace(BASE, rows=16, cols=8))
     policy = (

@@ -38,7 +38,9 @@ RULES: dict[str, AcceptanceRule] = {
     "lantern": AcceptanceRule(Additive(9, 0.3)),
     "lantern of everything": AcceptanceRule(Additive(24, 1.0), Constant(0.5)),
     "lantern, optimal": AcceptanceRule(Additive(9, 0.3), resampling="optimal"),
-    "lantern, optimal and under": AcceptanceRule(Additive(9, 0.3), Constant(0.6), resampling="optimal"),
+    "lantern, optimal and under": AcceptanceRule(
+        Additive(9, 0.3), Constant(0.6), resampling="optimal"
+    ),
     "lantern jsd": AcceptanceRule(Additive(12, 0.1, "jsd")),
     "lantern++": AcceptanceRule(Multiplicative(10, 2.0)),
     "annealed lantern++": AcceptanceRule(Multiplicative(10, 2.0), Exponential(0.9, 0.5)),
@@ -55,17 +57,26 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-WIDE = [-1, -1, -1, 0, 1, 1, 1, 2, 5, 5, 6], [1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]  # parents and depths of a tree
+# parents and depths of a tree
+WIDE = [-1, -1, -1, 0, 1, 1, 1, 2, 5, 5, 6], [1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3]
 
 
-def sampled_tree(generator: torch.Generator, shape_of: tuple[list[int], list[int]] | None = None) -> DraftTree:
-    """One shape for all rows; children sampled without replacement, some from fewer tokens than there are children."""
+def sampled_tree(
+    generator: torch.Generator, shape_of: tuple[list[int], list[int]] | None = None
+) -> DraftTree:
+    """One shape for all rows; children sampled without replacement, some from fewer tokens than
+    there are children.
+    """
     parents, depth = shape_of or random_parents(NODES, generator)
     shape = fixed_shape(parents, depth, torch.device("cpu"))
     logits = 2 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
-    logits[..., 2:] = logits[..., 2:].masked_fill(torch.rand(ROWS, NODES + 1, 1, generator=generator) < 0.2, -torch.inf)
+    logits[..., 2:] = logits[..., 2:].masked_fill(
+        torch.rand(ROWS, NODES + 1, 1, generator=generator) < 0.2, -torch.inf
+    )
     probs = logits.softmax(-1)
-    order = (probs / torch.empty_like(probs).exponential_(generator=generator)).argsort(-1, descending=True)
+    order = (probs / torch.empty_like(probs).exponential_(generator=generator)).argsort(
+        -1, descending=True
+    )
     rank = torch.tensor([parents[:node].count(parent) for node, parent in enumerate(parents)])
     slots = shape.parents[0] + 1
     tokens = order[:, slots, rank]
@@ -95,7 +106,12 @@ def tables(generator: torch.Generator) -> NeighbourTables:
     return NeighbourTables(torch.cat([torch.arange(CODES)[:, None], others], dim=1).int())
 
 
-FUSED = [(name, sampled) for name in RULES for sampled in (True, False) if FusedRule.of(RULES[name], sampled=sampled)]
+FUSED = [
+    (name, sampled)
+    for name in RULES
+    for sampled in (True, False)
+    if FusedRule.of(RULES[name], sampled=sampled)
+]
 
 
 @pytest.mark.parametrize(("name", "sampled"), FUSED)
@@ -106,17 +122,24 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
     tree, neighbours = (sampled_tree if sampled else chosen_tree)(generator), tables(generator)
     logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     slots = (tree.shape.parents + 1).expand(ROWS, -1)
-    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0  # so that paths end at all depths
+    # so that paths end at all depths
+    logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0
     logits[0] *= 1e4  # all mass on one token: a rejection of it leaves nothing
-    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, logits.device)
+    acceptor = Acceptor(
+        RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, logits.device
+    )
     tests = acceptor._tests(tree, batch_of(tree))
     path, num_accepted, residual = acceptor._accept(tree, tests, logits)
-    fused_path, fused_num_accepted, fused_residual = acceptor._accept_at_once(rule, tree, tests, logits)
+    fused_path, fused_num_accepted, fused_residual = acceptor._accept_at_once(
+        rule, tree, tests, logits
+    )
     assert len(set(num_accepted.tolist())) > 1
     assert fused_num_accepted.tolist() == num_accepted.tolist()
     assert torch.equal(fused_path[:, : path.shape[1]], path)
     assert (fused_path[:, path.shape[1] :] == path[:, -1:]).all()
-    torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("name", "sampled"), FUSED)
@@ -124,8 +147,9 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
 def test_trees_with_holes_on_every_device(
     name: str, sampled: bool, everywhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child may be missing before one that exists, in every row or in some: the CPU's loop, which stops early, an
-    accelerator's, which does not, and the kernel test the same children."""
+    """A child may be missing before one that exists, in every row or in some: the CPU's loop, which
+    stops early, an accelerator's, which does not, and the kernel test the same children.
+    """
     rule = fused_rule(RULES[name], sampled=sampled)
     generator = torch.Generator().manual_seed(sum(map(ord, name)))
     neighbours = tables(generator)
@@ -147,7 +171,10 @@ def test_trees_with_holes_on_every_device(
     fused_path, *fused = acceptor._accept_at_once(rule, tree, tests, logits)
     without_shortcuts(monkeypatch)
     full_path, *full = acceptor._accept(tree, tests, logits)
-    for other_path, (other_num_accepted, other_residual) in ((fused_path, fused), (full_path, full)):
+    for other_path, (other_num_accepted, other_residual) in (
+        (fused_path, fused),
+        (full_path, full),
+    ):
         assert other_num_accepted.tolist() == num_accepted.tolist()
         assert torch.equal(other_path[:, : path.shape[1]], path)
         normalised = other_residual / other_residual.sum(1, keepdim=True)
@@ -155,24 +182,33 @@ def test_trees_with_holes_on_every_device(
 
 
 def test_a_rejection_that_leaves_nothing_after_another_one() -> None:
-    """All of the second child's residual is its neighbours', and the proposal's last token is the child itself. The
-    exact rule's residual [r - p]_+ follows, with the proposal that the first rejection has put into a buffer.
+    """All of the second child's residual is its neighbours', and the proposal's last token is the
+    child itself. The exact rule's residual [r - p]_+ follows, with the proposal that the first
+    rejection has put into a buffer.
     """
     rule, first, second = AcceptanceRule(Additive(4, 1.0), Constant(0.5)), 2, 5
     probs, proposal = torch.zeros(ROWS, 3, CODES), torch.zeros(ROWS, 3, CODES)
     probs[..., [second, 7, 8, 9]] = torch.tensor([0.625, 0.125, 0.125, 0.125])
-    proposal[..., [first, second]] = 0.5  # after the first rejection r is 1/4 at four tokens, and p is 1 at the second
+    # after the first rejection r is 1/4 at four tokens, and p is 1 at the second
+    proposal[..., [first, second]] = 0.5
     table = tables(torch.Generator().manual_seed(0)).neighbours
     assert table is not None
-    table[first, :4], table[second, :4] = torch.tensor([first, 10, 11, 12]), torch.tensor([second, 7, 8, 9])
+    table[first, :4], table[second, :4] = (
+        torch.tensor([first, 10, 11, 12]),
+        torch.tensor([second, 7, 8, 9]),
+    )
     shape = fixed_shape([-1, -1], [1, 1], torch.device("cpu"))
     tokens = torch.tensor([0, first, second]).expand(ROWS, -1).contiguous()
     eligible = (tokens > 0).contiguous()
     tests = [torch.full((ROWS, 1, 2), 9.0), torch.full((ROWS, 2), 0.5)]  # 9 rejects
     _, num_accepted, residual = kernels.accept_tree(
-        probs, [shape.children, tokens, eligible], tests, [proposal, torch.zeros(1, 3, dtype=torch.int64)], table,
+        probs,
+        [shape.children, tokens, eligible],
+        tests,
+        [proposal, torch.zeros(1, 3, dtype=torch.int64)],
+        table,
         *astuple(fused_rule(rule, sampled=True)),
-    )  # fmt: skip
+    )
     assert num_accepted.tolist() == [0] * ROWS
     expected = torch.zeros(ROWS, CODES)
     expected[:, 7:10] = 1 / 3
@@ -181,25 +217,38 @@ def test_a_rejection_that_leaves_nothing_after_another_one() -> None:
 
 @pytest.mark.parametrize("k", [9, BLOCK + 4])
 def test_any_layout_of_the_neighbour_table(k: int) -> None:
-    """Columns of a wider table, int64, rows from elsewhere; more neighbours than a block has entries."""
+    """Columns of a wider table, int64, rows from elsewhere; more neighbours than a block has
+    entries.
+    """
     generator = torch.Generator().manual_seed(k)
     tree, table = chosen_tree(generator), tables(generator).neighbours
     assert table is not None
     logits = torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     rule = AcceptanceRule(Additive(k, 0.4))
-    layouts = [table[:, :k].contiguous(), table[:, :k], table.long(), table.repeat(1, 2).long()[:, :k]]
+    layouts = [
+        table[:, :k].contiguous(),
+        table[:, :k],
+        table.long(),
+        table.repeat(1, 2).long()[:, :k],
+    ]
     assert {layout.stride() for layout in layouts} == {(k, 1), (CODES, 1), (2 * CODES, 1)}
     results = []
     for layout in layouts:
-        acceptor = Acceptor(rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, logits.device)
+        acceptor = Acceptor(
+            rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, logits.device
+        )
         tests = acceptor._tests(tree, batch_of(tree))
-        results.append(acceptor._accept_at_once(fused_rule(rule, sampled=False), tree, tests, logits))
+        results.append(
+            acceptor._accept_at_once(fused_rule(rule, sampled=False), tree, tests, logits)
+        )
     path, num_accepted, residual = acceptor._accept(tree, tests, logits)
     assert len(set(num_accepted.tolist())) > 1
     for fused_path, fused_num_accepted, fused_residual in results:
         assert fused_num_accepted.tolist() == num_accepted.tolist()
         assert torch.equal(fused_path[:, : path.shape[1]], path)
-        torch.testing.assert_close(fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            fused_residual / fused_residual.sum(1, keepdim=True), residual, atol=1e-6, rtol=1e-5
+        )
 
 
 def fused_rule(rule: AcceptanceRule, *, sampled: bool) -> FusedRule:
@@ -228,9 +277,13 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
     logits[2:4] = torch.nan
     acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
     rule = fused_rule(RULES[name], sampled=True)
-    _, num_accepted, residual = acceptor._accept_at_once(rule, tree, acceptor._tests(tree, batch_of(tree)), logits)
+    _, num_accepted, residual = acceptor._accept_at_once(
+        rule, tree, acceptor._tests(tree, batch_of(tree)), logits
+    )
     assert (
-        residual.isnan().any(1).tolist() == residual.isnan().all(1).tolist() == [False] * 2 + [True] * 2 + [False] * 4
+        residual.isnan().any(1).tolist()
+        == residual.isnan().all(1).tolist()
+        == [False] * 2 + [True] * 2 + [False] * 4
     )
     assert num_accepted[2:4].tolist() == [0, 0]
 
@@ -274,12 +327,15 @@ print(*[part.name for part in numbers if not part.do_not_specialize])
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_they_compile_for_a_gpu(capability: int) -> None:
-    """To machine code, without a device, and without divisions of 64 bits, which GPUs do in many instructions. Of its
-    numbers, Triton may specialise only the vocabulary and the bound, so another k, tree or table is not another kernel.
+    """To machine code, without a device, and without divisions of 64 bits, which GPUs do in many
+    instructions. Of its numbers, Triton may specialise only the vocabulary and the bound, so
+    another k, tree or table is not another kernel.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     code = COMPILE.replace("CAPABILITY", str(capability))
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     *compiled, specialised = done.stdout.splitlines()
     assert compiled == ["accept_path"] * 4 + ["bits"]
@@ -287,13 +343,15 @@ def test_they_compile_for_a_gpu(capability: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampled", "rejected", "written"), [(False, 0, 1), (False, 1, 2), (False, 3, 2), (True, 0, 1), (True, 3, 7)]
+    ("sampled", "rejected", "written"),
+    [(False, 0, 1), (False, 1, 2), (False, 3, 2), (True, 0, 1), (True, 3, 7)],
 )
 def test_how_often_a_distribution_is_written(
     sampled: bool, rejected: int, written: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result is copied once. The first rejection of a chosen child writes a residual, and others change it; each
-    rejection of a sampled child writes a residual and the rest of the proposal.
+    """The result is copied once. The first rejection of a chosen child writes a residual, and
+    others change it; each rejection of a sampled child writes a residual and the rest of the
+    proposal.
     """
     interpreter = pytest.importorskip("triton.runtime.interpreter").InterpreterBuilder
     store, stored = interpreter.create_masked_store, []
@@ -306,13 +364,18 @@ def test_how_often_a_distribution_is_written(
     shape = fixed_shape([-1] * 4, [1] * 4, torch.device("cpu"))
     probs = torch.full((ROWS, 5, CODES), 0.2 / (CODES - 4))
     probs[..., 1:5] = 0.2
-    proposals = [torch.full_like(probs, 1 / CODES), torch.zeros(1, 5, dtype=torch.int64)] if sampled else []
+    proposals = (
+        [torch.full_like(probs, 1 / CODES), torch.zeros(1, 5, dtype=torch.int64)] if sampled else []
+    )
     eligible = pad(torch.ones(ROWS, 4, dtype=torch.bool), (1, 0))
-    uniforms = (9.0 * (torch.arange(4) < rejected)).expand(ROWS, 1, 4).contiguous()  # 9 rejects, 0 accepts
+    # 9 rejects, 0 accepts
+    uniforms = (9.0 * (torch.arange(4) < rejected)).expand(ROWS, 1, 4).contiguous()
     tokens = torch.arange(5).expand(ROWS, -1).contiguous()
     omegas = torch.full((ROWS, 2), 0.5)
     nodes, tests = [shape.children, tokens, eligible], [uniforms, omegas]
-    kernels.accept_tree(probs, nodes, tests, proposals, None, *astuple(fused_rule(RULES["exact"], sampled=sampled)))
+    kernels.accept_tree(
+        probs, nodes, tests, proposals, None, *astuple(fused_rule(RULES["exact"], sampled=sampled))
+    )
     assert stored.count(BLOCK) == ROWS * -(-CODES // BLOCK) * written
 
 
@@ -328,7 +391,10 @@ def test_random_bits_are_the_same() -> None:
     positions = torch.arange(5)[None] + torch.tensor([[0], [900]])
     slots = torch.arange(7) + 16_384
     for purpose in Purpose:
-        for shapes in ((keys[:, None, None], positions[..., None], slots), (keys[:, None], positions, slots[:5])):
+        for shapes in (
+            (keys[:, None, None], positions[..., None], slots),
+            (keys[:, None], positions, slots[:5]),
+        ):
             expected = bits(*shapes[:2], purpose, shapes[2])
             for function in (random_bits, bits_by_numpy):
                 assert torch.equal(function(*shapes[:2], int(purpose), shapes[2]), expected)

@@ -1,14 +1,16 @@
-"""Lossless means lossless: under the exact rule every drafter and tree draws images from the target's own distribution.
+"""Lossless means lossless: under the exact rule every drafter and tree draws images from the
+target's own distribution.
 
-Whole images of 3 to 6 tokens over 3 to 6 codes, 50,000 for each config (80,000 for a few, with more kinds of images or
-where correlated random numbers must show), are compared with the enumerated distribution of the *processed* target
-(guidance, temperature, top-k, top-p) by chi-square. Rounds follow each other, so random numbers that leak from one into
-the next would show. Images that are off by a chi-square distance of 0.004 are found with a probability of 0.99. The
-planted faults are off by 0.03 and more, and drafts that share the target's noise by 0.0028: found with 0.9999.
-The models are tables (tests/oracles/tabular.py), whose drafter has a distribution for every path, as EAGLE and the
-independent model have; small real transformers repeat every pair with 4,000 images. A test fails at p < 1e-5: with
-about 50 configs, a correct engine would fail for one seed in 2,000, and the seed is fixed. Planted faults show that the
-same tests find mistakes.
+Whole images of 3 to 6 tokens over 3 to 6 codes, 50,000 for each config (80,000 for a few, with more
+kinds of images or where correlated random numbers must show), are compared with the enumerated
+distribution of the *processed* target (guidance, temperature, top-k, top-p) by chi-square. Rounds
+follow each other, so random numbers that leak from one into the next would show. Images that are
+off by a chi-square distance of 0.004 are found with a probability of 0.99. The planted faults are
+off by 0.03 and more, and drafts that share the target's noise by 0.0028: found with 0.9999. The
+models are tables (tests/oracles/tabular.py), whose drafter has a distribution for every path, as
+EAGLE and the independent model have; small real transformers repeat every pair with 4,000 images. A
+test fails at p < 1e-5: with about 50 configs, a correct engine would fail for one seed in 2,000,
+and the seed is fixed. Planted faults show that the same tests find mistakes.
 """
 
 import itertools
@@ -54,7 +56,9 @@ from workers.models.target import Prompt, Target
 
 DRAWS, MANY_DRAWS, AT_ONCE, ALARM = 50_000, 80_000, 10_000, 1e-5
 PLAIN = Sampling()
-ENTROPY = Sampling(temperature=0.9, top_k=3, top_p=0.95, cfg=1.5, dynamic_temperature=EntropyTemperature(scale=1.0))
+ENTROPY = Sampling(
+    temperature=0.9, top_k=3, top_p=0.95, cfg=1.5, dynamic_temperature=EntropyTemperature(scale=1.0)
+)
 FILTERED = Sampling(temperature=1.2, top_k=3, top_p=0.9, cfg=1.5)
 BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 STARTS = ("vertical", "random", "tokenflock")
@@ -82,15 +86,27 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     # name: drafter, policy, sampling, codes, tokens of an image
     "vanilla": (NoDrafter(), NoTree(), FILTERED, 4, 5),
     **{f"eagle, {name}": (Eagle(), policy, PLAIN, 3, 5) for name, policy in POLICIES.items()},
-    **{f"eagle, {name}, filtered": (Eagle(), policy, FILTERED, 4, 5) for name, policy in POLICIES.items()},
-    **{f"eagle3, {name}": (Eagle3(), POLICIES[name], PLAIN, 4, 5) for name in ("chain", "static", "dynamic")},
-    **{f"eagle3, {name}, filtered": (Eagle3(), POLICIES[name], FILTERED, 4, 5) for name in ("chain", "static, top")},
+    **{
+        f"eagle, {name}, filtered": (Eagle(), policy, FILTERED, 4, 5)
+        for name, policy in POLICIES.items()
+    },
+    **{
+        f"eagle3, {name}": (Eagle3(), POLICIES[name], PLAIN, 4, 5)
+        for name in ("chain", "static", "dynamic")
+    },
+    **{
+        f"eagle3, {name}, filtered": (Eagle3(), POLICIES[name], FILTERED, 4, 5)
+        for name in ("chain", "static, top")
+    },
     **{f"medusa, {name}": (Medusa(), policy, FILTERED, 4, 5) for name, policy in POLICIES.items()},
     **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
     "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 3),
     "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
     "vanilla, entropy": (NoDrafter(), NoTree(), ENTROPY, 4, 5),
-    **{f"eagle, {name}, entropy": (Eagle(), POLICIES[name], ENTROPY, 4, 5) for name in ("chain", "static", "dynamic")},
+    **{
+        f"eagle, {name}, entropy": (Eagle(), POLICIES[name], ENTROPY, 4, 5)
+        for name in ("chain", "static", "dynamic")
+    },
     "jacobi, entropy": (Jacobi(), Chain(3), ENTROPY, 4, 5),
     "two codes, chain": (Eagle(), Chain(4), PLAIN, 2, 6),
     "two codes, window": (Jacobi(), Chain(4), PLAIN, 2, 6),
@@ -103,7 +119,13 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     "jacobi, reuse, filtered": (Jacobi("repeat_left", "reuse", 0.9), Chain(3), FILTERED, 4, 5),
     "jacobi, branching": (Jacobi(redraw="maximal"), Branching(4, 2, 2), PLAIN, 3, 5),
     "jacobi, branching, fresh": (Jacobi("random"), Branching(3, 3, 1), PLAIN, 3, 5),
-    "jacobi, branching, filtered": (Jacobi("repeat_left", "reuse"), Branching(3, 3, 2), FILTERED, 4, 5),
+    "jacobi, branching, filtered": (
+        Jacobi("repeat_left", "reuse"),
+        Branching(3, 3, 2),
+        FILTERED,
+        4,
+        5,
+    ),
     "jacobi, two chains": (Jacobi(redraw="maximal"), Static(paths=TWO_CHAINS), FILTERED, 4, 5),
     "eagle, branching": (Eagle(), Branching(3, 2, 2), PLAIN, 3, 5),
     "jacobi, repeat": (Jacobi("repeat_left", "coupled"), Chain(2), PLAIN, 3, 5),
@@ -111,7 +133,9 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
 }
 
 
-def tables(codes: int, length: int, sampling: Sampling, images: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def tables(
+    codes: int, length: int, sampling: Sampling, images: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A target, and a drafter that knows something of it."""
     streams = 1 if sampling.cfg == 1 else 2
     target = tabular.random_logits(codes, length, 11, streams, images)
@@ -119,8 +143,13 @@ def tables(codes: int, length: int, sampling: Sampling, images: int = 1) -> tupl
 
 
 def limits(drafter: DrafterChoice, codes: int) -> dict[str, Any]:
-    """What a table leaves out, as a drafter of this kind does. An EAGLE-3 layer here never drafts the last code."""
-    return {"blind": isinstance(drafter, Medusa), "drafted": codes - 1 if isinstance(drafter, Eagle3) else None}
+    """What a table leaves out, as a drafter of this kind does. An EAGLE-3 layer here never drafts
+    the last code.
+    """
+    return {
+        "blind": isinstance(drafter, Medusa),
+        "drafted": codes - 1 if isinstance(drafter, Eagle3) else None,
+    }
 
 
 def p_of_draws(
@@ -159,7 +188,11 @@ def counts_of_draws(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_images_follow_the_targets_distribution(name: str) -> None:
-    draws = MANY_DRAWS if name in ("eagle, chain", *(f"adjacency, {start}" for start in STARTS)) else DRAWS
+    draws = (
+        MANY_DRAWS
+        if name in ("eagle, chain", *(f"adjacency, {start}" for start in STARTS))
+        else DRAWS
+    )
     assert p_of_draws(*CASES[name], draws) > ALARM
 
 
@@ -174,8 +207,18 @@ def test_windows_that_keep_the_published_probs_are_biased(
     assert p_of_draws(drafter, Chain(4), PLAIN, 3, 5) < ALARM
 
 
-TOGETHER = ("eagle, chain", "eagle, chain, top", "eagle, chain, filtered", "eagle3, chain", "medusa, chain",
-            "two codes, chain", "jacobi, uniform", "jacobi, random", "jacobi, sample", "two codes, window")  # fmt: skip
+TOGETHER = (
+    "eagle, chain",
+    "eagle, chain, top",
+    "eagle, chain, filtered",
+    "eagle3, chain",
+    "medusa, chain",
+    "two codes, chain",
+    "jacobi, uniform",
+    "jacobi, random",
+    "jacobi, sample",
+    "two codes, window",
+)
 
 
 @pytest.mark.slow
@@ -190,17 +233,22 @@ def test_chains_that_are_verified_together_follow_it_in_blocks_only(name: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "distance"), [("jacobi, random", 0.24), ("eagle, chain", 0.15), ("medusa, chain", 0.04)]
+    ("name", "distance"),
+    [("jacobi, random", 0.24), ("eagle, chain", 0.15), ("medusa, chain", 0.04)],
 )
 def test_how_far_joint_verification_is_from_the_target(name: str, distance: float) -> None:
-    """The total variation over images that docs/methods.md states. That of an exact rule's draws is 0.02."""
+    """The total variation over images that docs/methods.md states. That of an exact rule's draws is
+    0.02.
+    """
     joint = AcceptanceRule(verification=JointVerification())
     counts, probs = counts_of_draws(*CASES[name], DRAWS, joint)
     assert np.abs(counts / DRAWS - probs).sum() / 2 == pytest.approx(distance, abs=0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["eagle, chain", "eagle, static", "eagle, dynamic", "jacobi, reuse"])
+@pytest.mark.parametrize(
+    "name", ["eagle, chain", "eagle, static", "eagle, dynamic", "jacobi, reuse"]
+)
 def test_images_of_rules_that_accept_less_often_follow_it(name: str) -> None:
     case, rule = CASES[name], AcceptanceRule(schedule=Constant(0.6))
     assert DecodingConfig(*case[:2], rule, case[2]).is_lossless(case[2])
@@ -217,7 +265,9 @@ def test_windows_of_one_draft_follow_it_whatever_probs_they_would_keep() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["two codes, chain", "two codes, window"])
 def test_fault_drafts_of_a_block_are_not_fresh(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that is cut short says something of the drafts behind: their numbers must not come again."""
+    """A block that is cut short says something of the drafts behind: their numbers must not come
+    again.
+    """
     drafter, policy, sampling, codes, length = CASES[name]
     if isinstance(drafter, Jacobi):
         monkeypatch.setattr(Jacobi, "draws_afresh", True)
@@ -226,13 +276,21 @@ def test_fault_drafts_of_a_block_are_not_fresh(name: str, monkeypatch: pytest.Mo
         Purpose.DRAFT, batch.token_positions[:, : self.max_levels], self._codes
     ))  # fmt: skip
     p = p_of_draws(
-        drafter, policy, sampling, codes, length, 4 * DRAWS, AcceptanceRule(verification=BlockVerification())
+        drafter,
+        policy,
+        sampling,
+        codes,
+        length,
+        4 * DRAWS,
+        AcceptanceRule(verification=BlockVerification()),
     )
     assert p < ALARM
 
 
 def test_what_is_called_lossless_is_tested_here() -> None:
-    """Every drafter and tree of the project, under the rule and sampling that `DecodingConfig.is_lossless` demands."""
+    """Every drafter and tree of the project, under the rule and sampling that
+    `DecodingConfig.is_lossless` demands.
+    """
     kinds = [
         {kind for kind, part in parts.items() if part.__module__.startswith("search_spaces.")}
         for parts in (DRAFTERS, TREES)
@@ -255,7 +313,9 @@ class OneCaption(nn.Module):
 
     def forward(self, captions: Sequence[str]) -> Prompt:
         prompt: Prompt = self.inner(captions[:1])
-        return Prompt(prompt.embeds.expand(len(captions), -1, -1), prompt.valid.expand(len(captions), -1))
+        return Prompt(
+            prompt.embeds.expand(len(captions), -1, -1), prompt.valid.expand(len(captions), -1)
+        )
 
     def null(self, prompt: Prompt) -> Prompt:
         nothing: Prompt = self.inner.null(prompt)  # type: ignore[operator]
@@ -264,12 +324,16 @@ class OneCaption(nn.Module):
 
 @torch.inference_mode()
 def model_distribution(target: Target, sampling: Sampling) -> np.ndarray:
-    """The distribution of whole images of a real target, from plain causal passes over every image there is."""
+    """The distribution of whole images of a real target, from plain causal passes over every image
+    there is.
+    """
     codes, length = target.vocab_size, target.grid.tokens
     images = torch.cartesian_prod(*[torch.arange(codes)] * length)
     prompt = target.encode(["ab"] * len(images), guided=True)
     x = torch.cat([prompt.embeds, target.embed(images.repeat(2, 1))], dim=1)
-    logits = target.head(target.transformer(x, torch.arange(x.shape[1])))[:, target.prompt_len - 1 : -1].double()
+    logits = target.head(target.transformer(x, torch.arange(x.shape[1])))[
+        :, target.prompt_len - 1 : -1
+    ].double()
     conditional, unconditional = logits.chunk(2)
     guided = unconditional + sampling.cfg * (conditional - unconditional)
     joint = np.ones(len(images))
@@ -282,17 +346,26 @@ def model_distribution(target: Target, sampling: Sampling) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "policy"),
-    [*itertools.product(["eagle", "eagle3", "medusa", "independent"], POLICIES), ("jacobi", "chain")],
+    [
+        *itertools.product(["eagle", "eagle3", "medusa", "independent"], POLICIES),
+        ("jacobi", "chain"),
+    ],
 )
 def test_real_models_follow_the_targets_distribution(kind: str, policy: str) -> None:
-    """The whole engine with small random transformers: caches, tree masks, commits and catch-ups included."""
+    """The whole engine with small random transformers: caches, tree masks, commits and catch-ups
+    included.
+    """
     config = replace(
         BASE, dim=8, n_layers=1, n_heads=1, ffn_dim=8, vocab_size=3, prompt_len=2, rows=2, cols=2,
     )  # fmt: skip
     if policy in ("static", "chain"):
         sampling = Sampling(cfg=1.5)
     else:
-        sampling = Sampling(cfg=1.5, top_k=2) if policy == "dynamic" else Sampling(0.9, top_p=0.95, cfg=1.5)
+        sampling = (
+            Sampling(cfg=1.5, top_k=2)
+            if policy == "dynamic"
+            else Sampling(0.9, top_p=0.95, cfg=1.5)
+        )
     target = toy_target(4, temper=4.0, config=config)
     target.conditioner = OneCaption(target.conditioner)
     drafter = toy_drafter(kind, target, heads=3)
@@ -306,8 +379,18 @@ def test_real_models_follow_the_targets_distribution(kind: str, policy: str) -> 
         "jacobi": Jacobi(),
     }[kind]
     draws, weights = 4_000, 3 ** torch.arange(3, -1, -1)
-    engine = Engine(target, DecodingConfig(choice, POLICIES[policy], sampling=sampling), drafter, batch_size=draws)
-    cells = torch.stack([result.tokens for result in engine.run(Request(i, "ab") for i in range(draws))]) @ weights
+    engine = Engine(
+        target,
+        DecodingConfig(choice, POLICIES[policy], sampling=sampling),
+        drafter,
+        batch_size=draws,
+    )
+    cells = (
+        torch.stack(
+            [result.tokens for result in engine.run(Request(i, "ab") for i in range(draws))]
+        )
+        @ weights
+    )
     counts = torch.bincount(cells, minlength=81).numpy().astype(float)
     assert tabular.p_value(counts, model_distribution(target, sampling)) > ALARM
 
@@ -348,19 +431,25 @@ def test_fault_rejected_sibling_left_in_the_drafters_probs(monkeypatch: pytest.M
 @pytest.mark.slow
 def test_fault_drafts_share_the_targets_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = CounterRNG.exponential_noise
-    monkeypatch.setattr(CounterRNG, "exponential_noise", lambda self, _, *args: noise(self, Purpose.TARGET, *args))
+    monkeypatch.setattr(
+        CounterRNG, "exponential_noise", lambda self, _, *args: noise(self, Purpose.TARGET, *args)
+    )
     assert p_of_draws(*CASES["eagle, chain"], MANY_DRAWS) < ALARM
 
 
 @pytest.mark.slow
 def test_fault_siblings_share_a_uniform(monkeypatch: pytest.MonkeyPatch) -> None:
     uniforms = CounterRNG.uniforms
-    monkeypatch.setattr(CounterRNG, "uniforms", lambda self, places, n: uniforms(self, places, 1).expand(-1, -1, n))
+    monkeypatch.setattr(
+        CounterRNG, "uniforms", lambda self, places, n: uniforms(self, places, 1).expand(-1, -1, n)
+    )
     assert p_of_draws(*CASES["eagle, static"]) < ALARM
 
 
 @pytest.mark.slow
-def test_fault_window_forgets_the_probs_a_token_was_sampled_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_window_forgets_the_probs_a_token_was_sampled_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     commit = JacobiWindow.commit
 
     def forget(self, *args):  # type: ignore[no-untyped-def]
@@ -373,10 +462,14 @@ def test_fault_window_forgets_the_probs_a_token_was_sampled_from(monkeypatch: py
 
 @pytest.mark.parametrize("name", [name for name in CASES if "filtered" not in name])
 def test_greedy_tokens_are_vanillas(name: str) -> None:
-    """300 random tables at once, each its own image; in a third of them the two most likely codes tie, exactly or so
-    nearly that a softmax cannot tell them apart."""
+    """300 random tables at once, each its own image; in a third of them the two most likely codes
+    tie, exactly or so nearly that a softmax cannot tell them apart.
+    """
     drafter, policy, _, codes, length = CASES[name]
-    for sampling in (Sampling(temperature=0.0), Sampling(temperature=0.0, top_k=2, top_p=0.5, cfg=1.6)):
+    for sampling in (
+        Sampling(temperature=0.0),
+        Sampling(temperature=0.0, top_k=2, top_p=0.5, cfg=1.6),
+    ):
         target, draft = tables(codes, length, sampling, images=300)
         target -= target.amax(-1, keepdim=True) - 0.1
         second = target[:, :100].topk(2, dim=-1).indices[..., 1:]
@@ -385,11 +478,16 @@ def test_greedy_tokens_are_vanillas(name: str) -> None:
         rules = [AcceptanceRule(), AcceptanceRule(schedule=Constant(0.9))]
         rules = rules if drafter.has_drafts else rules[:1]
         if name in TOGETHER:
-            rules += [AcceptanceRule(verification=part) for part in (BlockVerification(), JointVerification())]
+            rules += [
+                AcceptanceRule(verification=part)
+                for part in (BlockVerification(), JointVerification())
+            ]
         configs = [DecodingConfig(sampling=sampling)]
         configs += [DecodingConfig(drafter, policy, rule, sampling) for rule in rules]
         vanilla, *made = [
-            tabular.TabularEngine(config, target, draft, length, **limits(drafter, codes)).images(300)
+            tabular.TabularEngine(config, target, draft, length, **limits(drafter, codes)).images(
+                300
+            )
             for config in configs
         ]
         assert all(torch.equal(images, vanilla) for images in made)

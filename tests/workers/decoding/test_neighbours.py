@@ -20,7 +20,9 @@ def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def far(x: list[float], y: list[float], proximity: str) -> Fraction:
-    """How far code y is from code x, exactly: l2 squared, or the negative squared cosine (with the cosine's sign)."""
+    """How far code y is from code x, exactly: l2 squared, or the negative squared cosine (with the
+    cosine's sign).
+    """
     if proximity == "l2":
         return sum((Fraction(a - b) ** 2 for a, b in zip(x, y, strict=True)), Fraction(0))
     inner = sum((Fraction(a) * Fraction(b) for a, b in zip(x, y, strict=True)), Fraction(0))
@@ -29,10 +31,14 @@ def far(x: list[float], y: list[float], proximity: str) -> Fraction:
 
 @pytest.mark.parametrize("proximity", ["l2", "cosine"])
 def test_the_nearest_come_first(proximity: str) -> None:
-    """Codes on a small lattice, of all lengths, so that l2 and cosine differ and equal distances abound; one code is
-    there twice."""
+    """Codes on a small lattice, of all lengths, so that l2 and cosine differ and equal distances
+    abound; one code is there twice.
+    """
     random_numbers = random.Random(1)
-    book = [[float(random_numbers.choice([v for v in range(-9, 10) if v])) for _ in range(2)] for _ in range(29)]
+    book = [
+        [float(random_numbers.choice([v for v in range(-9, 10) if v])) for _ in range(2)]
+        for _ in range(29)
+    ]
     book.append(book[4])
     table = neighbour_table(torch.tensor(book), proximity, 30).tolist()
     for x, row in enumerate(table):
@@ -42,14 +48,22 @@ def test_the_nearest_come_first(proximity: str) -> None:
         assert distances == sorted(distances)
         if proximity == "l2":  # exact in fp32, as equal cosines are not
             assert row[1:] == sorted(row[1:], key=lambda y, x=x: (far(book[x], book[y], "l2"), y))  # type: ignore[misc]
-    assert table != neighbour_table(torch.tensor(book), "cosine" if proximity == "l2" else "l2", 30).tolist()
+    assert (
+        table
+        != neighbour_table(torch.tensor(book), "cosine" if proximity == "l2" else "l2", 30).tolist()
+    )
 
 
 @pytest.mark.parametrize("proximity", ["l2", "cosine", "random"])
 @pytest.mark.parametrize("k", [1, 7, 65, 129, 130])  # torch selects in two ways, depending on k
-def test_the_table_is_a_stable_sort_of_every_row(proximity: str, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes on a lattice of 25 points, so that most distances tie and most codes are there several times."""
-    monkeypatch.setattr(neighbours, "_CHUNK_ENTRIES", 130 * 7)  # rows in 19 chunks, the last one smaller
+def test_the_table_is_a_stable_sort_of_every_row(
+    proximity: str, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Codes on a lattice of 25 points, so that most distances tie and most codes are there several
+    times.
+    """
+    # rows in 19 chunks, the last one smaller
+    monkeypatch.setattr(neighbours, "_CHUNK_ENTRIES", 130 * 7)
     book = torch.randint(-2, 3, (130, 2), generator=torch.Generator().manual_seed(0)).float()
     codes = torch.arange(130)
     if proximity == "random":
@@ -57,7 +71,9 @@ def test_the_table_is_a_stable_sort_of_every_row(proximity: str, k: int, monkeyp
         distance.fill_diagonal_(torch.iinfo(torch.int64).min)
     else:
         vectors = torch.nn.functional.normalize(book) if proximity == "cosine" else book
-        distance = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(-1.0)
+        distance = torch.cdist(
+            vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist"
+        ).fill_diagonal_(-1.0)
         assert (distance.sort().values.diff() == 0).float().mean() > 0.8  # ties
     expected = distance.sort(dim=1, stable=True).indices[:, :k]
     assert torch.equal(neighbours.compute_table(book, proximity, k).long(), expected)
@@ -68,7 +84,8 @@ def test_random_neighbours_are_a_fixed_order_of_all_codes() -> None:
     table = neighbour_table(book, "random", 30).tolist()
     assert [row[0] for row in table] == list(range(30))
     assert all(sorted(row) == list(range(30)) for row in table)
-    assert len({tuple(code for code in row if code > 1) for row in table}) == 30  # no two codes share an order
+    # no two codes share an order
+    assert len({tuple(code for code in row if code > 1) for row in table}) == 30
     neighbours._tables.clear()
     assert neighbour_table(book.flip(0), "random", 30).tolist() == table  # whatever the codes are
 

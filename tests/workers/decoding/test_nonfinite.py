@@ -1,4 +1,6 @@
-"""Logits that are not finite: an error wherever a token was taken from them, at the prefill too, and nowhere else."""
+"""Logits that are not finite: an error wherever a token was taken from them, at the prefill too,
+and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ VALUES = [torch.nan, torch.inf]
 def test_a_prefill_that_is_not_finite_is_an_error(
     name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one of three rows, or in the row of a caption that is admitted later; all later logits are finite."""
+    """In one of three rows, or in the row of a caption that is admitted later; all later logits are
+    finite.
+    """
     target, prefills = toy_target(), 0
 
     def poisoned(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -49,14 +53,19 @@ def test_a_prefill_that_is_not_finite_is_an_error(
     for failing in (1, 2):
         prefills = 0
         drafter = toy_drafter(PRESETS[name].drafter.kind, target)
-        engine = Engine(target, fitted(PRESETS[name], Sampling(temperature=temperature)), drafter, batch_size=3)
+        engine = Engine(
+            target, fitted(PRESETS[name], Sampling(temperature=temperature)), drafter, batch_size=3
+        )
         with pytest.raises(DecodingError, match=r"target toy: .*not finite"):
             list(engine.run(REQUESTS))
         assert prefills == failing
 
 
 def first_round(
-    target: Target, config: DecodingConfig, drafter: Drafter | None, poison: Callable[[Tensor], None]
+    target: Target,
+    config: DecodingConfig,
+    drafter: Drafter | None,
+    poison: Callable[[Tensor], None],
 ) -> tuple[AcceptResult, bool]:
     """What a round with changed logits accepts, and whether it fails."""
 
@@ -81,9 +90,11 @@ def first_round(
     return results[0], False
 
 
-def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | None, value: float) -> int:
-    """The round fails if its accepted path has the slot, or drafts that are verified together follow it, and is
-    unchanged otherwise. Returns the path's length.
+def check_each_slot(
+    target: Target, config: DecodingConfig, drafter: Drafter | None, value: float
+) -> int:
+    """The round fails if its accepted path has the slot, or drafts that are verified together
+    follow it, and is unchanged otherwise. Returns the path's length.
     """
     slots = 0
 
@@ -99,7 +110,8 @@ def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | N
     together = config.acceptance.verification.reads_later_drafts and config.sampling.temperature > 0
     read = slots - 1 if together else 0
     for slot in range(slots):
-        code = int(clean.tokens[0, list(path).index(slot)]) if slot in path else 5  # it stays the most likely one
+        # it stays the most likely one
+        code = int(clean.tokens[0, list(path).index(slot)]) if slot in path else 5
 
         def poison(logits: Tensor, slot: int = slot, code: int = code) -> None:
             logits[0, slot, code] = value
@@ -114,10 +126,13 @@ def check_each_slot(target: Target, config: DecodingConfig, drafter: Drafter | N
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", [name for name in EACH if PRESETS[name].drafter.row_lag is None])
-def test_the_probs_on_the_path_are_checked_and_no_others(name: str, temperature: float, value: float) -> None:
+def test_the_probs_on_the_path_are_checked_and_no_others(
+    name: str, temperature: float, value: float
+) -> None:
     target, config = toy_target(), fitted(PRESETS[name], Sampling(temperature=temperature))
     if temperature == 0 and PRESETS[name].acceptance.is_relaxed:
-        config = replace(config, acceptance=PRESETS["eagle2"].acceptance)  # relaxed ones prefer the longest path
+        # relaxed ones prefer the longest path
+        config = replace(config, acceptance=PRESETS["eagle2"].acceptance)
     check_each_slot(target, config, toy_drafter(config.drafter.kind, target), value)
 
 

@@ -1,4 +1,6 @@
-"""How drafts behind a rejection are replaced: the probs that each redraw states, and how many drafts it keeps."""
+"""How drafts behind a rejection are replaced: the probs that each redraw states, and how many
+drafts it keeps.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ LOSSLESS = {
 
 
 def drawn(params: Jacobi, q: Tensor = Q, drafted: bool = True) -> tuple[Tensor, Tensor, Tensor]:
-    """The old drafts, the new ones, and the probs that are stated for them, of many images at once. A coupled draft was
-    drawn with the numbers of its place, as all drafts of such a window are."""
+    """The old drafts, the new ones, and the probs that are stated for them, of many images at once.
+    A coupled draft was drawn with the numbers of its place, as all drafts of such a window are.
+    """
     draws = CounterRNG(torch.arange(IMAGES), 10)
     positions = torch.arange(PLACES).expand(IMAGES, -1)
     shape = IMAGES, PLACES, CODES
-    old = sample_by_inversion(P.expand(shape), torch.rand(IMAGES, PLACES, dtype=torch.float64, generator=GENERATOR))
+    old = sample_by_inversion(
+        P.expand(shape), torch.rand(IMAGES, PLACES, dtype=torch.float64, generator=GENERATOR)
+    )
     if params.redraw == "coupled":
         old, _ = REDRAWS["coupled"](
             Redraw(params, draws, P.expand(shape), positions, 0, old, P.expand(shape), old >= 0)
@@ -56,7 +61,9 @@ def p_value(tokens: Tensor, probs: Tensor) -> float:
         assert not counts[expected == 0].any()
         there = expected > 0
         scale = counts.sum() / expected.sum()
-        tests.append(stats.chisquare(counts[there].numpy(), (expected[there] * scale).numpy()).pvalue)
+        tests.append(
+            stats.chisquare(counts[there].numpy(), (expected[there] * scale).numpy()).pvalue
+        )
     return float(PLACES * min(tests))
 
 

@@ -1,5 +1,5 @@
-"""The counter-based generator: pure, independent of batching, and uniform. False-alarm rate of each statistical check:
-1e-4.
+"""The counter-based generator: pure, independent of batching, and uniform. False-alarm rate of each
+statistical check: 1e-4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def test_bits_are_splitmix64_of_the_key() -> None:
         for slot in (0, 1, 77):
             place = splitmix(key + 5 * 0x9E3779B97F4A7C15 + int(rng.Purpose.DRAFT))
             expected = splitmix(place + slot * 0xBF58476D1CE4E5B9)
-            got = rng.bits(torch.tensor([key]), torch.tensor([5]), rng.Purpose.DRAFT, torch.tensor([slot]))
+            got = rng.bits(
+                torch.tensor([key]), torch.tensor([5]), rng.Purpose.DRAFT, torch.tensor([slot])
+            )
             assert int(got) & (1 << 64) - 1 == expected
 
 
@@ -37,8 +39,12 @@ def test_numbers_depend_on_nothing_but_their_key() -> None:
     keys = rng.image_keys(7, [3, 1, 4, 1, 5], [0, 0, 0, 1, 2])
     order = torch.tensor([4, 2, 0, 1, 3])
     positions = torch.arange(6)
-    together = rng.uniform(keys[:, None, None], positions[:, None], rng.Purpose.ACCEPT, torch.arange(9))
-    shuffled = rng.uniform(keys[order][:, None, None], positions[:, None], rng.Purpose.ACCEPT, torch.arange(9))
+    together = rng.uniform(
+        keys[:, None, None], positions[:, None], rng.Purpose.ACCEPT, torch.arange(9)
+    )
+    shuffled = rng.uniform(
+        keys[order][:, None, None], positions[:, None], rng.Purpose.ACCEPT, torch.arange(9)
+    )
     assert torch.equal(together[order], shuffled)
     assert len(set(keys.tolist())) == 5
     assert not torch.equal(rng.image_keys(7, [1], [0]), rng.image_keys(8, [1], [0]))
@@ -47,7 +53,9 @@ def test_numbers_depend_on_nothing_but_their_key() -> None:
 def test_uniforms_are_uniform_and_never_one() -> None:
     keys = rng.image_keys(0, range(100), [0] * 100)
     for purpose in PURPOSES:
-        draws = rng.uniform(keys[:, None, None], torch.arange(40)[:, None], purpose, torch.arange(25)).flatten()
+        draws = rng.uniform(
+            keys[:, None, None], torch.arange(40)[:, None], purpose, torch.arange(25)
+        ).flatten()
         assert draws.min() >= 0
         assert draws.max() < 1
         assert stats.kstest(draws.double().numpy(), "uniform").pvalue > 1e-4
@@ -55,14 +63,18 @@ def test_uniforms_are_uniform_and_never_one() -> None:
 
 def test_exponentials_are_exponential_finite_and_positive() -> None:
     keys = rng.image_keys(1, range(100), [0] * 100)
-    draws = rng.exponential(keys[:, None], torch.arange(3)[0], rng.Purpose.TARGET, torch.arange(1000)).flatten()
+    draws = rng.exponential(
+        keys[:, None], torch.arange(3)[0], rng.Purpose.TARGET, torch.arange(1000)
+    ).flatten()
     assert draws.min() > 0
     assert draws.isfinite().all()
     assert stats.kstest(draws.double().numpy(), "expon").pvalue > 1e-4
 
 
 def test_neighbouring_keys_purposes_positions_and_slots_are_uncorrelated() -> None:
-    """Correlation of 100,000 pairs that differ by one in a single coordinate; |r| above 0.0123 has probability 1e-4."""
+    """Correlation of 100,000 pairs that differ by one in a single coordinate; |r| above 0.0123 has
+    probability 1e-4.
+    """
     captions, positions, slots = range(101), torch.arange(41), torch.arange(26)
     keys = rng.image_keys(0, captions, [0] * 101)
     block = rng.uniform(keys[:, None, None], positions[:, None], rng.Purpose.ACCEPT, slots).double()
@@ -92,13 +104,17 @@ def test_numbers_by_slot_are_kept_only_if_a_table_is_read_sooner(slots: int, tab
     made = rng.CounterRNG(keys, 100)
     positions = torch.arange(2 * slots).view(2, slots) % 100
     found = made.by_slot(rng.uniform_double, rng.Purpose.WINDOW, positions, 5)
-    expected = rng.uniform_double(keys[:, None], positions, rng.Purpose.WINDOW, torch.arange(5, 5 + slots))
+    expected = rng.uniform_double(
+        keys[:, None], positions, rng.Purpose.WINDOW, torch.arange(5, 5 + slots)
+    )
     assert torch.equal(found, expected)
     assert len(made._tables) == tables
 
 
 def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers stay."""
+    """A processor's cache bounds the parts of a table on a CPU; elsewhere memory alone. The numbers
+    stay.
+    """
     made: list[int] = []
 
     def make(key: torch.Tensor, *rest: object) -> torch.Tensor:
@@ -112,8 +128,13 @@ def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
     rng.CounterRNG(away, 100)._table(make, rng.Purpose.TARGET, away, 1000)
     assert made == [400]
     monkeypatch.setattr(rng, "_CPU_CHUNK_ENTRIES", 7)
-    few = rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+    few = rng.CounterRNG(torch.arange(4), 10).exponential_noise(
+        rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5
+    )
     monkeypatch.setattr(rng, "_CPU_CHUNK_ENTRIES", 1 << 20)
     assert torch.equal(
-        few, rng.CounterRNG(torch.arange(4), 10).exponential_noise(rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5)
+        few,
+        rng.CounterRNG(torch.arange(4), 10).exponential_noise(
+            rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5
+        ),
     )

@@ -1,4 +1,6 @@
-"""Several rows at once: against a plain computation of all that was fed, and against enumerated images."""
+"""Several rows at once: against a plain computation of all that was fed, and against enumerated
+images.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,13 @@ from workers.models.target import Grid, Target
 
 ALARM = 1e-5
 ROWS, COLS = 4, 5
-FAMILIES = {"stand-ins": replace(BASE, rows=ROWS, cols=COLS), "row ends": replace(ROW_ENDS, rows=ROWS, cols=COLS)}
-REQUESTS = [Request(number, text) for number, text in enumerate(["abc", "defgh", "i", "kk", "lmnop"])]
+FAMILIES = {
+    "stand-ins": replace(BASE, rows=ROWS, cols=COLS),
+    "row ends": replace(ROW_ENDS, rows=ROWS, cols=COLS),
+}
+REQUESTS = [
+    Request(number, text) for number, text in enumerate(["abc", "defgh", "i", "kk", "lmnop"])
+]
 GUIDED, PLAIN, GREEDY = Sampling(cfg=2.0, top_k=9), Sampling(), Sampling(cfg=2.0, temperature=0.0)
 
 
@@ -44,7 +51,9 @@ def decoded(target: Target, config: DecodingConfig, batch: int = 2) -> list[Resu
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", [GUIDED, PLAIN, GREEDY], ids=["guided", "plain", "greedy"])
 @pytest.mark.parametrize("lag", [1, 2, 4])
-def test_tokens_and_passes_are_those_of_the_plain_computation(family: str, sampling: Sampling, lag: int) -> None:
+def test_tokens_and_passes_are_those_of_the_plain_computation(
+    family: str, sampling: Sampling, lag: int
+) -> None:
     """In batches of two of five images, so that later ones take the rows of others."""
     target = toy_target(config=FAMILIES[family])
     for result in decoded(target, DecodingConfig(Rows(lag), sampling=sampling)):
@@ -52,7 +61,9 @@ def test_tokens_and_passes_are_those_of_the_plain_computation(family: str, sampl
         assert result.tokens.tolist() == tokens
         statistics = result.statistics
         assert statistics.passes + 1 == passes
-        assert passes == (COLS + (ROWS - 2) * lag + COLS if family == "stand-ins" else COLS + (ROWS - 1) * lag)
+        assert passes == (
+            COLS + (ROWS - 2) * lag + COLS if family == "stand-ins" else COLS + (ROWS - 1) * lag
+        )
         assert int(statistics.emitted.sum()) == ROWS * COLS - 1
         assert statistics.step_compression == pytest.approx(ROWS * COLS / passes)
 
@@ -60,7 +71,9 @@ def test_tokens_and_passes_are_those_of_the_plain_computation(family: str, sampl
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", [GUIDED, PLAIN, GREEDY], ids=["guided", "plain", "greedy"])
 @pytest.mark.parametrize("lag", [COLS, COLS + 7])
-def test_rows_that_wait_for_the_whole_row_above_give_vanillas_images(family: str, sampling: Sampling, lag: int) -> None:
+def test_rows_that_wait_for_the_whole_row_above_give_vanillas_images(
+    family: str, sampling: Sampling, lag: int
+) -> None:
     target = toy_target(config=FAMILIES[family])
     for result, vanilla in zip(
         decoded(target, DecodingConfig(Rows(lag), sampling=sampling)),
@@ -72,11 +85,20 @@ def test_rows_that_wait_for_the_whole_row_above_give_vanillas_images(family: str
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("drafter", [JacobiRows(lag=COLS), JacobiRows("random", "reuse", lag=COLS, lower="redrawn")])
-def test_windows_of_rows_that_wait_give_vanillas_greedy_images(family: str, drafter: JacobiRows) -> None:
-    target, config = toy_target(config=FAMILIES[family]), DecodingConfig(drafter, Chain(3), sampling=GREEDY)
+@pytest.mark.parametrize(
+    "drafter", [JacobiRows(lag=COLS), JacobiRows("random", "reuse", lag=COLS, lower="redrawn")]
+)
+def test_windows_of_rows_that_wait_give_vanillas_greedy_images(
+    family: str, drafter: JacobiRows
+) -> None:
+    target, config = (
+        toy_target(config=FAMILIES[family]),
+        DecodingConfig(drafter, Chain(3), sampling=GREEDY),
+    )
     assert config.is_lossless(GREEDY, COLS)
-    for result, vanilla in zip(decoded(target, config), decoded(target, DecodingConfig(sampling=GREEDY)), strict=True):
+    for result, vanilla in zip(
+        decoded(target, config), decoded(target, DecodingConfig(sampling=GREEDY)), strict=True
+    ):
         assert result.tokens.equal(vanilla.tokens)
 
 
@@ -93,7 +115,12 @@ def test_rows_one_after_the_other_have_the_targets_distribution(row_ends: bool) 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "drafter", [Rows(2), JacobiRows(lag=2, redraw="maximal"), JacobiRows(lag=1, redraw="reuse", lower="redrawn")]
+    "drafter",
+    [
+        Rows(2),
+        JacobiRows(lag=2, redraw="maximal"),
+        JacobiRows(lag=1, redraw="reuse", lower="redrawn"),
+    ],
 )
 def test_an_image_does_not_depend_on_its_batch(family: str, drafter: Rows | JacobiRows) -> None:
     target = toy_target(config=FAMILIES[family])
@@ -111,11 +138,17 @@ def always(row: int, col: int) -> bool:
 
 
 def p_of_images(
-    config: DecodingConfig, target: Target, sees_upper_right: Callable[[int, int], bool], draws: int = 6000
+    config: DecodingConfig,
+    target: Target,
+    sees_upper_right: Callable[[int, int], bool],
+    draws: int = 6000,
 ) -> float:
     engine = Engine(target, config, batch_size=1500)
     weights = 2 ** torch.arange(target.grid.tokens - 1, -1, -1)
-    cells = torch.stack([result.tokens for result in engine.run(Request(i, "a") for i in range(draws))]) @ weights
+    cells = (
+        torch.stack([result.tokens for result in engine.run(Request(i, "a") for i in range(draws))])
+        @ weights
+    )
     probs = image_probs(target, sees_upper_right)
     return tabular.p_value(np.bincount(cells.numpy(), minlength=len(probs)).astype(float), probs)
 
@@ -131,7 +164,9 @@ EXACT_IN_CONTEXT = {
 @pytest.mark.slow
 @pytest.mark.parametrize("row_ends", [False, True])
 @pytest.mark.parametrize("name", EXACT_IN_CONTEXT)
-def test_a_target_that_reads_left_and_up_has_its_own_distribution(name: str, row_ends: bool) -> None:
+def test_a_target_that_reads_left_and_up_has_its_own_distribution(
+    name: str, row_ends: bool
+) -> None:
     target = neighbour_target(3, 3, row_ends=row_ends, reads_upper_right=False)
     config = EXACT_IN_CONTEXT[name]
     assert not config.is_lossless(PLAIN)
@@ -142,7 +177,9 @@ def test_a_target_that_reads_left_and_up_has_its_own_distribution(name: str, row
 def test_lower_rows_whose_rejected_drafts_are_drawn_anew_are_biased() -> None:
     target = neighbour_target(3, 3, row_ends=True, reads_upper_right=False)
     config = DecodingConfig(
-        JacobiRows("random", "reuse", probs="published", lag=1, lower="redrawn"), Chain(2), sampling=PLAIN
+        JacobiRows("random", "reuse", probs="published", lag=1, lower="redrawn"),
+        Chain(2),
+        sampling=PLAIN,
     )
     assert p_of_images(config, target, always) < ALARM
 
@@ -150,8 +187,12 @@ def test_lower_rows_whose_rejected_drafts_are_drawn_anew_are_biased() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("row_ends", [False, True])
 @pytest.mark.parametrize("lag", [1, 2])
-def test_a_cell_that_is_not_decoded_yet_is_missing_from_the_context(lag: int, row_ends: bool) -> None:
-    """With a lag of one, no row sees its upper right neighbours, but the second if the first is decoded alone."""
+def test_a_cell_that_is_not_decoded_yet_is_missing_from_the_context(
+    lag: int, row_ends: bool
+) -> None:
+    """With a lag of one, no row sees its upper right neighbours, but the second if the first is
+    decoded alone.
+    """
     target = neighbour_target(2 if row_ends else 3, 3, row_ends=row_ends, reads_upper_right=True)
     config = DecodingConfig(Rows(lag), sampling=PLAIN)
     sees = (lambda row, col: row == 1 and not row_ends) if lag == 1 else always
@@ -168,7 +209,9 @@ def test_drafts_of_a_row_do_not_change_another_rows_probs(family: str) -> None:
         seen.append(logits)
 
     for shift in (0, 1):
-        engine = Engine(target, DecodingConfig(JacobiRows(lag=1), Chain(2), sampling=GUIDED), observer=observe)
+        engine = Engine(
+            target, DecodingConfig(JacobiRows(lag=1), Chain(2), sampling=GUIDED), observer=observe
+        )
         batch, window = engine.open(deque(REQUESTS[:1]))[0], engine.drafting
         assert isinstance(window, JacobiWindow)
         assert isinstance(batch, RowsBatch)
@@ -185,9 +228,13 @@ def test_drafts_of_a_row_do_not_change_another_rows_probs(family: str) -> None:
 
 
 @pytest.mark.parametrize("row_ends", [False, True])
-@pytest.mark.parametrize("drafter", [JacobiRows("random", lag=1), JacobiRows(redraw="maximal", lag=3)])
+@pytest.mark.parametrize(
+    "drafter", [JacobiRows("random", lag=1), JacobiRows(redraw="maximal", lag=3)]
+)
 @torch.inference_mode()
-def test_what_is_cached_of_emitted_cells_is_never_overwritten(drafter: JacobiRows, row_ends: bool) -> None:
+def test_what_is_cached_of_emitted_cells_is_never_overwritten(
+    drafter: JacobiRows, row_ends: bool
+) -> None:
     """The keys of this target are its codes. Windows reach beyond their rows."""
     target = neighbour_target(4, 5, row_ends=row_ends, reads_upper_right=True)
     engine = Engine(target, DecodingConfig(drafter, Chain(7), sampling=PLAIN), batch_size=3)
@@ -195,7 +242,9 @@ def test_what_is_cached_of_emitted_cells_is_never_overwritten(drafter: JacobiRow
     assert isinstance(batch, RowsBatch)
     while int(batch.so_far.min()) < 20:
         batch.sync_host_counts(engine.read(batch, engine.step(batch)).so_far)
-        keys = batch.cache.read(0, batch.image_column + 20)[0][:, 0, batch.image_column :, :2].argmax(2)
+        keys = batch.cache.read(0, batch.image_column + 20)[0][
+            :, 0, batch.image_column :, :2
+        ].argmax(2)
         is_fed = torch.arange(5) < batch.counts[:, 1:-1, None] - 1
         assert (keys == batch.tokens)[is_fed.flatten(1)].all()
 
@@ -205,10 +254,15 @@ def test_without_accepted_drafts_lower_rows_emit_corrections_or_nothing(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        WavefrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf)
+        WavefrontRNG,
+        "uniforms",
+        lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf),
     )
     target = toy_target(config=FAMILIES[family])
-    passes = ROWS * COLS, decoded(target, DecodingConfig(Rows(2), sampling=PLAIN))[0].statistics.passes + 1
+    passes = (
+        ROWS * COLS,
+        decoded(target, DecodingConfig(Rows(2), sampling=PLAIN))[0].statistics.passes + 1,
+    )
     for lower, expected in zip(("redrawn", "corrected"), passes, strict=True):
         drafter = JacobiRows(lag=2, lower=lower)  # type: ignore[arg-type]
         for result in decoded(target, DecodingConfig(drafter, Chain(3), sampling=PLAIN)):
@@ -219,11 +273,19 @@ def test_without_accepted_drafts_lower_rows_emit_corrections_or_nothing(
 def test_a_rejected_draft_is_drawn_anew_though_the_redraw_would_keep_it(
     lower: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All drafts are rejected here. The window of a lower row that emits no token begins with the rejected one."""
+    """All drafts are rejected here. The window of a lower row that emits no token begins with the
+    rejected one.
+    """
     monkeypatch.setattr(
-        WavefrontRNG, "uniforms", lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf)
+        WavefrontRNG,
+        "uniforms",
+        lambda self, places, ranks: torch.full((*places.shape, ranks), torch.inf),
     )
-    target, batches, found = toy_target(config=FAMILIES["stand-ins"]), list[Batch](), set[tuple[bool, bool]]()
+    target, batches, found = (
+        toy_target(config=FAMILIES["stand-ins"]),
+        list[Batch](),
+        set[tuple[bool, bool]](),
+    )
     drafter = JacobiRows(redraw="reuse", threshold=0.0, lag=2, lower=lower)  # type: ignore[arg-type]
     config = DecodingConfig(drafter, Chain(3), sampling=PLAIN)
     engine = Engine(target, config, observer=lambda batch, tree, logits: batches.append(batch))
@@ -253,7 +315,9 @@ def test_positions_that_are_tested_again_get_new_numbers() -> None:
     assert changed[2].all()
     assert not changed[[0, 1, 3, 4, 5]].any()
     noise = numbers.exponential_noise(Purpose.TARGET, places, 4)
-    torch.testing.assert_close(noise, images.exponential_noise(Purpose.TARGET, places[:2], 4).repeat(3, 1, 1))
+    torch.testing.assert_close(
+        noise, images.exponential_noise(Purpose.TARGET, places[:2], 4).repeat(3, 1, 1)
+    )
 
 
 @pytest.mark.parametrize("redraw", ["fresh", "coupled", "maximal", "reuse"])
@@ -262,9 +326,13 @@ def test_the_first_rows_window_is_that_of_raster_order(redraw: str) -> None:
     for lower in ("corrected", "redrawn"):
         rows = JacobiRows(redraw=redraw, lag=3, lower=lower)  # type: ignore[arg-type]
         raster = Jacobi(redraw=redraw)  # type: ignore[arg-type]
-        made = [decoded(target, DecodingConfig(drafter, Chain(3), sampling=PLAIN)) for drafter in (rows, raster)]
+        made = [
+            decoded(target, DecodingConfig(drafter, Chain(3), sampling=PLAIN))
+            for drafter in (rows, raster)
+        ]
         for one, other in zip(*made, strict=True):
-            assert one.tokens[: COLS - 1].equal(other.tokens[: COLS - 1])  # the last is no draft, as the image's
+            # the last is no draft, as the image's
+            assert one.tokens[: COLS - 1].equal(other.tokens[: COLS - 1])
 
 
 @pytest.mark.parametrize(
@@ -278,7 +346,9 @@ def test_number_of_wavefronts(grid: tuple[int, int], lag: int, wavefronts: int) 
 @pytest.mark.parametrize("drafter", [Rows(), JacobiRows()])
 def test_images_of_one_row_are_refused(drafter: Rows | JacobiRows) -> None:
     target = toy_target(config=replace(BASE, rows=1, cols=8))
-    with pytest.raises(ConfigError, match=r"drafter: .*several rows at once, but the target's images have one"):
+    with pytest.raises(
+        ConfigError, match=r"drafter: .*several rows at once, but the target's images have one"
+    ):
         Engine(target, DecodingConfig(drafter, Chain(2) if drafter.has_drafts else NoTree()))
 
 

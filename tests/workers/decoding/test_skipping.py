@@ -1,4 +1,6 @@
-"""Rounds without verification (VVS): which path is emitted unverified, when, and what follows it."""
+"""Rounds without verification (VVS): which path is emitted unverified, when, and what follows
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ RULES: dict[str, dict[str, Any]] = {
 CAPTIONS = ["abc", "defgh", "i", "kk", "lmnop"]
 
 
-def config(tree: str, drafter: str = "eagle", sampling: Sampling | None = None, **acceptance: Any) -> DecodingConfig:
+def config(
+    tree: str, drafter: str = "eagle", sampling: Sampling | None = None, **acceptance: Any
+) -> DecodingConfig:
     parts = {"drafter": drafter, "tree": TREES.get(tree, LONG), "acceptance": acceptance}
     return DecodingConfig.from_mapping(parts).with_sampling(sampling or Sampling(cfg=2.0))
 
@@ -60,33 +64,49 @@ def test_without_a_skipped_round_nothing_changes(tree: str, drafter: str) -> Non
     never = config(tree, drafter, verification="uniform_skipping", interval=1000)
     plain = config(tree, drafter)
     found, expected = (
-        [r.tokens for r in Engine(target, c, toy_drafter(drafter, target), batch_size=3).run(requests(5))]
+        [
+            r.tokens
+            for r in Engine(target, c, toy_drafter(drafter, target), batch_size=3).run(requests(5))
+        ]
         for c in (never, plain)
     )
     assert all(map(torch.equal, found, expected))
 
 
 @pytest.mark.parametrize("tree", ["chain", "static"])
-def test_a_drafter_that_is_the_target_loses_nothing(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unverified drafts then have the target's distribution. Chi-square over whole images of 6 tokens, 20,000 of them;
-    fails at p < 1e-5. The twin reads its own cache behind unverified tokens, so a fault there shows as well.
+def test_a_drafter_that_is_the_target_loses_nothing(
+    tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unverified drafts then have the target's distribution. Chi-square over whole images of 6
+    tokens, 20,000 of them; fails at p < 1e-5. The twin reads its own cache behind unverified
+    tokens, so a fault there shows as well.
     """
     monkeypatch.setattr(skipping, "MIN_EMITTED", 1)
-    small = replace(BASE, dim=8, n_layers=1, n_heads=1, ffn_dim=8, vocab_size=2, prompt_len=2, rows=2, cols=3)
+    small = replace(
+        BASE, dim=8, n_layers=1, n_heads=1, ffn_dim=8, vocab_size=2, prompt_len=2, rows=2, cols=3
+    )
     sampling = Sampling(cfg=1.5)
     target = toy_target(4, temper=4.0, config=small)
     target.conditioner = OneCaption(target.conditioner)
     twin = IndependentDrafter(target, target.transformer, target.conditioner)
     made = config(tree, "independent", sampling, verification="uniform_skipping", interval=2)
     draws, weights = 20_000, 2 ** torch.arange(5, -1, -1)
-    results = list(Engine(target, made, twin, batch_size=draws).run(Request(i, "ab") for i in range(draws)))
-    counts = torch.bincount(torch.stack([r.tokens for r in results]) @ weights, minlength=64).numpy().astype(float)
+    results = list(
+        Engine(target, made, twin, batch_size=draws).run(Request(i, "ab") for i in range(draws))
+    )
+    counts = (
+        torch.bincount(torch.stack([r.tokens for r in results]) @ weights, minlength=64)
+        .numpy()
+        .astype(float)
+    )
     assert tabular.p_value(counts, model_distribution(target, sampling)) > 1e-5
 
 
 @pytest.mark.parametrize("interval", [2, 3, 5])
 def test_one_of_so_many_rounds_is_skipped(interval: int) -> None:
-    """The target as its own drafter: every round of a chain of 3 emits 4 tokens, and 3 more behind a skipped one."""
+    """The target as its own drafter: every round of a chain of 3 emits 4 tokens, and 3 more behind
+    a skipped one.
+    """
     target = toy_target(config=replace(BASE, rows=8, cols=8))
     twin = IndependentDrafter(target, target.transformer, target.conditioner)
     made = config("chain", "independent", verification="uniform_skipping", interval=interval)
@@ -103,8 +123,8 @@ def test_one_of_so_many_rounds_is_skipped(interval: int) -> None:
 
 @pytest.mark.parametrize(("drafts", "second"), [(4, 5), (5, 11)])
 def test_no_round_is_skipped_before_six_tokens_behind_the_first(drafts: int, second: int) -> None:
-    """The published code does not count the token that the prompt's pass gives. A round here emits all of its drafts
-    and one token, and all of its drafts once more behind a skipped one.
+    """The published code does not count the token that the prompt's pass gives. A round here emits
+    all of its drafts and one token, and all of its drafts once more behind a skipped one.
     """
     target = toy_target(config=replace(BASE, rows=8, cols=8))
     twin = IndependentDrafter(target, target.transformer, target.conditioner)
@@ -122,7 +142,9 @@ def test_no_round_is_skipped_before_six_tokens_behind_the_first(drafts: int, sec
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("family", [BASE, ROW_ENDS], ids=["grid", "row ends"])
 def test_what_is_cached_is_what_a_plain_pass_computes(family: Any, tree: str, rule: str) -> None:
-    """The target's logits at every root, and at the first node of what is verified, over all tokens emitted so far."""
+    """The target's logits at every root, and at the first node of what is verified, over all tokens
+    emitted so far.
+    """
     target = toy_target(config=replace(family, rows=6, cols=6))
     seen = list[int]()
 
@@ -136,18 +158,28 @@ def test_what_is_cached_is_what_a_plain_pass_computes(family: Any, tree: str, ru
         plain = recomputed(fresh, so_far)
         torch.testing.assert_close(logits[0, skipped], plain, atol=2e-4, rtol=1e-4)
 
-    engine = Engine(target, config(tree, **RULES[rule]), toy_drafter("eagle", target), batch_size=1, observer=check)
+    engine = Engine(
+        target,
+        config(tree, **RULES[rule]),
+        toy_drafter("eagle", target),
+        batch_size=1,
+        observer=check,
+    )
     list(engine.run(requests(1)))
     assert sum(map(bool, seen)) > 2
-    assert not any(one and two for one, two in pairwise(seen)) or rule == "dynamic" or RULES[rule]["interval"] == 2
+    assert (
+        not any(one and two for one, two in pairwise(seen))
+        or rule == "dynamic"
+        or RULES[rule]["interval"] == 2
+    )
 
 
 @pytest.mark.parametrize("tree", ["static", "long"])
 def test_the_drafter_reads_the_last_features_that_a_pass_has_computed(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many as there are unverified tokens, in order. The static tree's paths are cut below its depth; the long
-    chain reads features of the prompt too.
+    """As many as there are unverified tokens, in order. The static tree's paths are cut below its
+    depth; the long chain reads features of the prompt too.
     """
     engine = toy_engine(tree=tree)
     drafting = engine.drafting
@@ -155,17 +187,23 @@ def test_the_drafter_reads_the_last_features_that_a_pass_has_computed(
     admit, commit, look_ahead = drafting.admit, drafting.commit, drafting.drafter.look_ahead
     computed, counts = list[Tensor](), list[int]()
 
-    def watch_admit(indices: Tensor, prompt: Any, captions: list[str], features: Tensor, first: Tensor) -> None:
+    def watch_admit(
+        indices: Tensor, prompt: Any, captions: list[str], features: Tensor, first: Tensor
+    ) -> None:
         computed[:] = [features]
         admit(indices, prompt, captions, features, first)
 
-    def watch_commit(batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor) -> None:
+    def watch_commit(
+        batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+    ) -> None:
         computed.append(features[:, : int(result.num_emitted[0])])
         commit(batch, tree, result, logits, features)
 
     def watch_look_ahead(batch: Batch, tokens: Tensor, features: Tensor, skipped: Tensor) -> None:
         counts.append(int(skipped[0]))
-        torch.testing.assert_close(features[:, : counts[-1]], torch.cat(computed, 1)[:, -counts[-1] :])
+        torch.testing.assert_close(
+            features[:, : counts[-1]], torch.cat(computed, 1)[:, -counts[-1] :]
+        )
         look_ahead(batch, tokens, features, skipped)
 
     monkeypatch.setattr(drafting, "admit", watch_admit)
@@ -176,7 +214,9 @@ def test_the_drafter_reads_the_last_features_that_a_pass_has_computed(
     assert max(counts) == (2 if tree == "static" else 9)
 
 
-def test_the_second_tree_is_accepted_with_the_numbers_of_its_own_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_tree_is_accepted_with_the_numbers_of_its_own_positions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected, found, plain = list[int](), list[int](), Acceptor.__call__
 
     def check(batch: Batch, drafted: DraftTree, logits: Tensor) -> None:
@@ -237,12 +277,16 @@ def test_an_image_does_not_depend_on_its_batch(tree: str, rule: str) -> None:
     target = toy_target(config=ROW_ENDS)
     found = []
     for size in (1, 2, 5):
-        engine = Engine(target, config(tree, **RULES[rule]), toy_drafter("eagle", target), batch_size=size)
+        engine = Engine(
+            target, config(tree, **RULES[rule]), toy_drafter("eagle", target), batch_size=size
+        )
         found.append({r.request.caption_id: r.tokens for r in engine.run(requests(5))})
     assert all(torch.equal(found[0][n], other[n]) for other in found[1:] for n in range(5))
 
 
-def drafted(paths: Sequence[tuple[int, ...]], tokens: Sequence[int], missing: Sequence[int] = ()) -> DraftTree:
+def drafted(
+    paths: Sequence[tuple[int, ...]], tokens: Sequence[int], missing: Sequence[int] = ()
+) -> DraftTree:
     nodes = sorted(paths, key=lambda path: (len(path), path))
     parents = [nodes.index(path[:-1]) if len(path) > 1 else -1 for path in nodes]
     exists = torch.tensor([[n not in missing for n in range(len(nodes))]])
@@ -263,17 +307,22 @@ def made(rule: str = "dynamic") -> SkippingDrafting:
 
 @pytest.mark.parametrize("missing", [(), (6,), (0, 3, 4, 6), (0,), (3,)])
 def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
-    """Each with the same probability (40 images at 50 positions, chi-square at p > 1e-5), cut to the mean length,
-    rounded down. Nodes below a missing one are on none.
+    """Each with the same probability (40 images at 50 positions, chi-square at p > 1e-5), cut to
+    the mean length, rounded down. Nodes below a missing one are on none.
     """
     tree, drafting = drafted(PATHS, TOKENS, missing), made()
     ancestors = tree.shape.mask[0, 1:, 1:]
     nodes = [n for n in range(7) if not any(ancestors[n, m] for m in missing)]
     leaves = [n for n in nodes if not any(int(tree.shape.parents[0, m]) == n for m in nodes)]
-    branches = {n: [TOKENS[m] for m in range(7) if tree.shape.mask[0, n + 1, m + 1]] for n in leaves}
+    branches = {
+        n: [TOKENS[m] for m in range(7) if tree.shape.mask[0, n + 1, m + 1]] for n in leaves
+    }
     length = sum(map(len, branches.values())) // len(branches)
     counts = dict.fromkeys((tuple(branch[:length]) for branch in branches.values()), 0)
-    shares = {key: sum(tuple(b[:length]) == key for b in branches.values()) / len(branches) for key in counts}
+    shares = {
+        key: sum(tuple(b[:length]) == key for b in branches.values()) / len(branches)
+        for key in counts
+    }
     size = 2000
     batch = type("Rows", (), {})()
     row = torch.arange(size)
@@ -282,7 +331,10 @@ def test_the_path_is_any_of_the_trees(missing: tuple[int, ...]) -> None:
     tokens, lengths = drafting._random_path(many, batch)
     for row, count in zip(tokens.tolist(), lengths.tolist(), strict=True):
         counts[tuple(row[:count])] += 1
-    assert tabular.p_value(np.array(list(counts.values()), float), np.array(list(shares.values()))) > 1e-5
+    assert (
+        tabular.p_value(np.array(list(counts.values()), float), np.array(list(shares.values())))
+        > 1e-5
+    )
 
 
 def test_similarity_is_the_mean_over_pairs_of_every_second_path() -> None:
@@ -296,7 +348,9 @@ def test_similarity_is_the_mean_over_pairs_of_every_second_path() -> None:
         total += 0.9**level * sum(float(one @ two) for one, two in combinations(there, 2)) / pairs
         weight += 0.9**level
     assert float(drafting.similarity(tree)[0]) == pytest.approx(total / weight, abs=1e-6)
-    assert float(drafting.similarity(drafted(((0,), (0, 0)), (3, 5)))[0]) == pytest.approx(0.0, abs=1e-6)
+    assert float(drafting.similarity(drafted(((0,), (0, 0)), (3, 5)))[0]) == pytest.approx(
+        0.0, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("is_capturable", [False, True])
@@ -332,12 +386,29 @@ def test_refused_by_key(drafter: str, tree: str, acceptance: dict[str, Any]) -> 
     [
         ("medusa", Medusa, "goes_on_unverified", True, ("drafter",)),
         ("jacobi", Jacobi, "goes_on_unverified", True, ("drafter",)),
-        ("eagle", Chain, "implementation", "workers.decoding.drafting:VanillaDrafting", ("tree", "policy")),
-        ("eagle", TokenVerification, "implementation", Skipping.implementation, ("acceptance", "verification")),
+        (
+            "eagle",
+            Chain,
+            "implementation",
+            "workers.decoding.drafting:VanillaDrafting",
+            ("tree", "policy"),
+        ),
+        (
+            "eagle",
+            TokenVerification,
+            "implementation",
+            Skipping.implementation,
+            ("acceptance", "verification"),
+        ),
     ],
 )
 def test_a_class_that_cannot_do_what_its_config_says_is_refused_by_key(
-    drafter: str, part: type, attribute: str, value: Any, key: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    drafter: str,
+    part: type,
+    attribute: str,
+    value: Any,
+    key: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(part, attribute, value)
     rule = "token" if part is TokenVerification else "uniform_skipping"
@@ -348,7 +419,11 @@ def test_a_class_that_cannot_do_what_its_config_says_is_refused_by_key(
 
 
 def test_trees_that_adapt_are_refused() -> None:
-    parts = {"drafter": "eagle", "tree": {"policy": "adjacency"}, "acceptance": {"verification": "uniform_skipping"}}
+    parts = {
+        "drafter": "eagle",
+        "tree": {"policy": "adjacency"},
+        "acceptance": {"verification": "uniform_skipping"},
+    }
     with pytest.raises(ConfigError) as caught:
         DecodingConfig.from_mapping(parts)
     assert caught.value.path == ("acceptance", "verification")

@@ -1,7 +1,8 @@
 """A whole step traced as one graph: none of its shapes and branches depends on values.
 
-`torch.compile(fullgraph=True)` raises where Python reads a tensor, and traces again where a shape or a number of the
-host has changed. As on an accelerator, loops run to their bounds; attention spans the whole cache.
+`torch.compile(fullgraph=True)` raises where Python reads a tensor, and traces again where a shape
+or a number of the host has changed. As on an accelerator, loops run to their bounds; attention
+spans the whole cache.
 """
 
 from __future__ import annotations
@@ -32,18 +33,29 @@ STEPS = 20
 LANTERN = AcceptanceRule(Additive(8, 0.3))
 CONFIGS = {
     "chain": DecodingConfig(Eagle(), Chain(3), LANTERN),
-    "chain, block": DecodingConfig(Eagle(), Chain(3), AcceptanceRule(verification=BlockVerification())),
-    "window, joint": DecodingConfig(Jacobi(), Chain(4), AcceptanceRule(verification=JointVerification())),
+    "chain, block": DecodingConfig(
+        Eagle(), Chain(3), AcceptanceRule(verification=BlockVerification())
+    ),
+    "window, joint": DecodingConfig(
+        Jacobi(), Chain(4), AcceptanceRule(verification=JointVerification())
+    ),
     "static tree": DecodingConfig(
-        Eagle(), Static(paths=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))), AcceptanceRule(Multiplicative(8, 2.0))
+        Eagle(),
+        Static(paths=((0,), (1,), (0, 0), (0, 1), (0, 0, 0))),
+        AcceptanceRule(Multiplicative(8, 2.0)),
     ),
     "dynamic tree": DecodingConfig(Eagle(), Dynamic(depth=3, width=3, nodes=8), LANTERN),
     "adjacency tree": DecodingConfig(
-        Eagle(), Adjacency(beta=0.5, depth_range=(1, 3), width_range=(1, 3), start_depth=2, start_width=2, nodes=5)
+        Eagle(),
+        Adjacency(
+            beta=0.5, depth_range=(1, 3), width_range=(1, 3), start_depth=2, start_width=2, nodes=5
+        ),
     ),
     "window": DecodingConfig(Jacobi(), Chain(4), AcceptanceRule()),
     "window, maximal": DecodingConfig(Jacobi(redraw="maximal"), Chain(4), AcceptanceRule()),
-    "window that branches": DecodingConfig(Jacobi(redraw="maximal"), Branching(3, 2, 2), AcceptanceRule()),
+    "window that branches": DecodingConfig(
+        Jacobi(redraw="maximal"), Branching(3, 2, 2), AcceptanceRule()
+    ),
     "window, reuse": DecodingConfig(Jacobi(redraw="reuse"), Chain(4), AcceptanceRule()),
 }
 WIDEST = (3, 5)  # of the adjacency trees
@@ -82,11 +94,15 @@ def bounded(engine: Engine, step: Callable[[Batch], Any]) -> Callable[[Batch], A
 
 
 def traced(engine: Engine) -> Callable[[Batch], Any]:
-    return bounded(engine, torch.compile(engine.step, fullgraph=True, dynamic=False, backend="eager"))
+    return bounded(
+        engine, torch.compile(engine.step, fullgraph=True, dynamic=False, backend="eager")
+    )
 
 
 def after_first_step(config: DecodingConfig) -> tuple[Engine, Batch]:
-    """Images long enough for all steps. The first step of an image reads one token, later ones what a step emits."""
+    """Images long enough for all steps. The first step of an image reads one token, later ones what
+    a step emits.
+    """
     target = toy_target(config=replace(BASE, rows=10, cols=11))
     engine = Engine(target, config, toy_drafter(config.drafter.kind, target), batch_size=2)
     batch, _ = engine.open(deque([Request(0, "abc"), Request(1, "defgh")]))
@@ -100,7 +116,10 @@ def after_first_step(config: DecodingConfig) -> tuple[Engine, Batch]:
 @pytest.mark.usefixtures("bounded_loops")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_steps_are_one_graph(name: str) -> None:
-    (engine, batch), (eager, other) = after_first_step(CONFIGS[name]), after_first_step(CONFIGS[name])
+    (engine, batch), (eager, other) = (
+        after_first_step(CONFIGS[name]),
+        after_first_step(CONFIGS[name]),
+    )
     step, eager_step, lengths = traced(engine), bounded(eager, eager.step), set()
     for _ in range(STEPS):
         counts, expected = engine.read(batch, step(batch)), eager.read(other, eager_step(other))
@@ -115,7 +134,9 @@ def test_steps_are_one_graph(name: str) -> None:
 def test_a_branch_on_a_value_is_detected() -> None:
     """The loops of a CPU end when all rows are decided."""
     engine, batch = after_first_step(CONFIGS["chain"])
-    with pytest.raises((torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError), match="all_done"):
+    with pytest.raises(
+        (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError), match="all_done"
+    ):
         traced(engine)(batch)
 
 

@@ -1,4 +1,6 @@
-"""Draft trees: shapes derived from parents, and the target's logits over a tree against each path run alone."""
+"""Draft trees: shapes derived from parents, and the target's logits over a tree against each path
+run alone.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,18 @@ def test_shape_agrees_with_following_the_parents(seed: int) -> None:
         assert set(shape.mask[0, node + 1].nonzero()[:, 0].tolist()) == path
         children = [i + 1 for i, p in enumerate(parents) if p == node]
         assert [c for c in shape.children[0, node + 1].tolist() if c] == children
-    assert [c for c in shape.children[0, 0].tolist() if c] == [i + 1 for i, p in enumerate(parents) if p == -1]
+    assert [c for c in shape.children[0, 0].tolist() if c] == [
+        i + 1 for i, p in enumerate(parents) if p == -1
+    ]
     assert shape.offsets[0].tolist() == [0, *depth]
 
 
 def test_missing_nodes_are_not_children() -> None:
     parents = torch.tensor([[-1, -1, -1, 0, 0]])
     exists = torch.tensor([[True, False, True, True, False]])
-    shape = shape_from_parents(parents, torch.tensor([[1, 1, 1, 2, 2]]), exists, max_depth=2, width=2)
+    shape = shape_from_parents(
+        parents, torch.tensor([[1, 1, 1, 2, 2]]), exists, max_depth=2, width=2
+    )
     assert shape.children[0, 0].tolist() == [1, 3]
     assert shape.children[0, 1].tolist() == [4, 0]
 
@@ -75,8 +81,8 @@ def prefill(model: Transformer, prompts: torch.Tensor, lengths: list[int], colum
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -> None:
-    """Two rows of different lengths; one random tree; every node's output against the plain causal run of its own
-    path.
+    """Two rows of different lengths; one random tree; every node's output against the plain causal
+    run of its own path.
     """
     config, generator = OPTIONS[name], torch.Generator().manual_seed(5)
     torch.manual_seed(3)
@@ -90,16 +96,20 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
     start = torch.tensor(lengths)
     columns = start[:, None] + torch.arange(9)
     positions = start[:, None] + shape.offsets
-    mask = AttentionMask(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(columns, shape.additive_mask)[
-        ..., :20
-    ]
+    mask = AttentionMask(2, 24, dtype=torch.float32, device=torch.device("cpu")).tree(
+        columns, shape.additive_mask
+    )[..., :20]
     together = model(block, positions, mask=mask, cache=cache.at(columns, 20))
     for row, length in enumerate(lengths):
         for node in range(-1, 8):
             path = [0, *(a + 1 for a in lineage(parents, node))]
-            alone = model(torch.cat([prompts[row, :length], block[row, path]])[None], torch.arange(length + len(path)))
+            alone = model(
+                torch.cat([prompts[row, :length], block[row, path]])[None],
+                torch.arange(length + len(path)),
+            )
             torch.testing.assert_close(together[row, node + 1], alone[0, -1], atol=2e-5, rtol=1e-4)
-    # commit the deepest path of row 0 and a one-node path of row 1; the cache must then equal a fresh prefill's
+    # commit the deepest path of row 0 and a one-node path of row 1; the cache must then equal a
+    # fresh prefill's
     deepest = [0, *(a + 1 for a in lineage(parents, depth.index(max(depth))))]
     width = len(deepest)
     paths = torch.tensor([deepest, [0, 1] + [1] * (width - 2)])
@@ -108,8 +118,12 @@ def test_tree_pass_equals_each_path_alone_and_commit_equals_prefill(name: str) -
         sequence = torch.cat([prompts[row, : lengths[row]], block[row, kept]])[None]
         fresh = prefill(model, sequence, [sequence.shape[1]], sequence.shape[1])
         for layer in range(config.n_layers):
-            for moved, made in zip(cache.read(layer, 24), fresh.read(layer, sequence.shape[1]), strict=True):
-                torch.testing.assert_close(moved[row, :, : sequence.shape[1]], made[0], atol=2e-5, rtol=1e-4)
+            for moved, made in zip(
+                cache.read(layer, 24), fresh.read(layer, sequence.shape[1]), strict=True
+            ):
+                torch.testing.assert_close(
+                    moved[row, :, : sequence.shape[1]], made[0], atol=2e-5, rtol=1e-4
+                )
 
 
 def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
@@ -120,7 +134,9 @@ def test_chain_queries_attend_to_earlier_columns_except_padding() -> None:
     columns = torch.tensor([[3, 4, 5], [6, 7, 8], [7, 8, 9]])
     shape = fixed_shape((-1, 0), (1, 2), torch.device("cpu"))
     assert shape.is_chain
-    assert torch.equal(attention_mask.chain(columns), attention_mask.tree(columns, shape.additive_mask))
+    assert torch.equal(
+        attention_mask.chain(columns), attention_mask.tree(columns, shape.additive_mask)
+    )
     seen = attention_mask.chain(columns)[:, 0].exp().bool()
     assert torch.equal(seen[2], torch.arange(12) <= columns[2][:, None])
     assert torch.equal(seen[0], (torch.arange(12) <= columns[0][:, None]) & (torch.arange(12) > 0))
@@ -130,7 +146,9 @@ def test_prompts_and_kept_rows() -> None:
     cache = KVCache(layers=2, rows=3, columns=6, kv_heads=1, head_dim=2)
     keys, values = torch.randn(2, 2, 4, 1, 2)
     seen = cache.prompts(torch.tensor([2, 0]), 4).update(1, keys, values)
-    for own, got, put in zip(seen, cache.read(1, 6), (keys.transpose(1, 2), values.transpose(1, 2)), strict=True):
+    for own, got, put in zip(
+        seen, cache.read(1, 6), (keys.transpose(1, 2), values.transpose(1, 2)), strict=True
+    ):
         assert torch.equal(own[..., :2], put)
         assert torch.equal(got[[2, 0], :, :4, :2], put)
         assert not got[..., 2:].any()  # channels that kernels want

@@ -1,7 +1,8 @@
-"""EAGLE-3 drafters: files in the published layouts, the layer against its formula, taps against one causal pass.
+"""EAGLE-3 drafters: files in the published layouts, the layer against its formula, taps against one
+causal pass.
 
-Every logit of three rounds' trees is compared with the layer as the paper has it, spelled out below on the tensors of a
-file. A bad draft is never wrong, only slow, so no lossless test sees one.
+Every logit of three rounds' trees is compared with the layer as the paper has it, spelled out below
+on the tensors of a file. A bad draft is never wrong, only slow, so no lossless test sees one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,17 @@ from search_spaces.drafters import Eagle3
 from search_spaces.presets import PRESETS
 from search_spaces.trees import Chain, Dynamic, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
-from tests.fakes.tiny_eagle import CODES, HEADS, C, D, State, published, published_eagle3, rand, write
+from tests.fakes.tiny_eagle import (
+    CODES,
+    HEADS,
+    C,
+    D,
+    State,
+    published,
+    published_eagle3,
+    rand,
+    write,
+)
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_eagle3, toy_target
 from tests.oracles import plain_layers
 from tests.oracles.drafter_rounds import CAPTIONS, DrafterInputs, assert_rounds
@@ -55,14 +66,24 @@ def load_eagle3(path: Path, target: Target) -> Eagle3Drafter:
 
 
 def last_output(
-    state: State, block: str, slots: list[tuple[int, Tensor, Tensor]], *, halves: bool, normed: bool
+    state: State,
+    block: str,
+    slots: list[tuple[int, Tensor, Tensor]],
+    *,
+    halves: bool,
+    normed: bool,
 ) -> Tensor:
-    """The un-normed output in the last of the slots (place, embedding, state), which sees all before it."""
+    """The un-normed output in the last of the slots (place, embedding, state), which sees all
+    before it.
+    """
 
     def w(name: str) -> Tensor:
         return state[f"{block}.{name}.weight"].double()
 
-    places, states = [place for place, _, _ in slots], torch.stack([g.double() for _, _, g in slots])
+    places, states = (
+        [place for place, _, _ in slots],
+        torch.stack([g.double() for _, _, g in slots]),
+    )
     embeddings = torch.stack([e.double() for _, e, _ in slots])
     normal = rms(states, w("hidden_norm"))
     z = torch.cat([rms(embeddings, w("input_layernorm")), normal], dim=1)
@@ -84,19 +105,27 @@ def expected_logits(
     table = state.get("embed_tokens.weight", inputs.target.embed.weight)
     last, mix = inputs.target.prompt_len - 1, state["fc.weight"].double()
     slots: list[tuple[int, Tensor, Tensor]] = [
-        (t - last, inputs.prompt.embeds[row, t + 1] if halves else table[0], mix @ inputs.features[row, t].double())
+        (
+            t - last,
+            inputs.prompt.embeds[row, t + 1] if halves else table[0],
+            mix @ inputs.features[row, t].double(),
+        )
         for t in inputs.prompt_slots(row)[:-1]
     ]
     tokens = inputs.tokens[inputs.caption(row)]
     for n, (token, taps) in enumerate(zip(tokens, inputs.before[row], strict=True)):
         slots.append((n, table[token], mix @ taps.double()))
     for n, token in enumerate(path, start=len(tokens)):
-        slots.append((n, table[token], last_output(state, block, slots, halves=halves, normed=normed)))
+        slots.append(
+            (n, table[token], last_output(state, block, slots, halves=halves, normed=normed))
+        )
     out = last_output(state, block, slots, halves=halves, normed=normed)[None]
     logits = rms(out, state["norm.weight"].double())[0] @ state["lm_head.weight"].double().T
     if drafted is None:
         return logits
-    return torch.full((CODES,), -torch.inf, dtype=torch.float64).index_copy(0, torch.tensor(drafted), logits)
+    return torch.full((CODES,), -torch.inf, dtype=torch.float64).index_copy(
+        0, torch.tensor(drafted), logits
+    )
 
 
 @pytest.mark.parametrize("drafted", [None, DRAFTED])
@@ -106,11 +135,19 @@ def expected_logits(
         ("midlayer", LLAMAGEN, {}),
         ("midlayer", CHAMELEON, {}),
         ("layers.0", CHAMELEON, {"speculators_model_type": "eagle3"}),
-        ("layers.0", CHAMELEON, {"speculators_model_type": "eagle3", "norm_before_residual": True}),
+        (
+            "layers.0",
+            CHAMELEON,
+            {"speculators_model_type": "eagle3", "norm_before_residual": True},
+        ),
     ],
 )
 def test_a_published_drafter_drafts_as_its_own_layer_would(
-    tmp_path: Path, block: str, sizes: TransformerConfig, keys: dict[str, Any], drafted: list[int] | None
+    tmp_path: Path,
+    block: str,
+    sizes: TransformerConfig,
+    keys: dict[str, Any],
+    drafted: list[int] | None,
 ) -> None:
     target, state = toy_target(config=sizes), published_eagle3(block, drafted=drafted)
     layer = {"hidden_size": D, "num_attention_heads": HEADS, "rms_norm_eps": EPS}
@@ -139,9 +176,13 @@ def test_without_guidance_there_is_one_stream(tmp_path: Path) -> None:
 
 
 def test_identity_passes_the_high_tap_on(tmp_path: Path) -> None:
-    """With fc = [0 0 I] and a layer of zeros, the output is the state: the last of the three taps."""
+    """With fc = [0 0 I] and a layer of zeros, the output is the state: the last of the three
+    taps.
+    """
     target, state = toy_target(config=LLAMAGEN), published_eagle3()
-    state = {name: torch.zeros_like(value) if "_proj" in name else value for name, value in state.items()}
+    state = {
+        name: torch.zeros_like(value) if "_proj" in name else value for name, value in state.items()
+    }
     state["fc.weight"] = torch.cat([torch.zeros(D, 2 * D), torch.eye(D)], dim=1)
     layer = load_eagle3(write(tmp_path, state), target).layer
     assert layer.drafts_all
@@ -160,10 +201,17 @@ TREES: dict[str, TreePolicy] = {
 
 
 class Recorder(Eagle3Drafter):
-    """Keeps what the engine gave it of each caption [R/B, S, taps * D]: the prompt's, then what precedes each token."""
+    """Keeps what the engine gave it of each caption [R/B, S, taps * D]: the prompt's, then what
+    precedes each token.
+    """
 
     def admit(
-        self, indices: Tensor, prompt: Prompt, captions: list[str], features: Tensor, first_tokens: Tensor
+        self,
+        indices: Tensor,
+        prompt: Prompt,
+        captions: list[str],
+        features: Tensor,
+        first_tokens: Tensor,
     ) -> None:
         for row, caption in enumerate(captions):
             self.seen[caption] = [features[row :: len(captions)]]
@@ -180,9 +228,15 @@ class Recorder(Eagle3Drafter):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("sizes", [replace(BASE, n_layers=7), replace(ROW_ENDS, n_layers=7)], ids=["grid", "row ends"])
-def test_drafters_get_the_inputs_of_the_targets_layers(sizes: TransformerConfig, tree: str, cfg: float) -> None:
-    """Through prefill, verification, the accepted path, and rows that are given to waiting captions."""
+@pytest.mark.parametrize(
+    "sizes", [replace(BASE, n_layers=7), replace(ROW_ENDS, n_layers=7)], ids=["grid", "row ends"]
+)
+def test_drafters_get_the_inputs_of_the_targets_layers(
+    sizes: TransformerConfig, tree: str, cfg: float
+) -> None:
+    """Through prefill, verification, the accepted path, and rows that are given to waiting
+    captions.
+    """
     target, captions = toy_target(config=sizes, temper=1.0), ["ab", "defgh", "i", "kkk", "lm"]
     drafter = Recorder(target, toy_eagle3(sizes)).eval().requires_grad_(False)
     assert drafter.taps == (2, 3, 4)
@@ -213,7 +267,13 @@ def test_taps_are_the_inputs_of_layers_and_only_on_request() -> None:
     inputs.clear()
     tapped = target.transformer(x, positions, taps=(5, 0, 2))
     assert torch.equal(tapped, torch.cat([plain, inputs[5], inputs[0], inputs[2]], dim=-1))
-    assert [default_taps(n) for n in (32, 14, 6, 2, 1)] == [(2, 16, 29), (2, 7, 11), (2, 3, 3), (0, 1, 1), (0, 0, 0)]
+    assert [default_taps(n) for n in (32, 14, 6, 2, 1)] == [
+        (2, 16, 29),
+        (2, 7, 11),
+        (2, 3, 3),
+        (0, 1, 1),
+        (0, 0, 0),
+    ]
 
 
 # files
@@ -231,21 +291,29 @@ def test_a_published_drafter_decodes_without_loss(tmp_path: Path, name: str) -> 
 
 def test_taps_are_read_from_the_config(tmp_path: Path) -> None:
     target, state = toy_target(config=LLAMAGEN), published_eagle3()
-    key, wrong = "eagle_aux_hidden_state_layer_ids", r"names the inputs .* the target has the layers 0 to 6"
+    key, wrong = (
+        "eagle_aux_hidden_state_layer_ids",
+        r"names the inputs .* the target has the layers 0 to 6",
+    )
 
     def load(**config: Any) -> tuple[int, ...]:
         return load_eagle3(write(tmp_path, state, **config), target).taps
 
     assert load(**{key: [0, 2, 6]}) == (0, 2, 6)
-    assert load(eagle_config={key: [0, 2, 5]}) == (1, 3, 6)  # SpecForge: the outputs of these layers
+    # SpecForge: the outputs of these layers
+    assert load(eagle_config={key: [0, 2, 5]}) == (1, 3, 6)
     for layers in ([2, 3, 7], [-1, 2, 3], ["a", 2, 3]):
         with pytest.raises(WeightsError, match=f"{key} {wrong}"):
             load(**{key: layers})
-    with pytest.raises(WeightsError, match=r"fc\.weight has 96 columns, 2 hidden states of the target have 64"):
+    with pytest.raises(
+        WeightsError, match=r"fc\.weight has 96 columns, 2 hidden states of the target have 64"
+    ):
         load(**{key: [2, 3]})
 
 
-def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_vocabulary_gives_its_image_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
     drafted = [1, 4, 9, CODES + 3, CODES + 7]  # the codes are 4 to CODES + 3
     state, target = published_eagle3(drafted=drafted, codes=CODES + 9), toy_target(config=CHAMELEON)
@@ -257,7 +325,10 @@ def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: p
     only_text = published_eagle3(drafted=[1, 2], codes=CODES + 9)
     with pytest.raises(WeightsError, match="d2t covers none of the target's image codes"):
         load_eagle3(write(tmp_path / "b", only_text), target)
-    with pytest.raises(WeightsError, match=f"t2d has {CODES + 9} tokens, the target {CODES}; it was made for another"):
+    with pytest.raises(
+        WeightsError,
+        match=f"t2d has {CODES + 9} tokens, the target {CODES}; it was made for another",
+    ):
         load_eagle3(write(tmp_path / "c", state), toy_target(config=LLAMAGEN))
 
 
@@ -268,23 +339,32 @@ def without(state: State, *names: str) -> State:
 def test_d2t_alone_says_what_is_drafted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without t2d and embeddings, as some are published."""
     state, target = published_eagle3(drafted=DRAFTED), toy_target(config=LLAMAGEN)
-    layer = load_eagle3(write(tmp_path / "a", without(state, "t2d", "embed_tokens.weight")), target).layer
+    layer = load_eagle3(
+        write(tmp_path / "a", without(state, "t2d", "embed_tokens.weight")), target
+    ).layer
     assert layer.ids.tolist() == DRAFTED
     whole = load_eagle3(write(tmp_path / "b", state), target).layer
     assert torch.equal(layer.head.weight, whole.head.weight)
     assert torch.equal(layer.ids, whole.ids)
     monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
     drafted = [1, 4, 9, CODES + 3, CODES + 7]
-    state = without(published_eagle3(drafted=drafted, codes=CODES + 9), "t2d", "embed_tokens.weight")
+    state = without(
+        published_eagle3(drafted=drafted, codes=CODES + 9), "t2d", "embed_tokens.weight"
+    )
     sized = write(tmp_path / "c", state, vocab_size=CODES + 9)
     assert load_eagle3(sized, toy_target(config=CHAMELEON)).layer.ids.tolist() == [0, 5, CODES - 1]
-    with pytest.raises(WeightsError, match=r"t2d and embed_tokens\.weight are missing.*add vocab_size to config\.json"):
+    with pytest.raises(
+        WeightsError,
+        match=r"t2d and embed_tokens\.weight are missing.*add vocab_size to config\.json",
+    ):
         load_eagle3(write(tmp_path / "d", state), toy_target(config=CHAMELEON))
     with pytest.raises(WeightsError, match="vocab_size has 20 tokens, the target 24"):
         load_eagle3(write(tmp_path / "e", state, vocab_size=20), toy_target(config=CHAMELEON))
 
 
-def test_eight_bit_floats_of_a_whole_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eight_bit_floats_of_a_whole_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
     state = published_eagle3(drafted=[1, 4, 9], codes=CODES + 9)
     floating = {name: value for name, value in state.items() if value.is_floating_point()}
@@ -297,24 +377,64 @@ def test_eight_bit_floats_of_a_whole_vocabulary(tmp_path: Path, monkeypatch: pyt
 
 Change = Callable[[State], State]
 CHANGES: list[tuple[Change, dict[str, Any], str]] = [
-    (lambda s: {**s, "midlayer.self_attn.q_proj.bias": rand(D)}, {}, r"unknown.*midlayer\.self_attn\.q_proj\.bias"),
+    (
+        lambda s: {**s, "midlayer.self_attn.q_proj.bias": rand(D)},
+        {},
+        r"unknown.*midlayer\.self_attn\.q_proj\.bias",
+    ),
     (lambda s: {**s, "layers.1.mlp.up_proj.weight": rand(D, D)}, {}, r"unknown.*layers\.1\.mlp"),
-    (lambda s: {k: v for k, v in s.items() if "hidden_norm" not in k}, {}, r"missing.*hidden_norm\.weight"),
+    (
+        lambda s: {k: v for k, v in s.items() if "hidden_norm" not in k},
+        {},
+        r"missing.*hidden_norm\.weight",
+    ),
     (lambda s: {k: v for k, v in s.items() if k != "norm.weight"}, {}, r"missing.*norm\.weight"),
-    (lambda s: {k: v for k, v in s.items() if k != "lm_head.weight"}, {}, r"lm_head\.weight is missing"),
-    (lambda s: {k: v for k, v in s.items() if k != "d2t"}, {}, "d2t must have an integer for each of the 6 rows"),
-    (lambda s: {**s, "d2t": s["d2t"].bfloat16()}, {}, "d2t must have an integer for each of the 6 rows"),
-    (lambda s: {**s, "d2t": s["d2t"] + 2}, {}, "d2t must give every draft token another one of 24 tokens"),
-    (lambda s: {**s, "d2t": torch.zeros(6, dtype=torch.int64)}, {}, "t2d and d2t name different tokens"),
+    (
+        lambda s: {k: v for k, v in s.items() if k != "lm_head.weight"},
+        {},
+        r"lm_head\.weight is missing",
+    ),
+    (
+        lambda s: {k: v for k, v in s.items() if k != "d2t"},
+        {},
+        "d2t must have an integer for each of the 6 rows",
+    ),
+    (
+        lambda s: {**s, "d2t": s["d2t"].bfloat16()},
+        {},
+        "d2t must have an integer for each of the 6 rows",
+    ),
+    (
+        lambda s: {**s, "d2t": s["d2t"] + 2},
+        {},
+        "d2t must give every draft token another one of 24 tokens",
+    ),
+    (
+        lambda s: {**s, "d2t": torch.zeros(6, dtype=torch.int64)},
+        {},
+        "t2d and d2t name different tokens",
+    ),
     (lambda s: {**s, "d2t": -torch.arange(6)}, {}, "d2t must give every draft token another one"),
-    (lambda s: {k: v for k, v in s.items() if "fc." not in k}, {}, r"not an EAGLE-3 drafter: it needs fc\.weight"),
-    (lambda _: published(), {}, r"not an EAGLE-3 drafter.*By its names the file is an EAGLE drafter"),
+    (
+        lambda s: {k: v for k, v in s.items() if "fc." not in k},
+        {},
+        r"not an EAGLE-3 drafter: it needs fc\.weight",
+    ),
+    (
+        lambda _: published(),
+        {},
+        r"not an EAGLE-3 drafter.*By its names the file is an EAGLE drafter",
+    ),
     (lambda s: s, {"fc_norm": True}, r"fc_norm is of EAGLE-3\.1, which is not supported"),
     (lambda s: s, {"norm_before_fc": True}, "norm_before_fc is of"),
     (lambda s: s, {"norm_output": False}, "norm_output is of"),
     (lambda s: s, {"norm_output": True, "speculators_model_type": "eagle3"}, "norm_output is of"),
     (lambda s: s, {"speculators_model_type": "hass"}, "speculators_model_type is 'hass'"),
-    (lambda s: s, {"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling is 'llama3', which is not supported"),
+    (
+        lambda s: s,
+        {"rope_scaling": {"rope_type": "llama3"}},
+        "rope_scaling is 'llama3', which is not supported",
+    ),
     (lambda s: s, {"hidden_size": 48}, r"hidden_size 48, fc\.weight has 32 rows"),
 ]
 
@@ -333,7 +453,10 @@ def test_another_targets_drafter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="width is 32, the target's 64"):
         load_eagle3(folder, toy_target(config=replace(LLAMAGEN, dim=64)))
     layer, deep = toy_eagle3(LLAMAGEN), toy_target(config=LLAMAGEN)
-    with pytest.raises(ValueError, match=r"reads the layers \[2, 3, 4\], the target has 2; it was made for another"):
+    with pytest.raises(
+        ValueError,
+        match=r"reads the layers \[2, 3, 4\], the target has 2; it was made for another",
+    ):
         Eagle3Drafter(toy_target(), layer)
     layer.vocab_size = 30
     with pytest.raises(ValueError, match="eagle3 drafter: its vocab_size is 30, the target's 24"):
@@ -375,4 +498,6 @@ def test_codes_that_are_not_drafted_have_no_mass() -> None:
     logits = drafter.layer.spread(torch.randn(2, 3, len(drafter.layer.ids)))
     masses = logits.softmax(-1).sum((0, 1))
     assert (masses > 0).nonzero()[:, 0].tolist() == drafter.layer.ids.tolist()
-    assert plain_layers.linear(drafter.layer.head, torch.randn(D)).shape == (len(drafter.layer.ids),)
+    assert plain_layers.linear(drafter.layer.head, torch.randn(D)).shape == (
+        len(drafter.layer.ids),
+    )

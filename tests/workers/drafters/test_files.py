@@ -1,5 +1,6 @@
-"""Published EAGLE drafters: small files in their layout are written here, and every logit of three rounds' trees is
-compared with the layer as the papers have it, spelled out below on the file's own tensors.
+"""Published EAGLE drafters: small files in their layout are written here, and every logit of three
+rounds' trees is compared with the layer as the papers have it, spelled out below on the file's own
+tensors.
 """
 
 from __future__ import annotations
@@ -58,15 +59,19 @@ def head_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def turned(x: Tensor, places: list[int], *, halves: bool) -> Tensor:
-    """Heads [S, H, C] at image places [S]: Chameleon turns channel i with i + C/2 along the line; LlamaGen neighbours
-    by row and column, and prompt places are multiplied by zero.
+    """Heads [S, H, C] at image places [S]: Chameleon turns channel i with i + C/2 along the line;
+    LlamaGen neighbours by row and column, and prompt places are multiplied by zero.
     """
     place, pair = torch.tensor(places, dtype=torch.float64)[:, None], torch.arange(C // 2)
     if halves:
         first, second, angle = pair, pair + C // 2, place * 10000.0 ** (-2 * pair / C)
     else:
         along = torch.where(pair < C // 4, place // 4, place % 4)
-        first, second, angle = 2 * pair, 2 * pair + 1, along * 10000.0 ** (-2 * (pair % (C // 4)) / (C // 2))
+        first, second, angle = (
+            2 * pair,
+            2 * pair + 1,
+            along * 10000.0 ** (-2 * (pair % (C // 4)) / (C // 2)),
+        )
     real = halves | (place >= 0)
     cos, sin = (angle.cos() * real)[:, None], (angle.sin() * real)[:, None]
     out = torch.zeros_like(x)
@@ -76,7 +81,9 @@ def turned(x: Tensor, places: list[int], *, halves: bool) -> Tensor:
 
 
 def last_output(state: State, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor:
-    """What the layer predicts in the last of the slots (place, embedding, feature), which sees all before it."""
+    """What the layer predicts in the last of the slots (place, embedding, feature), which sees all
+    before it.
+    """
     state = {name: value.double() for name, value in state.items()}
     halves = "layers.0.self_attn.q_norm.weight" in state
 
@@ -84,7 +91,9 @@ def last_output(state: State, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor
         return state[f"layers.0.{name}.weight"]
 
     places = [place for place, _, _ in slots]
-    x = torch.stack([torch.cat([e, f]).double() for _, e, f in slots]) @ state["fc.weight"].T + state.get("fc.bias", 0)
+    x = torch.stack([torch.cat([e, f]).double() for _, e, f in slots]) @ state[
+        "fc.weight"
+    ].T + state.get("fc.bias", 0)
     h = rms(x, w("input_layernorm")) if halves else x
     q, k, v = ((h @ w(f"self_attn.{part}_proj").T).view(len(slots), HEADS, C) for part in "qkv")
     if halves:
@@ -99,13 +108,20 @@ def last_output(state: State, slots: list[tuple[int, Tensor, Tensor]]) -> Tensor
     return (y + (gate / (1 + (-gate).exp()) * up) @ w("mlp.down_proj").T)[0]
 
 
-def expected_logits(state: State, inputs: DrafterInputs, row: int, path: tuple[int, ...], *, llamagen: bool) -> Tensor:
+def expected_logits(
+    state: State, inputs: DrafterInputs, row: int, path: tuple[int, ...], *, llamagen: bool
+) -> Tensor:
     """Logits after the tokens so far and a path of drafts, by the published drafter."""
     own, last = state["embed_tokens.weight"], inputs.target.prompt_len - 1
     # LlamaGen: code 0 stands in for the prompt's tokens, and its padding is seen
     seen = range(last) if llamagen else inputs.prompt_slots(row)[:-1]
     slots: list[tuple[int, Tensor, Tensor]] = [
-        (t - last, own[0] if llamagen else inputs.prompt.embeds[row, t + 1], inputs.features[row, t]) for t in seen
+        (
+            t - last,
+            own[0] if llamagen else inputs.prompt.embeds[row, t + 1],
+            inputs.features[row, t],
+        )
+        for t in seen
     ]
     tokens = inputs.tokens[inputs.caption(row)]
     for n, (token, feature) in enumerate(zip(tokens, inputs.before[row], strict=True)):
@@ -117,17 +133,23 @@ def expected_logits(state: State, inputs: DrafterInputs, row: int, path: tuple[i
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("llamagen", [True, False])
-def test_a_published_drafter_drafts_as_its_own_layer_would(tmp_path: Path, llamagen: bool, bias: bool) -> None:
+def test_a_published_drafter_drafts_as_its_own_layer_would(
+    tmp_path: Path, llamagen: bool, bias: bool
+) -> None:
     target = toy_target(config=LLAMAGEN if llamagen else CHAMELEON)
     state = published(chameleon=not llamagen, bias=bias)
     drafter = load_eagle(write(tmp_path, state, rms_norm_eps=EPS, pickled=bias), target)
     assert (drafter.filler, drafter.masked) == ((0, False) if llamagen else (None, True))
     assert_rounds(
-        target, drafter, lambda inputs, row, path: expected_logits(state, inputs, row, path, llamagen=llamagen)
+        target,
+        drafter,
+        lambda inputs, row, path: expected_logits(state, inputs, row, path, llamagen=llamagen),
     )
 
 
-def test_a_whole_vocabulary_gives_its_image_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_vocabulary_gives_its_image_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(eagle, "_CHAMELEON_VOCAB_SIZE", CODES + 9)
     state, target = published(chameleon=True, codes=CODES + 9), toy_target(config=CHAMELEON)
     drafter = load_eagle(write(tmp_path / "a", state), target)
@@ -159,7 +181,9 @@ def test_a_published_drafter_decodes_without_loss(tmp_path: Path) -> None:
     drafter = load_drafter(target, "eagle", write(tmp_path, published()))
     requests = [Request(i, caption) for i, caption in enumerate(("ab", "c", "defgh"))]
     plain = {r.request: r.tokens for r in Engine(target, DecodingConfig()).run(requests)}
-    for result in Engine(target, DecodingConfig(Eagle(), Chain(3)), drafter, batch_size=3).run(requests):
+    for result in Engine(target, DecodingConfig(Eagle(), Chain(3)), drafter, batch_size=3).run(
+        requests
+    ):
         assert torch.equal(result.tokens, plain[result.request])
 
 
@@ -167,13 +191,25 @@ def test_a_published_drafter_decodes_without_loss(tmp_path: Path) -> None:
 
 Change = Callable[[State], State]
 CHANGES: list[tuple[Change, str]] = [
-    (lambda s: {**s, "layers.1.mlp.up_proj.weight": rand(FFN, D)}, "unknown.*layers.1.mlp.up_proj.weight"),
+    (
+        lambda s: {**s, "layers.1.mlp.up_proj.weight": rand(FFN, D)},
+        "unknown.*layers.1.mlp.up_proj.weight",
+    ),
     (lambda s: {**s, "extra.fc.weight": rand(D, D)}, "unknown.*extra.fc.weight"),
-    (lambda s: {k: v for k, v in s.items() if "k_proj" not in k}, "missing.*layers.0.self_attn.k_proj.weight"),
+    (
+        lambda s: {k: v for k, v in s.items() if "k_proj" not in k},
+        "missing.*layers.0.self_attn.k_proj.weight",
+    ),
     (lambda s: {k: v for k, v in s.items() if "embed" not in k}, "missing.*embed.weight"),
     (lambda s: {k: v for k, v in s.items() if "post" not in k}, "missing.*ffn_norm.weight"),
-    (lambda s: {k: v for k, v in s.items() if not k.startswith("fc")}, "not an EAGLE drafter: fc.weight is missing"),
-    (lambda s: {**s, "layers.0.self_attn.q_proj.weight": rand(D + 3, D)}, "has shape.*wqkv.weight needs"),
+    (
+        lambda s: {k: v for k, v in s.items() if not k.startswith("fc")},
+        "not an EAGLE drafter: fc.weight is missing",
+    ),
+    (
+        lambda s: {**s, "layers.0.self_attn.q_proj.weight": rand(D + 3, D)},
+        "has shape.*wqkv.weight needs",
+    ),
     (lambda s: {**s, "fc.bias": s["fc.bias"] * torch.nan}, "fc.bias holds NaN"),
 ]
 
@@ -206,7 +242,9 @@ def test_broken_folders_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"config\.json: not JSON"):
         load_eagle(folder, target)
     torch.save(published(), folder / "other.bin")
-    with pytest.raises(WeightsError, match=r"one weight file .* found other\.bin, pytorch_model\.bin"):
+    with pytest.raises(
+        WeightsError, match=r"one weight file .* found other\.bin, pytorch_model\.bin"
+    ):
         load_eagle(folder, target)
     (tmp_path / "empty").mkdir()
     with pytest.raises(WeightsError, match="found none"):
@@ -225,7 +263,9 @@ def test_the_projects_own_file_and_folder() -> None:
         assert (drafter.filler, drafter.masked, drafter.layer.embed) == (0, True, None)
     with pytest.raises(WeightsError, match="does not describe an EAGLE layer"):
         load_eagle(BUILTIN / "medusa.safetensors", target)
-    with pytest.raises(ValueError, match=r"jacobi drafter has no weights.*eagle, eagle3, medusa, independent"):
+    with pytest.raises(
+        ValueError, match=r"jacobi drafter has no weights.*eagle, eagle3, medusa, independent"
+    ):
         load_drafter(target, "jacobi", BUILTIN / "eagle.safetensors")
 
 

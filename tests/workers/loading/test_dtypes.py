@@ -1,5 +1,5 @@
-"""One rule for the types and layouts of weights: read, converted with a note, or refused by file and type; headers say
-the same as values do.
+"""One rule for the types and layouts of weights: read, converted with a note, or refused by file
+and type; headers say the same as values do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,32 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry, load_on_meta, read_entry
 from workers.metrics import features
 from workers.metrics.features import load_features
-from workers.models.checkpoint_files import WeightsError, add_note, collect_notes, load_tensors, shapes_only
+from workers.models.checkpoint_files import (
+    WeightsError,
+    add_note,
+    collect_notes,
+    load_tensors,
+    shapes_only,
+)
 
 CPU = torch.device("cpu")
 PARTS = ("transformer", "vq", "text", "drafters.eagle")
 CONVERTED = (
-    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float64,
-)  # fmt: skip
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+    torch.float64,
+)
 REFUSED = (
-    torch.float8_e8m0fnu, torch.int8, torch.uint8, torch.uint32, torch.int64, torch.bool, torch.complex64,
-)  # fmt: skip
+    torch.float8_e8m0fnu,
+    torch.int8,
+    torch.uint8,
+    torch.uint32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +62,12 @@ def copy(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.parent, tmp_path / "mine")) / made.name
 
 
-def change(models: Path, part: str, convert: Callable[[Tensor], Tensor], extra: tuple[str, ...] = ()) -> Path:
-    """Replace the floating tensors of a part's file, and add `extra` ones; returns the path that messages name."""
+def change(
+    models: Path, part: str, convert: Callable[[Tensor], Tensor], extra: tuple[str, ...] = ()
+) -> Path:
+    """Replace the floating tensors of a part's file, and add `extra` ones; returns the path that
+    messages name.
+    """
     path = Path(read_entry(models, "captions").files[part])
     if path.suffix == ".pt":
         content = torch.load(path)
@@ -64,7 +84,9 @@ def change(models: Path, part: str, convert: Callable[[Tensor], Tensor], extra: 
 
 
 def outcomes(models: Path) -> tuple[list[object], Models | None]:
-    """What loading says, by headers alone and with values: notes, or the refusal; and the loaded models."""
+    """What loading says, by headers alone and with values: notes, or the refusal; and the loaded
+    models.
+    """
     entry, loaded, said = read_entry(models, "captions"), None, list[object]()
     for load in (load_on_meta, lambda entry: load_entry(entry, CPU)):
         try:
@@ -80,7 +102,9 @@ def outcomes(models: Path) -> tuple[list[object], Models | None]:
 def weights(models: Models) -> dict[str, Tensor]:
     """All weights of target, drafter and text encoder by name."""
     found = {f"target.{name}": value for name, value in models.target.state_dict().items()}
-    found |= {f"eagle.{name}": value for name, value in models.drafters["eagle"].state_dict().items()}
+    found |= {
+        f"eagle.{name}": value for name, value in models.drafters["eagle"].state_dict().items()
+    }
     encoder = cast("Any", models.target.conditioner)._encoder[0]
     return found | {f"text.{name}": value for name, value in encoder._model.state_dict().items()}
 
@@ -102,18 +126,22 @@ def test_weights_are_converted_with_a_note(copy: Path, part: str, dtype: torch.d
     assert str(dtype) in note
     found = weights(models)  # type: ignore[arg-type]
     assert {value.dtype for value in found.values() if value.is_floating_point()} == {torch.float32}
-    change(copy, part, lambda value: value.double().float())  # what the types hold, as a user would convert it
+    # what the types hold, as a user would convert it
+    change(copy, part, lambda value: value.double().float())
     expected = weights(load_entry(read_entry(copy, "captions"), CPU))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(("part", "dtype"), every_part_and_type(REFUSED))
-def test_other_types_are_refused_by_file_and_type(copy: Path, part: str, dtype: torch.dtype) -> None:
+def test_other_types_are_refused_by_file_and_type(
+    copy: Path, part: str, dtype: torch.dtype
+) -> None:
     path = change(copy, part, lambda value: value.to(dtype))
     (checked, said), _ = outcomes(copy)
     assert checked == said
     assert re.search(
-        rf"{re.escape(str(path))}: \S+ has the (quantised )?type {re.escape(str(dtype))}; give ", str(said)
+        rf"{re.escape(str(path))}: \S+ has the (quantised )?type {re.escape(str(dtype))}; give ",
+        str(said),
     )
 
 
@@ -128,10 +156,17 @@ def test_other_types_are_refused_by_file_and_type(copy: Path, part: str, dtype: 
 )
 def test_eight_bits_with_scales_are_refused(copy: Path, part: str, scale: str) -> None:
     """Without the scales, the numbers would be wrong."""
-    path = change(copy, part, lambda value: value.to(torch.float8_e4m3fn), (f"layers.0.attention.wo.{scale}",))
+    path = change(
+        copy, part, lambda value: value.to(torch.float8_e4m3fn), (f"layers.0.attention.wo.{scale}",)
+    )
     (checked, said), _ = outcomes(copy)
     assert checked == said
-    for word in (f"{path}: ", "torch.float8_e4m3fn", f"layers.0.attention.wo.{scale}", "original weights"):
+    for word in (
+        f"{path}: ",
+        "torch.float8_e4m3fn",
+        f"layers.0.attention.wo.{scale}",
+        "original weights",
+    ):
         assert word in str(said)
 
 
@@ -160,17 +195,24 @@ def test_metric_nets_follow_the_same_rule(tmp_path: Path) -> None:
     tensors = load_file(features.BUILTIN)
 
     def write(dtype: torch.dtype) -> None:
-        whole = {name: value.to(dtype) if value.is_floating_point() else value for name, value in tensors.items()}
+        whole = {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in tensors.items()
+        }
         save_file(whole, path, metadata)
 
     write(torch.float8_e4m3fnuz)
     with collect_notes() as notes:
         net = load_features(path)
     assert [str(torch.float8_e4m3fnuz) in note for note in notes] == [True]
-    name, weight = next((name, value) for name, value in net.state_dict().items() if name.endswith("weight"))
+    name, weight = next(
+        (name, value) for name, value in net.state_dict().items() if name.endswith("weight")
+    )
     assert torch.equal(weight, tensors[name].to(torch.float8_e4m3fnuz).float())
     write(torch.int8)
-    with pytest.raises(WeightsError, match=rf"{re.escape(str(path))}: .*quantised type torch\.int8"):
+    with pytest.raises(
+        WeightsError, match=rf"{re.escape(str(path))}: .*quantised type torch\.int8"
+    ):
         load_features(path)
 
 
@@ -180,7 +222,10 @@ LAYOUTS: dict[str, tuple[Callable[[], Tensor], str]] = {
     "csr": (lambda: torch.eye(4).to_sparse_csr(), "sparse_csr"),
     "bsr": (lambda: torch.eye(4).to_sparse_bsr((2, 2)), "sparse_bsr"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested"),
-    "per tensor": (lambda: torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8), "torch.qint8"),
+    "per tensor": (
+        lambda: torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8),
+        "torch.qint8",
+    ),
     "meta": (lambda: torch.empty(4, 4, device="meta"), "no values"),
 }
 
@@ -199,7 +244,9 @@ def test_layouts_without_numbers_are_refused(tmp_path: Path, name: str, shapes: 
 
 
 def test_a_sparse_tensor_is_a_problem_of_its_entry(copy: Path) -> None:
-    path = change(copy, "transformer", lambda value: value.to_sparse() if value.dim() == 2 else value)
+    path = change(
+        copy, "transformer", lambda value: value.to_sparse() if value.dim() == 2 else value
+    )
     (checked, said), _ = outcomes(copy)
     assert checked == said
     assert f"{path}: tok_embeddings.weight is a sparse_coo tensor" in str(said)
@@ -233,10 +280,14 @@ def test_shared_storage_and_expanded_tensors_are_read(tmp_path: Path) -> None:
 
 
 def test_a_type_without_a_name_in_torch_is_named(tmp_path: Path) -> None:
-    header = json.dumps({"a": {"dtype": "F6_E2M3", "shape": [4, 4], "data_offsets": [0, 12]}}).encode()
+    header = json.dumps(
+        {"a": {"dtype": "F6_E2M3", "shape": [4, 4], "data_offsets": [0, 12]}}
+    ).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
-    with pytest.raises(WeightsError, match=r"x\.safetensors: .*F6_E2M3.*; give the original weights"):
+    with pytest.raises(
+        WeightsError, match=r"x\.safetensors: .*F6_E2M3.*; give the original weights"
+    ):
         load_tensors(path)
 
 

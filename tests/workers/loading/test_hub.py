@@ -1,4 +1,6 @@
-"""Files of the Hub: references, what is fetched and what is not, and a cache that has parts only."""
+"""Files of the Hub: references, what is fetched and what is not, and a cache that has parts
+only.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_a_repository_comes_without_what_is_never_read(hub: HubServer) -> None:
 
 
 def test_pickles_come_where_there_is_nothing_else(hub: HubServer) -> None:
-    hub.commit("org/old", {name: data for name, data in FILES.items() if not name.endswith(".safetensors")})
+    hub.commit(
+        "org/old", {name: data for name, data in FILES.items() if not name.endswith(".safetensors")}
+    )
     path = HubFile("org/old").pull()
     assert (path / "pytorch_model.bin").read_bytes() == FILES["pytorch_model.bin"]
     assert not (path / "flax_model.msgpack").exists()
@@ -109,7 +113,10 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_name_is_no_pattern(hub: HubServer) -> None:
-    hub.commit("org/model", {"w[1].pt": b"this", "w1.pt": b"another", "part?/a.pt": b"a", "parts/a.pt": b"b"})
+    hub.commit(
+        "org/model",
+        {"w[1].pt": b"this", "w1.pt": b"another", "part?/a.pt": b"a", "parts/a.pt": b"b"},
+    )
     assert HubFile("org/model", "w[1].pt").pull().read_bytes() == b"this"
     assert names(HubFile("org/model", "part?").pull()) == {"a.pt"}
     assert hub.fetched == ["org/model/w[1].pt", "org/model/part?/a.pt"]
@@ -128,7 +135,10 @@ def test_a_folder_with_a_dot_in_its_name(hub: HubServer) -> None:
 
 
 def test_pickles_are_left_out_beside_safetensors_alone(hub: HubServer) -> None:
-    hub.commit("org/model", {"a.safetensors": b"1", "a.bin": b"2", "vae/config.json": b"{}", "vae/[v].bin": b"3"})
+    hub.commit(
+        "org/model",
+        {"a.safetensors": b"1", "a.bin": b"2", "vae/config.json": b"{}", "vae/[v].bin": b"3"},
+    )
     reference = HubFile("org/model")
     path = reference.pull()
     assert names(path) == {"a.safetensors", "vae/config.json", "vae/[v].bin"}
@@ -154,7 +164,9 @@ def test_revisions(hub: HubServer) -> None:
     assert reference.pull().read_bytes() == b"1"
     hub.tags["org/model", "v1"] = first
     hub.commit("org/model", {"w.safetensors": b"2"})
-    assert local_path(str(reference)).endswith(f"{first}/w.safetensors"), "nothing is fetched until it is asked for"
+    assert local_path(str(reference)).endswith(f"{first}/w.safetensors"), (
+        "nothing is fetched until it is asked for"
+    )
     assert reference.pull().read_bytes() == b"2"
     for revision in ("v1", first):
         assert HubFile("org/model", "w.safetensors", revision).pull().read_bytes() == b"1"
@@ -164,7 +176,12 @@ def test_what_cannot_be_fetched(hub: HubServer, monkeypatch: pytest.MonkeyPatch)
     hub.commit("org/model", FILES)
     hub.commit("org/gated", FILES)
     hub.tokens["org/gated"] = "secret"
-    for reference in ("hf://org/nothing", "hf://org/model@nowhere", "hf://org/model/nothing.pt", "hf://org/gated"):
+    for reference in (
+        "hf://org/nothing",
+        "hf://org/model@nowhere",
+        "hf://org/model/nothing.pt",
+        "hf://org/gated",
+    ):
         with pytest.raises(WeightsError, match=reference):
             HubFile.parse(reference).pull()
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -175,7 +192,9 @@ def test_what_cannot_be_fetched(hub: HubServer, monkeypatch: pytest.MonkeyPatch)
     assert HubFile.parse("hf://org/gated").pull().is_dir(), "offline, the cache is enough"
 
 
-def test_a_hub_that_cannot_be_reached_or_breaks_off(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached_or_breaks_off(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.repos["org/broken"] = {}  # the server fails, and closes the connection
     with pytest.raises(WeightsError, match="cannot be downloaded: Server"):
         HubFile("org/broken").pull()
@@ -184,7 +203,9 @@ def test_a_hub_that_cannot_be_reached_or_breaks_off(hub: HubServer, monkeypatch:
         HubFile("org/model").pull()
 
 
-def test_another_machines_cache(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machines_cache(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = hub.commit("org/model", FILES)
     path = str(HubFile("org/model").pull())
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "elsewhere"))

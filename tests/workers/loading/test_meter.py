@@ -1,4 +1,6 @@
-"""The meter: bytes of tensors from their allocation to their release, and work that repeated calls count again."""
+"""The meter: bytes of tensors from their allocation to their release, and work that repeated calls
+count again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ def test_a_meter_follows_tensors_to_their_end() -> None:
     before = torch.zeros(500, 2, device="meta")
     with Meter() as meter:
         assert before.t().shape == (2, 500)
-        assert meter.live == meter.take_work().kernels == 0, "a view of what was there is nothing new"
+        assert meter.live == meter.take_work().kernels == 0, (
+            "a view of what was there is nothing new"
+        )
         a = torch.zeros(1000, device="meta")
         b = a.view(10, 100)[2:].t()
         assert meter.live == 4000
@@ -38,7 +42,11 @@ def test_repeated_calls_count_as_the_first() -> None:
         for _ in range(3):
             result = step()
             found.append((meter.take_work(), meter.live))
-            assert (result.shape, result.stride(), result.dtype) == (torch.Size([8, 4]), (4, 1), torch.bfloat16)
+            assert (result.shape, result.stride(), result.dtype) == (
+                torch.Size([8, 4]),
+                (4, 1),
+                torch.bfloat16,
+            )
             del result
             assert meter.live == 0
     assert found[0] == found[1] == found[2]
@@ -56,10 +64,15 @@ def test_a_call_on_other_shapes_is_another_call() -> None:
 
 
 def test_a_repeated_call_in_place_returns_its_tensor() -> None:
-    """In place, and into a tensor of the caller: the result is that tensor, and it keeps the kernel's own shape."""
+    """In place, and into a tensor of the caller: the result is that tensor, and it keeps the
+    kernel's own shape.
+    """
     with Meter() as meter:
         for _ in range(3):
-            a, b = torch.zeros(4, 6, device="meta"), torch.zeros(4, 6, device="meta", dtype=torch.int64)
+            a, b = (
+                torch.zeros(4, 6, device="meta"),
+                torch.zeros(4, 6, device="meta", dtype=torch.int64),
+            )
             meter.take_work()
             assert a.add_(1.0) is a
             assert a.masked_fill_(b > 0, 2.0).scatter_(1, b, a) is a

@@ -1,4 +1,6 @@
-"""models.yaml: entries read in words, targets loaded from tiny checkpoints in the official layout, mistakes refused."""
+"""models.yaml: entries read in words, targets loaded from tiny checkpoints in the official layout,
+mistakes refused.
+"""
 
 from __future__ import annotations
 
@@ -87,13 +89,17 @@ def test_dtype_follows_the_device(made: Path) -> None:
 
 @pytest.mark.parametrize("name", ["classes", "captions"])
 def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
-    """The same logits as when the official files are loaded by hand; its drafter beside it; every file's hash."""
+    """The same logits as when the official files are loaded by hand; its drafter beside it; every
+    file's hash.
+    """
     entry = read_entry(made / "models.yaml", name)
     models = load_entry(entry, CPU)
     kind, text = ("c2i", None) if name == "classes" else ("t2i", made / "ckpt/t5")
     keys = {"transformer": made / f"ckpt/{kind}.pt", "vq": made / "ckpt/vq.pt", "text": text}
     files = {key: str(path) for key, path in keys.items() if path is not None}
-    by_hand = LlamaGen.from_mapping({**files, "image_size": 48, "heads": 2}).load(CPU, torch.float32)
+    by_hand = LlamaGen.from_mapping({**files, "image_size": 48, "heads": 2}).load(
+        CPU, torch.float32
+    )
     caption = "7" if kind == "c2i" else "a red ball"
     prompts = [target.encode([caption], guided=True) for target in (models.target, by_hand)]
     torch.testing.assert_close(prompts[0].embeds, prompts[1].embeds)
@@ -112,7 +118,9 @@ def test_an_entry_is_the_model_of_its_files(made: Path, name: str) -> None:
 
 
 def test_drafters_have_the_targets_type(made: Path) -> None:
-    entry = Entry.from_mapping(read_entry(made / "models.yaml", "classes").to_mapping() | {"dtype": "bfloat16"})
+    entry = Entry.from_mapping(
+        read_entry(made / "models.yaml", "classes").to_mapping() | {"dtype": "bfloat16"}
+    )
     models = load_entry(entry, CPU)
     types = {parameter.dtype for parameter in models.drafters["eagle"].parameters()}
     assert types == {torch.bfloat16} == {models.target.head.weight.dtype}
@@ -127,7 +135,12 @@ def test_a_sketch_has_the_shapes_and_no_numbers(made: Path) -> None:
         assert shapes == {key: value.shape for key, value in models.target.state_dict().items()}
         assert all(value.is_meta for value in sketch.target.state_dict().values())
         assert all(value.is_meta for value in sketch.drafters["eagle"].state_dict().values())
-        assert sketch.target.decode(torch.zeros(1, 9, dtype=torch.int64, device="meta")).shape == (1, 3, 48, 48)
+        assert sketch.target.decode(torch.zeros(1, 9, dtype=torch.int64, device="meta")).shape == (
+            1,
+            3,
+            48,
+            48,
+        )
     with pytest.raises(ValueError, match="caption 1 is empty"):
         sketch.target.encode(["a", ""], guided=False)
     assert sketch.target.encode(["a", "ball"], guided=True).embeds.shape == (4, PROMPT, 32)
@@ -146,7 +159,9 @@ def test_the_scenes_family_brings_its_drafters(tmp_path: Path) -> None:
     assert {"target", "tokenizer", "drafters.eagle"} <= set(models.hashes)
 
 
-def test_a_plugins_family_may_bring_drafters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugins_family_may_bring_drafters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Painting(Family):
         kind: ClassVar[str] = "painting"
 
@@ -159,7 +174,9 @@ def test_a_plugins_family_may_bring_drafters(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(FAMILIES._entries, Painting.kind, Painting)
     (tmp_path / "my_eagle.safetensors").touch()
     (tmp_path / "models.yaml").write_text("own: {family: painting}\n")
-    assert read_entry(tmp_path / "models.yaml").drafters == {"eagle": str(tmp_path / "my_eagle.safetensors")}
+    assert read_entry(tmp_path / "models.yaml").drafters == {
+        "eagle": str(tmp_path / "my_eagle.safetensors")
+    }
 
 
 #: models.yaml, and what is said of it: line, key and mend.
@@ -169,23 +186,40 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     "a list": ("- a\n", ("models.yaml:1", "must be a mapping")),
     "broken": ("a: {b\n", ("models.yaml:2", "not valid YAML")),
     "no family": ("a:\n  vq: x\n", ("models.yaml:1: a.family: missing", "llamagen")),
-    "unknown family": ("a:\n  family: lamagen\n", ("models.yaml:2: a.family", "did you mean 'llamagen'?")),
-    "unknown key": (
-        "a:\n  family: scenes\n  foldr: x\n", ("models.yaml:3: a.foldr: unknown key", "did you mean 'folder'?"),
+    "unknown family": (
+        "a:\n  family: lamagen\n",
+        ("models.yaml:2: a.family", "did you mean 'llamagen'?"),
     ),
-    "missing key": ("a:\n  family: llamagen\n  vq: x\n", ("models.yaml:1: a.transformer: missing",)),
-    "another family's key": ("a:\n  family: scenes\n  folder: x\n  vq: y\n", ("models.yaml:4: a.vq: unknown key",)),
-    "dtype": ("a:\n  family: scenes\n  folder: x\n  dtype: fp8\n", ("models.yaml:4: a.dtype", "bfloat16")),
+    "unknown key": (
+        "a:\n  family: scenes\n  foldr: x\n",
+        ("models.yaml:3: a.foldr: unknown key", "did you mean 'folder'?"),
+    ),
+    "missing key": (
+        "a:\n  family: llamagen\n  vq: x\n",
+        ("models.yaml:1: a.transformer: missing",),
+    ),
+    "another family's key": (
+        "a:\n  family: scenes\n  folder: x\n  vq: y\n",
+        ("models.yaml:4: a.vq: unknown key",),
+    ),
+    "dtype": (
+        "a:\n  family: scenes\n  folder: x\n  dtype: fp8\n",
+        ("models.yaml:4: a.dtype", "bfloat16"),
+    ),
     "size": (
         "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: 256\n  size: XM\n",
         ("models.yaml:6: a.size", "must be one of", "XL"),
     ),
     "size twice": (
-        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: 256\n  size: XL\n  heads: 2\n",
+        (
+            "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: 256\n  size: XL\n  "
+            "heads: 2\n"
+        ),
         ("models.yaml:7: a.heads", "remove one"),
     ),
     "no number": (
-        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: big\n", ("models.yaml:5: a.image_size",),
+        "a:\n  family: llamagen\n  transformer: x\n  vq: y\n  image_size: big\n",
+        ("models.yaml:5: a.image_size",),
     ),
     "drafter of no kind": (
         "a:\n  family: scenes\n  folder: x\n  drafters: {eagel: y}\n",
@@ -196,10 +230,14 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("models.yaml:4: a.drafters.eagle", "must be the path"),
     ),
     "metric of no kind": (
-        "a:\n  family: scenes\n  folder: x\n  metrics: {incepton: y}\n", ("a.metrics.incepton", "'inception'"),
+        "a:\n  family: scenes\n  folder: x\n  metrics: {incepton: y}\n",
+        ("a.metrics.incepton", "'inception'"),
     ),
-    "key twice": ("a:\n  family: scenes\n  folder: x\n  folder: y\n", ("models.yaml:4: a.folder: given twice",)),
-}  # fmt: skip
+    "key twice": (
+        "a:\n  family: scenes\n  folder: x\n  folder: y\n",
+        ("models.yaml:4: a.folder: given twice",),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -217,10 +255,18 @@ def test_mistakes_name_the_line_and_the_mend(name: str, tmp_path: Path) -> None:
 def test_an_invalid_entry_does_not_block_the_others(made: Path, tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
     text = (made / "models.yaml").read_text()
-    path.write_text("bad:\n  family: lamagen\nnothing:\n" + text + "other: {family: scenes, floder: x}\n")
+    path.write_text(
+        "bad:\n  family: lamagen\nnothing:\n" + text + "other: {family: scenes, floder: x}\n"
+    )
     found = read_models_yaml(path)
     assert list(found) == ["bad", "nothing", "classes", "captions", "other"]
-    assert [isinstance(entry, ConfigError) for entry in found.values()] == [True, True, False, False, True]
+    assert [isinstance(entry, ConfigError) for entry in found.values()] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert str(found["bad"]).startswith(f"{path}:2: bad.family: ")
     assert str(found["other"]).startswith(f"{path}:{len(path.read_text().splitlines())}: other.")
     assert read_entry(path, "classes").name == "classes"
@@ -232,10 +278,22 @@ def test_an_invalid_entry_does_not_block_the_others(made: Path, tmp_path: Path) 
 
 #: Keys of an entry of LlamaGen, and what its note names; empty: none.
 NAMES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
-    ({"transformer": "t2i_XL_stage2_512.pt", "image_size": 256}, ("t2i_XL_stage2_512.pt", "512", "image_size 256")),
-    ({"transformer": "c2i_B_384.pt", "image_size": 256, "vq": "vq_ds16_c2i.pt"}, ("c2i_B_384.pt", "384")),
-    ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds8_t2i.pt"}, ("vq_ds8_t2i.pt", "8 pixels", "vq_ds16_t2i.pt")),
-    ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds16_c2i.pt"}, ("vq_ds16_c2i.pt", "give vq_ds16_t2i.pt")),
+    (
+        {"transformer": "t2i_XL_stage2_512.pt", "image_size": 256},
+        ("t2i_XL_stage2_512.pt", "512", "image_size 256"),
+    ),
+    (
+        {"transformer": "c2i_B_384.pt", "image_size": 256, "vq": "vq_ds16_c2i.pt"},
+        ("c2i_B_384.pt", "384"),
+    ),
+    (
+        {"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds8_t2i.pt"},
+        ("vq_ds8_t2i.pt", "8 pixels", "vq_ds16_t2i.pt"),
+    ),
+    (
+        {"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds16_c2i.pt"},
+        ("vq_ds16_c2i.pt", "give vq_ds16_t2i.pt"),
+    ),
     ({"transformer": "t2i_XL_stage1_256.pt", "vq": "vq_ds16_t2i.pt"}, ()),
     ({"transformer": "mine_512.pt", "vq": "vq_ds16_t2i.pt"}, ()),
     ({"transformer": "folder/t2i_XXL_stage2_512-finetuned.safetensors", "image_size": 512}, ()),
@@ -243,7 +301,9 @@ NAMES: list[tuple[dict[str, Any], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("keys", "parts"), NAMES)
-def test_names_that_contradict_the_entry_are_noted(keys: dict[str, Any], parts: tuple[str, ...]) -> None:
+def test_names_that_contradict_the_entry_are_noted(
+    keys: dict[str, Any], parts: tuple[str, ...]
+) -> None:
     family = LlamaGen.from_mapping({"vq": "vq.pt", "image_size": 256, **keys})
     assert len(family.name_notes) == (1 if parts else 0)
     for part in parts:
@@ -251,11 +311,15 @@ def test_names_that_contradict_the_entry_are_noted(keys: dict[str, Any], parts: 
 
 
 def test_published_entries_contradict_no_name() -> None:
-    assert [text for entry in published_entries().values() for text in entry.family.name_notes] == []
+    assert [
+        text for entry in published_entries().values() for text in entry.family.name_notes
+    ] == []
     (note,) = Lumina.from_mapping({"transformer": "x/Lumina-mGPT-7B-512"}).name_notes
     assert "512" in note
     assert "width 768" in note
-    wide = Lumina.from_mapping({"transformer": "x/Lumina-mGPT-7B-768", "width": 1024, "height": 576})
+    wide = Lumina.from_mapping(
+        {"transformer": "x/Lumina-mGPT-7B-768", "width": 1024, "height": 576}
+    )
     assert wide.name_notes == []
 
 
@@ -267,7 +331,9 @@ def test_a_name_is_noted_when_the_models_load(folder: Path) -> None:
         with collect_notes() as notes:
             load(read_entry(path, "classes"))
         (note,) = notes
-        assert note.startswith(f"{path}:1: classes: by its name, c2i_B_256.pt makes images of 256 pixels")
+        assert note.startswith(
+            f"{path}:1: classes: by its name, c2i_B_256.pt makes images of 256 pixels"
+        )
 
 
 @pytest.mark.parametrize("name", ["classes", "captions"])
@@ -314,29 +380,45 @@ def shard(folder: Path, *, lose: str = "", truncate: str = "") -> None:
     change(folder, transformer="ckpt/model.safetensors.index.json")
 
 
-#: How a folder of good files is spoilt, and what is said. All but the last are seen without reading the numbers.
+#: How a folder of good files is spoilt, and what is said. All but the last are seen without reading
+#: the numbers.
 FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "no file": (lambda f: (f / "ckpt/c2i.pt").unlink(), ("no such file", "transformer (", "c2i.pt")),
+    "no file": (
+        lambda f: (f / "ckpt/c2i.pt").unlink(),
+        ("no such file", "transformer (", "c2i.pt"),
+    ),
     "no files": (
         lambda f: (f / "ckpt").rename(f / "elsewhere"),
         ("transformer (", "c2i.pt", "drafters.eagle (", "eagle-c2i.safetensors"),
     ),
-    "the codec's file": (lambda f: change(f, transformer="ckpt/vq.pt"), ("vq.pt: not a LlamaGen", "a VQ tokenizer")),
+    "the codec's file": (
+        lambda f: change(f, transformer="ckpt/vq.pt"),
+        ("vq.pt: not a LlamaGen", "a VQ tokenizer"),
+    ),
     "a truncated pickle": (lambda f: cut(f / "ckpt/c2i.pt"), ("c2i.pt", "truncated")),
     "a truncated shard": (
-        lambda f: shard(f, truncate="model-00002-of-00002.safetensors"), ("model-00002-of-00002", "truncated"),
+        lambda f: shard(f, truncate="model-00002-of-00002.safetensors"),
+        ("model-00002-of-00002", "truncated"),
     ),
-    "a missing shard": (lambda f: shard(f, lose="shard"), ("1 of 2 shards missing", "model-00002")),
+    "a missing shard": (
+        lambda f: shard(f, lose="shard"),
+        ("1 of 2 shards missing", "model-00002"),
+    ),
     "a missing index entry": (
-        lambda f: shard(f, lose="entry"), ("index.json: lacks cls_embedding.embedding_table.weight", "the shards hold"),
+        lambda f: shard(f, lose="entry"),
+        ("index.json: lacks cls_embedding.embedding_table.weight", "the shards hold"),
     ),
     "another family": (
-        lambda f: torch.save({"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, f / "ckpt/c2i.pt"),
+        lambda f: torch.save(
+            {"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, f / "ckpt/c2i.pt"
+        ),
         ("c2i.pt: not a LlamaGen transformer",),
     ),
     "another codebook": (
-        lambda f: write_vq(f / "ckpt/vq.pt", VQConfig(codebook_size=50, channels=32, z_channels=32,
-                                                     multipliers=(1, 1, 1, 1, 1))),
+        lambda f: write_vq(
+            f / "ckpt/vq.pt",
+            VQConfig(codebook_size=50, channels=32, z_channels=32, multipliers=(1, 1, 1, 1, 1)),
+        ),
         ("vq.pt: this codec has 50 codes, the target needs 1024", "give `vq`"),
     ),
     "heads that do not divide": (lambda f: change(f, heads=5), ("width 32", "heads 5")),
@@ -344,20 +426,25 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "another size": (lambda f: change(f, heads=None, size="XL"), ("are not size XL",)),
     "an odd image": (lambda f: change(f, image_size=50), ("image_size 50", "multiple of 16")),
     "no drafter": (
-        lambda f: (f / "ckpt/eagle-c2i.safetensors").unlink(), ("no such file", "drafters.eagle (", "eagle-c2i.safe"),
+        lambda f: (f / "ckpt/eagle-c2i.safetensors").unlink(),
+        ("no such file", "drafters.eagle (", "eagle-c2i.safe"),
     ),
     "a drafter of another target": (
         lambda f: shutil.copy(f / "ckpt/eagle-t2i.safetensors", f / "ckpt/eagle-c2i.safetensors"),
         ("prompt_len is 120", "the target's 1"),
     ),
     "a drafter that is a target": (
-        lambda f: shutil.copy(BUILTIN / "target.safetensors", f / "ckpt/eagle-c2i.safetensors"), ("eagle-c2i",),
+        lambda f: shutil.copy(BUILTIN / "target.safetensors", f / "ckpt/eagle-c2i.safetensors"),
+        ("eagle-c2i",),
     ),
     "class names that are no text": (
-        lambda f: ((f / "names.txt").write_bytes(b"\xff\xfe\x00"), change(f, class_names="names.txt")),
+        lambda f: (
+            (f / "names.txt").write_bytes(b"\xff\xfe\x00"),
+            change(f, class_names="names.txt"),
+        ),
         ("names.txt, line 1: not UTF-8 text",),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -413,7 +500,9 @@ def test_shards_and_folders_are_hashed_whole(folder: Path) -> None:
     (t5 / "tokenizer.json").write_text("{}")
     assert content_hash(index) != before[0]
     assert content_hash(t5) != before[1]
-    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes["transformer"] == content_hash(index)
+    assert load_entry(read_entry(folder / "models.yaml", "classes"), CPU).hashes[
+        "transformer"
+    ] == content_hash(index)
 
 
 def test_shapes_only_ends(made: Path) -> None:
@@ -421,7 +510,9 @@ def test_shapes_only_ends(made: Path) -> None:
 
     with shapes_only():
         assert all(value.is_meta for value in load_tensors(made / "ckpt/c2i.pt").values())
-        assert all(value.is_meta for value in load_tensors(made / "ckpt/eagle-c2i.safetensors").values())
+        assert all(
+            value.is_meta for value in load_tensors(made / "ckpt/eagle-c2i.safetensors").values()
+        )
     assert not any(value.is_meta for value in load_tensors(made / "ckpt/c2i.pt").values())
 
 
@@ -435,7 +526,9 @@ def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) ->
     entry = published_entries()[name]
     target = entry.family.build_on_meta(torch.bfloat16)
     numbers = sum(
-        parameter.numel() for part in (target.transformer, target.conditioner) for parameter in part.parameters()
+        parameter.numel()
+        for part in (target.transformer, target.conditioner)
+        for parameter in part.parameters()
     )
     assert numbers == pytest.approx(millions * 1e6, rel=0.01)
     assert target.grid.tokens == tokens
@@ -448,7 +541,13 @@ def test_flan_t5_xl_weighs_what_transformers_says() -> None:
     from transformers import T5Config, T5EncoderModel
 
     config = T5Config(
-        vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=24, num_heads=32, feed_forward_proj="gated-gelu"
+        vocab_size=32128,
+        d_model=2048,
+        d_kv=64,
+        d_ff=5120,
+        num_layers=24,
+        num_heads=32,
+        feed_forward_proj="gated-gelu",
     )
     with torch.device("meta"):
         numbers = sum(parameter.numel() for parameter in T5EncoderModel(config).parameters())

@@ -32,7 +32,9 @@ def head_file(path: Path, inputs: int) -> dict[str, Tensor]:
     widths = (inputs, 1024, 128, 64, 16, 1)
     weights: dict[str, Tensor] = {}
     for layer, fan_in, fan_out in zip((0, 2, 4, 6, 7), widths, widths[1:], strict=False):
-        weights[f"layers.{layer}.weight"] = torch.randn(fan_out, fan_in, generator=generator) / fan_in**0.5
+        weights[f"layers.{layer}.weight"] = (
+            torch.randn(fan_out, fan_in, generator=generator) / fan_in**0.5
+        )
         weights[f"layers.{layer}.bias"] = torch.randn(fan_out, generator=generator)
     torch.save(weights, path)
     return weights
@@ -43,7 +45,9 @@ def test_aesthetic_scores_by_hand(images: Tensor, tmp_path: Path) -> None:
     (tmp_path / "l14" / "vocab.json").unlink()  # the predictor reads no captions
     weights = head_file(tmp_path / "head.pth", tiny_clip.SHARED)
     clip = load_clip_folder(tmp_path / "l14", texts=False)
-    scorer = load_scorer("aesthetic", {"aesthetic": tmp_path / "head.pth", "clip_l14": tmp_path / "l14"})
+    scorer = load_scorer(
+        "aesthetic", {"aesthetic": tmp_path / "head.pth", "clip_l14": tmp_path / "l14"}
+    )
     embedded = clip.embed_images(images)
     torch.testing.assert_close(embedded.norm(dim=1), torch.ones(3))
     expected = embedded
@@ -74,7 +78,10 @@ def test_a_colour_shift_lowers_the_score_of_a_head_fitted_to_the_colours(tmp_pat
     weights["layers.0.weight"][0] = direction
     torch.save(weights, tmp_path / "head.pth")
     head = load_frozen(lambda: LinearHead(tiny_clip.SHARED), tmp_path / "head.pth")
-    good, bad = (mean_score("aesthetic", aesthetic_scores(clip, head, x)) for x in (images, paler_and_red(images)))
+    good, bad = (
+        mean_score("aesthetic", aesthetic_scores(clip, head, x))
+        for x in (images, paler_and_red(images))
+    )
     assert bad.value + 3 * (good.error + bad.error) < good.value
 
 
@@ -95,7 +102,9 @@ def test_check_weights_compares_shapes_without_loading(tmp_path: Path) -> None:
     weights = (tmp_path / "clip" / "model.safetensors").read_bytes()
     problems = check_weights(BUILTIN, paths | {"hpsv2": str(tmp_path / "hps.pt")})
     assert problems.keys() == {"aesthetic", "hpsv2"}
-    assert check_weights(BUILTIN, paths | {"hpsv2": str(tmp_path / "hps.pt")}, ["fid", "hpsv2"]).keys() == {"hpsv2"}
+    assert check_weights(
+        BUILTIN, paths | {"hpsv2": str(tmp_path / "hps.pt")}, ["fid", "hpsv2"]
+    ).keys() == {"hpsv2"}
     assert "layers.0.weight has shape [1024, 7]" in problems["aesthetic"]
     (tmp_path / "clip" / "model.safetensors").write_bytes(weights[:-8])
     assert "truncated" in check_weights(BUILTIN, paths)["clip"]

@@ -1,4 +1,6 @@
-"""Caption accuracy: which attributes count, exact values with known predictions, and the built-in extractor."""
+"""Caption accuracy: which attributes count, exact values with known predictions, and the built-in
+extractor.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_applicable_attributes() -> None:
     rows = torch.tensor([parse(SINGLE), parse(PAIR)])
     slots = [name for name, _ in SLOTS]
     counted = applicable(rows).tolist()
-    single, pair = ({name for name, counts in zip(slots, row, strict=True) if counts} for row in counted)
+    single, pair = (
+        {name for name, counts in zip(slots, row, strict=True) if counts} for row in counted
+    )
     assert single == {name for name in slots if not name.startswith("second_")}
     assert pair == set(slots) - {"position"}
 
@@ -55,7 +59,9 @@ def test_exact_values() -> None:
     read[1, index["position"]] = 2  # does not count for a pair
     captions = [SINGLE, PAIR, PAIR]
     net, features = FixedPredictions(read), torch.zeros(3, 4)
-    assert image_accuracies(net, features, captions).tolist() == pytest.approx([7 / 8, 10 / 11, 1.0])
+    assert image_accuracies(net, features, captions).tolist() == pytest.approx(
+        [7 / 8, 10 / 11, 1.0]
+    )
 
 
 def test_the_built_in_extractor_on_right_and_wrong_captions() -> None:
@@ -80,13 +86,22 @@ def test_kinds_by_hand() -> None:
     read[3, index["relation"]] = 1  # two objects instead of one
     keys = metric_inputs.keys(4)
     inputs = MetricInputs(
-        images=Rows(keys | {"features": torch.zeros(4, 4)}), classifier=FixedPredictions(read), captions=captions
+        images=Rows(keys | {"features": torch.zeros(4, 4)}),
+        classifier=FixedPredictions(read),
+        captions=captions,
     )
     found, skipped = compute_metrics(inputs, KINDS)
     values = {name: estimate.value for name, estimate in found.items()}
-    assert (values, skipped) == ({KINDS[0]: 3 / 4, KINDS[1]: pytest.approx(4 / 6), KINDS[2]: 1 / 2}, {})
+    assert (values, skipped) == (
+        {KINDS[0]: 3 / 4, KINDS[1]: pytest.approx(4 / 6), KINDS[2]: 1 / 2},
+        {},
+    )
     assert found[KINDS[1]].replicates == pytest.approx([4 / 5, 2 / 4, 3 / 4, 3 / 5])
-    singles = replace(inputs, images=Rows({name: column[[0, 3]] for name, column in inputs.images.items()}), _cache={})
+    singles = replace(
+        inputs,
+        images=Rows({name: column[[0, 3]] for name, column in inputs.images.items()}),
+        _cache={},
+    )
     with pytest.raises(MetricUnavailable, match="two objects"):
         caption_accuracy_relation(replace(singles, classifier=FixedPredictions(read[[0, 3]])))
 

@@ -1,4 +1,6 @@
-"""CLIP models from a user's files, and the CLIP score on them: equal to transformers, and wrong files."""
+"""CLIP models from a user's files, and the CLIP score on them: equal to transformers, and wrong
+files.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ def test_clip_score_equals_transformers_by_hand(images: Tensor, tmp_path: Path) 
     tiny_clip.write_clip(tmp_path / "clip")
     scorer = load_scorer("clip_score", {"clip": tmp_path / "clip"})
     assert scorer.identity.startswith("clip-photo256@")
-    pictures = [picture.resize((256, 256), Image.Resampling.LANCZOS) for picture in squares(images, None)]
+    pictures = [
+        picture.resize((256, 256), Image.Resampling.LANCZOS) for picture in squares(images, None)
+    ]
     processor = CLIPImageProcessorPil(
-        size={"shortest_edge": tiny_clip.IMAGE}, crop_size={"height": tiny_clip.IMAGE, "width": tiny_clip.IMAGE}
+        size={"shortest_edge": tiny_clip.IMAGE},
+        crop_size={"height": tiny_clip.IMAGE, "width": tiny_clip.IMAGE},
     )
     tokenizer = CLIPTokenizer.from_pretrained(tmp_path / "clip")
     tokens = tokenizer(
-        [f"A photo depicts {text}" for text in CAPTIONS], padding=True, truncation=True, max_length=tiny_clip.LENGTH,
+        [f"A photo depicts {text}" for text in CAPTIONS],
+        padding=True,
+        truncation=True,
+        max_length=tiny_clip.LENGTH,
         return_tensors="pt",
-    )  # fmt: skip
+    )
     assert tokens["input_ids"][2, -1] == tiny_clip.STOP, "truncation keeps the end token"
     with torch.no_grad():
         out = CLIPModel.from_pretrained(tmp_path / "clip")(
@@ -65,9 +73,13 @@ def test_the_identity_depends_on_all_files_of_the_folder(tmp_path: Path) -> None
 
 
 def test_folders_in_the_old_layout_load(images: Tensor, tmp_path: Path) -> None:
-    """Position ids as a tensor, weights saved by torch; without a folder, the built-in CLIP is used."""
+    """Position ids as a tensor, weights saved by torch; without a folder, the built-in CLIP is
+    used.
+    """
     model = tiny_clip.write_clip(tmp_path)
-    weights = model.state_dict() | {"text_model.embeddings.position_ids": torch.arange(tiny_clip.LENGTH)[None]}
+    weights = model.state_dict() | {
+        "text_model.embeddings.position_ids": torch.arange(tiny_clip.LENGTH)[None]
+    }
     (tmp_path / "model.safetensors").unlink()
     torch.save(weights, tmp_path / "pytorch_model.bin")
     clip = load_clip_folder(tmp_path)
@@ -104,11 +116,15 @@ def test_wrong_clip_folders_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("metric", ["clip_score", "hpsv2"])
-def test_a_colour_shift_lowers_the_score_of_captions_fitted_to_the_colours(metric: str, tmp_path: Path) -> None:
-    """The text tower's last layer is set to the difference between right and shifted images, as contrastive training
-    would; the score is computed on other images.
+def test_a_colour_shift_lowers_the_score_of_captions_fitted_to_the_colours(
+    metric: str, tmp_path: Path
+) -> None:
+    """The text tower's last layer is set to the difference between right and shifted images, as
+    contrastive training would; the score is computed on other images.
     """
-    training, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
+    training, images = (
+        render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4)
+    )
     captions = ["a red star"] * 16
     if metric == "clip_score":
         tiny_clip.write_clip(tmp_path)
@@ -122,7 +138,12 @@ def test_a_colour_shift_lowers_the_score_of_captions_fitted_to_the_colours(metri
     hook = layer.register_forward_pre_hook(lambda _, given: pooled.append(given[0]))
     model.embed_captions(captions)
     hook.remove()
-    right, wrong = (model.embed_images(batch).mean(0) for batch in (training, paler_and_red(training)))
+    right, wrong = (
+        model.embed_images(batch).mean(0) for batch in (training, paler_and_red(training))
+    )
     layer.weight.data = torch.outer(right - wrong, pooled[0][0])
-    good, bad = (mean_score(metric, model.cosines(batch, captions)) for batch in (images, paler_and_red(images)))
+    good, bad = (
+        mean_score(metric, model.cosines(batch, captions))
+        for batch in (images, paler_and_red(images))
+    )
     assert bad.value + 3 * (good.error + bad.error) < good.value

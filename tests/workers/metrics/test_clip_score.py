@@ -1,4 +1,6 @@
-"""The tiny CLIP: its tokens, its cosines, the built-in weights on held-out scenes, and wrong input."""
+"""The tiny CLIP: its tokens, its cosines, the built-in weights on held-out scenes, and wrong
+input.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from torch import Tensor
 
 from recipes.scene_nets import altered
 from tests.fakes.metric_inputs import mean_score
-from workers.metrics.clip_score import BUILTIN, PAD, START, STOP, WORDS, ClipConfig, SceneClip, load_clip
+from workers.metrics.clip_score import (
+    BUILTIN,
+    PAD,
+    START,
+    STOP,
+    WORDS,
+    ClipConfig,
+    SceneClip,
+    load_clip,
+)
 from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import save
 from workers.scenes.captions import caption
@@ -51,7 +62,10 @@ def test_embeddings_pool_at_the_end_of_the_caption() -> None:
     model = SceneClip(TINY).eval()
     ids, mask = model.tokens(["a small red ring on a smooth grey background"])
     length = int(mask.sum())
-    padded, cut = model.embed_tokens(ids, mask), model.embed_tokens(ids[:, :length], mask[:, :length])
+    padded, cut = (
+        model.embed_tokens(ids, mask),
+        model.embed_tokens(ids[:, :length], mask[:, :length]),
+    )
     torch.testing.assert_close(padded, cut, rtol=1e-4, atol=1e-5)
 
 

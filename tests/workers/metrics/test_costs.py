@@ -1,4 +1,6 @@
-"""Costs from timing sessions: arithmetic by hand, enumeration, and simulated machines whose state varies."""
+"""Costs from timing sessions: arithmetic by hand, enumeration, and simulated machines whose state
+varies.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from workers.metrics.estimate import Estimate, MetricUnavailable
 VANILLA, FAST, SLOW = "vanilla", "fast", "slow"
 
 
-def session(name: str, costs: dict[str, list[float]], *, passes: dict[str, float], prefill: float = 0.5) -> Session:
+def session(
+    name: str, costs: dict[str, list[float]], *, passes: dict[str, float], prefill: float = 0.5
+) -> Session:
     """Costs of a pass of each shape on each unit, vanilla's first."""
     per_pass = np.array(list(costs.values()))
     counts = np.array([[passes[shape]] * per_pass.shape[1] for shape in costs])
@@ -30,7 +34,9 @@ QUIET = session("a", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES)
 
 
 def test_a_speed_up_by_hand() -> None:
-    """Vanilla takes 0.5 + 100 x 0.01 seconds, the setting 0.5 + 40 x 0.02 = 1.3, and 0.9 in 20 passes."""
+    """Vanilla takes 0.5 + 100 x 0.01 seconds, the setting 0.5 + 40 x 0.02 = 1.3, and 0.9 in 20
+    passes.
+    """
     prices = Prices([QUIET], VANILLA)
     found = prices.speedup(FAST, np.array([40.0, 20.0]), n=7)
     assert found.value == pytest.approx(1.5 / 1.3)
@@ -49,44 +55,56 @@ def test_vanilla_is_as_fast_as_itself() -> None:
 
 
 def test_the_latency_is_that_of_the_speed_up() -> None:
-    """However much the machine changes between sessions, a latency is vanilla's over the speed-up."""
+    """However much the machine changes between sessions, a latency is vanilla's over the
+    speed-up.
+    """
     busy = session("b", {VANILLA: [0.03, 0.03], FAST: [0.05, 0.06]}, passes=PASSES, prefill=1.0)
     prices, passes = Prices([QUIET, busy], VANILLA), np.array([33.0, 31.0])
     vanilla = prices.latency(VANILLA, np.array([100.0]), 7, 1).value
     assert vanilla == pytest.approx(math.sqrt(1.5 * 4.0)), "the geometric mean of the sessions"
-    assert prices.latency(FAST, passes, 7, 1).value == pytest.approx(vanilla / prices.speedup(FAST, passes, 7).value)
+    assert prices.latency(FAST, passes, 7, 1).value == pytest.approx(
+        vanilla / prices.speedup(FAST, passes, 7).value
+    )
     level = prices.latency(VANILLA, np.array([100.0]), 7, 1)
     assert level.error / level.value == pytest.approx(math.log(4.0 / 1.5) / 2), "of the mean of two"
     assert level.noise_dof == 1
 
 
 def test_the_latency_of_one_session_has_no_noise_of_vanilla() -> None:
-    """It is the setting's own seconds there. Readings of each by a factor of e^d apart, in opposite order: the variance
-    of a mean is d^2 / 2.
+    """It is the setting's own seconds there. Readings of each by a factor of e^d apart, in opposite
+    order: the variance of a mean is d^2 / 2.
     """
     d = 0.1
-    noisy = session("a", {VANILLA: [1.0, math.exp(d)], FAST: [math.exp(d), 1.0]}, passes=PASSES, prefill=0.0)
+    noisy = session(
+        "a", {VANILLA: [1.0, math.exp(d)], FAST: [math.exp(d), 1.0]}, passes=PASSES, prefill=0.0
+    )
     prices = Prices([noisy], VANILLA)
     found = prices.latency(FAST, np.array([40.0]), 7, batch=1)
     assert found.value == pytest.approx(40 * math.exp(d / 2))
     assert found.error / found.value == pytest.approx(math.sqrt(d**2 / 2 + costs.ASSUMED_STATE**2))
     ratio = prices.speedup(FAST, np.array([40.0]), 7)
     assert ratio.error / ratio.value == pytest.approx(math.sqrt(d**2 + costs.ASSUMED_STATE**2))
-    moments = session("a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(d)]}, passes=PASSES, prefill=0.0)
+    moments = session(
+        "a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(d)]}, passes=PASSES, prefill=0.0
+    )
     level = Prices([moments], VANILLA).latency(VANILLA, np.array([100.0]), 7, batch=1)
-    assert level.error / level.value == pytest.approx(d / 2), "moments make no ratio noisy, but seconds"
+    assert level.error / level.value == pytest.approx(d / 2), (
+        "moments make no ratio noisy, but seconds"
+    )
 
 
 @pytest.mark.parametrize("level", [0.0, 0.03])
 def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
-    """300 runs whose machine changes little, or not at all: no stated variance is much below the actual one, and the
-    mean over the settings is not far above. It is above because a variance between sessions that is estimated is never
-    negative. An actual variance of 300 runs has a relative standard error of 8 %.
+    """300 runs whose machine changes little, or not at all: no stated variance is much below the
+    actual one, and the mean over the settings is not far above. It is above because a variance
+    between sessions that is estimated is never negative. An actual variance of 300 runs has a
+    relative standard error of 8 %.
     """
     rng, stated, actual = np.random.default_rng(5), [], []
     for _ in range(300):
         sessions = [
-            timed(str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, moment=0.0) for n, shapes in PLAN
+            timed(str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, moment=0.0)
+            for n, shapes in PLAN
         ]
         prices = Prices(sessions, VANILLA)
         found = [prices.latency(shape, np.array([255 * TRUTH[shape]]), 1, 1) for shape in SHAPES]
@@ -100,13 +118,17 @@ def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
 def test_what_all_settings_of_a_moment_share_is_no_noise() -> None:
     moments = session("a", {VANILLA: [0.01, 0.02], FAST: [0.02, 0.04]}, passes=PASSES, prefill=0.0)
     assert moments.noise == pytest.approx(0.0, abs=1e-30)
-    assert Prices([moments], VANILLA).speedup(FAST, np.array([40.0]), 7).value == pytest.approx(100 / 80)
+    assert Prices([moments], VANILLA).speedup(FAST, np.array([40.0]), 7).value == pytest.approx(
+        100 / 80
+    )
 
 
 def test_the_noise_of_a_session_by_hand() -> None:
     """Log readings 0, d and 0, -d: residuals of d/2 each, in one degree of freedom."""
     d = 0.1
-    logs = session("a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(-d)]}, passes=PASSES, prefill=0.0)
+    logs = session(
+        "a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(-d)]}, passes=PASSES, prefill=0.0
+    )
     assert logs.noise_dof == 1
     assert logs.noise == pytest.approx(4 * (d / 2) ** 2)
 
@@ -118,7 +140,9 @@ def test_the_error_of_one_session_has_the_assumed_state() -> None:
 
 
 def test_settings_are_compared_within_their_sessions() -> None:
-    """A machine that is five times as slow in another session changes no speed-up, nor its error."""
+    """A machine that is five times as slow in another session changes no speed-up, nor its
+    error.
+    """
     slow = session("b", {VANILLA: [0.05, 0.05], FAST: [0.1, 0.1]}, passes=PASSES, prefill=2.5)
     prices = Prices([QUIET, slow], VANILLA)
     assert prices.speedup(FAST, np.array([40.0]), 7).value == pytest.approx(1.5 / 1.3)
@@ -126,8 +150,8 @@ def test_settings_are_compared_within_their_sessions() -> None:
 
 
 def test_two_sessions_by_hand() -> None:
-    """One without noise finds both settings equal. In the other, readings of each differ by d, in opposite order, so
-    the variance of a difference of means is d^2; it finds one slower by e^2d.
+    """One without noise finds both settings equal. In the other, readings of each differ by d, in
+    opposite order, so the variance of a difference of means is d^2; it finds one slower by e^2d.
     """
     d, counts = 0.1, {VANILLA: 1.0, FAST: 1.0}
     quiet = session("a", {VANILLA: [1.0, 1.0], FAST: [1.0, 1.0]}, passes=counts, prefill=0.0)
@@ -135,7 +159,8 @@ def test_two_sessions_by_hand() -> None:
     prices = Prices([quiet, session("b", noisy, passes=counts, prefill=0.0)], VANILLA)
     state = (2 * costs.ASSUMED_STATE**2 + (2 * d) ** 2 / 2 - d**2 / 2) / 3
     assert prices.state == pytest.approx(state)
-    noises = np.array([d**2 / 4, 3 * d**2 / 4])  # 0 and d^2 in a degree of freedom each, and one of their mean for each
+    # 0 and d^2 in a degree of freedom each, and one of their mean for each
+    noises = np.array([d**2 / 4, 3 * d**2 / 4])
     weights = 1 / (state + noises)
     weights /= weights.sum()
     found = prices.speedup(FAST, np.array([1.0]), 7)
@@ -157,15 +182,25 @@ def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     assert wild.state == pytest.approx(expected)
     assert wild.state_dof == 3
     again = session("b", both, passes=PASSES, prefill=0.0)
-    assert Prices([one, again], VANILLA).state_dof == 3, "the state of two sessions, however many settings they timed"
+    assert Prices([one, again], VANILLA).state_dof == 3, (
+        "the state of two sessions, however many settings they timed"
+    )
 
 
 def test_sessions_that_no_setting_links_tell_nothing_of_each_other() -> None:
-    """Two pairs of sessions, each of a setting of its own: a degree of freedom each, beside the two assumed."""
-    pairs = [session(name, {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES) for name in "ab"]
-    pairs += [session(name, {VANILLA: [0.01, 0.01], SLOW: [0.03, 0.03]}, passes=PASSES) for name in "cd"]
+    """Two pairs of sessions, each of a setting of its own: a degree of freedom each, beside the two
+    assumed.
+    """
+    pairs = [
+        session(name, {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES) for name in "ab"
+    ]
+    pairs += [
+        session(name, {VANILLA: [0.01, 0.01], SLOW: [0.03, 0.03]}, passes=PASSES) for name in "cd"
+    ]
     assert Prices(pairs, VANILLA).state_dof == 4
-    both = session("e", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02], SLOW: [0.03, 0.03]}, passes=PASSES)
+    both = session(
+        "e", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02], SLOW: [0.03, 0.03]}, passes=PASSES
+    )
     assert Prices([*pairs, both], VANILLA).state_dof == 6, "the fifth session links them"
 
 
@@ -192,31 +227,49 @@ def timed(
     level: float = 0.3,
     moment: float = 0.05,
 ) -> Session:
-    """Three units on a machine: its level and its moments cancel, its state differs by shape, in part for all alike."""
+    """Three units on a machine: its level and its moments cancel, its state differs by shape, in
+    part for all alike.
+    """
     timed_shapes = (VANILLA, *shapes)
     common, machine, moments = rng.standard_normal(), rng.normal(0, level), rng.normal(0, moment, 3)
-    states = {shape: math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.standard_normal() for shape in shapes}
+    states = {
+        shape: math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.standard_normal()
+        for shape in shapes
+    }
     logs = {
         shape: machine + moments + state * states.get(shape, 0.0) + noise * rng.standard_normal(3)
         for shape in timed_shapes
     }
     passes = {shape: 255 * TRUTH[shape] for shape in timed_shapes}
-    return session(name, {s: list(0.01 * np.exp(log)) for s, log in logs.items()}, passes=passes, prefill=1e-9)
+    return session(
+        name, {s: list(0.01 * np.exp(log)) for s, log in logs.items()}, passes=passes, prefill=1e-9
+    )
 
 
-def one_run(rng: np.random.Generator, noise: float, state: float, shared: float) -> dict[str, Estimate]:
-    """Speed-ups of a sweep: all shapes first, then one at a time beside the anchor, then the front."""
-    prices = Prices([timed(str(n), shapes, rng, noise, state, shared) for n, shapes in PLAN], VANILLA)
+def one_run(
+    rng: np.random.Generator, noise: float, state: float, shared: float
+) -> dict[str, Estimate]:
+    """Speed-ups of a sweep: all shapes first, then one at a time beside the anchor, then the
+    front.
+    """
+    prices = Prices(
+        [timed(str(n), shapes, rng, noise, state, shared) for n, shapes in PLAN], VANILLA
+    )
     return {shape: prices.speedup(shape, np.array([255 * TRUTH[shape]]), 1) for shape in SHAPES[1:]}
 
 
-@pytest.mark.parametrize(("noise", "state"), [(0.04, 0.0), (0.03, 0.01), (0.02, 0.02), (0.01, 0.04), (0.04, 0.04)])
+@pytest.mark.parametrize(
+    ("noise", "state"), [(0.04, 0.0), (0.03, 0.01), (0.02, 0.02), (0.01, 0.04), (0.04, 0.04)]
+)
 @pytest.mark.parametrize("shared", [0.0, 0.8])
-def test_intervals_of_differences_between_runs_cover(noise: float, state: float, shared: float) -> None:
-    """150 pairs of runs with 6 settings: 95 % intervals (Student's t) of the difference cover 0 in at least 90 %.
+def test_intervals_of_differences_between_runs_cover(
+    noise: float, state: float, shared: float
+) -> None:
+    """150 pairs of runs with 6 settings: 95 % intervals (Student's t) of the difference cover 0 in
+    at least 90 %.
 
-    Measured with 1,800 pairs: 92.3 to 96.4 %. The share over 900 dependent pairs has a standard error below 1.2 %, so a
-    true 93 % falls below 90 % once in 160 seeds.
+    Measured with 1,800 pairs: 92.3 to 96.4 %. The share over 900 dependent pairs has a standard
+    error below 1.2 %, so a true 93 % falls below 90 % once in 160 seeds.
     """
     rng, covered = np.random.default_rng(11), []
     for _ in range(150):
@@ -224,14 +277,17 @@ def test_intervals_of_differences_between_runs_cover(noise: float, state: float,
         for one, other in ((first[shape], second[shape]) for shape in first):
             variance = one.error**2 + other.error**2
             dof = variance**2 / (one.error**4 / one.noise_dof + other.error**4 / other.noise_dof)
-            covered.append(abs(one.value - other.value) <= student.ppf(0.975, dof) * math.sqrt(variance))
+            covered.append(
+                abs(one.value - other.value) <= student.ppf(0.975, dof) * math.sqrt(variance)
+            )
     assert np.mean(covered) >= 0.90
 
 
 @pytest.mark.parametrize("shapes", ["a", "ab"])
 def test_intervals_cover_the_truth_after_many_small_sessions(shapes: str) -> None:
-    """As those of `specfrontier time`: one or two settings and three images of each, so that a session's own noise is
-    known badly. By that alone, the intervals cover the truth in 76 and 86 % of 1000 runs; now in 92 and 94 %.
+    """As those of `specfrontier time`: one or two settings and three images of each, so that a
+    session's own noise is known badly. By that alone, the intervals cover the truth in 76 and 86 %
+    of 1000 runs; now in 92 and 94 %.
     """
     rng, covered, passes = np.random.default_rng(12), [], np.array([255 * TRUTH["a"]])
     for _ in range(300):

@@ -7,7 +7,9 @@ from workers.metrics.metric import METRICS
 
 
 def test_what_the_metrics_are_of() -> None:
-    metrics = [Metric.from_mapping(name, metric.to_mapping()) for name, metric in METRICS.all().items()]
+    metrics = [
+        Metric.from_mapping(name, metric.to_mapping()) for name, metric in METRICS.all().items()
+    ]
     assert {metric.name for metric in metrics if metric.is_speed} == {"speedup", "latency"}
     assert {metric.name for metric in metrics if metric.is_time} == {"latency"}
     assert {metric.name for metric in metrics if metric.is_of_vanilla} == {"drift", "fid_gain"}
@@ -17,4 +19,8 @@ def test_better_speeds_are_faster() -> None:
     rate = Metric("rate", "maximize", "images/s", "", ("timings",))
     assert (rate.better, rate.best, rate.best_lossless) == ("faster", "fastest", "fastest lossless")
     fid = Metric("fid", "minimize", "", "", ("features",))
-    assert (fid.better, fid.best, fid.best_lossless) == ("better fid", "best fid", "lossless with the best fid")
+    assert (fid.better, fid.best, fid.best_lossless) == (
+        "better fid",
+        "best fid",
+        "lossless with the best fid",
+    )

@@ -1,4 +1,6 @@
-"""Distances on DINOv2's features: equal to transformers, computed by a sweep next to fid, and wrong folders."""
+"""Distances on DINOv2's features: equal to transformers, computed by a sweep next to fid, and wrong
+folders.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,14 @@ enqueue: [vanilla]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random DINOv2 of 16 features whose positions are those of 70 pixels, so that they are interpolated."""
+    """A random DINOv2 of 16 features whose positions are those of 70 pixels, so that they are
+    interpolated.
+    """
     folder = tmp_path_factory.mktemp("dinov2")
     torch.manual_seed(0)
-    config = Dinov2Config(hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, image_size=70, patch_size=14)
+    config = Dinov2Config(
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, image_size=70, patch_size=14
+    )
     model = Dinov2Model(config)
     for weight in model.parameters():
         weight.data += 0.3 * torch.randn_like(weight)
@@ -53,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_features_equal_transformers_by_hand(folder: Path) -> None:
     images = render(sample_attributes(2, range(3)), 2, range(3))
-    pictures = [picture.resize((256, 256), Image.Resampling.LANCZOS) for picture in squares(images, None)]
+    pictures = [
+        picture.resize((256, 256), Image.Resampling.LANCZOS) for picture in squares(images, None)
+    ]
     processor = BitImageProcessorPil(
         size={"height": 224, "width": 224}, resample=Image.Resampling.BICUBIC, do_center_crop=False,
         image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225],
@@ -70,7 +78,11 @@ def test_features_equal_transformers_by_hand(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SweepRun:
     def models(weights: Path) -> Path:
-        entry = {"family": "scenes", "folder": str(tiny_scenes(weights)), "metrics": {"dinov2": str(folder)}}
+        entry = {
+            "family": "scenes",
+            "folder": str(tiny_scenes(weights)),
+            "metrics": {"dinov2": str(folder)},
+        }
         (weights / "models.yaml").write_text(json.dumps({"tiny": entry}))
         return weights / "models.yaml"
 
@@ -109,7 +121,9 @@ class Given(torch.nn.Module):
 
 def test_reference_files_hold_its_features(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "real.parquet"
-    result = specfrontier("reference", "scenes", "--count", "70", "--dinov2", str(folder), "--out", str(out))
+    result = specfrontier(
+        "reference", "scenes", "--count", "70", "--dinov2", str(folder), "--out", str(out)
+    )
     assert result.code == 0, result.err
     stored = read_reference(out, extractors=())
     assert stored.facts["count"] == 70

@@ -1,4 +1,6 @@
-"""Which networks read a sweep's images: the user's instead of the built-in ones, and only those that are needed."""
+"""Which networks read a sweep's images: the user's instead of the built-in ones, and only those
+that are needed.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def user_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, s
     return dict.fromkeys(("colours", "corners"), str(tmp_path / "weights.pth"))
 
 
-def load(weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS) -> Extractors:
+def load(
+    weights: dict[str, str] | None = None, *, size: int = 48, captions: list[str] = CAPTIONS
+) -> Extractors:
     return Extractors.load(BUILTIN, image_size=size, captions=captions, device=CPU, weights=weights)
 
 
@@ -79,7 +83,9 @@ def test_without_weights_the_built_in_networks_are_used() -> None:
 
 def test_scores_that_no_metric_needs_are_not_loaded() -> None:
     def loaded(*metrics: str) -> set[str]:
-        extractors = Extractors.load(BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics)
+        extractors = Extractors.load(
+            BUILTIN, image_size=48, captions=CAPTIONS, device=CPU, metrics=metrics
+        )
         for name in {"clip_score", "caption_accuracy"} - set(extractors.scorers):
             assert extractors.unavailable[f"score.{name}"] == "no requested metric needs it"
         return set(extractors.scorers)
@@ -94,12 +100,19 @@ def test_the_users_extractors_replace_the_built_in_one(user_weights: dict[str, s
     identity = f"rgb@{content_hash(user_weights['colours'])}"
     assert {extractors.identities[role] for role in (FEATURES, MANIFOLD)} == {identity}
     assert extractors.columns == {"features": "colours", MANIFOLD: "corners"}
-    assert extractors.available(reference=True) >= {"features", CLASSIFIER, "reference", "score.caption_accuracy"}
+    assert extractors.available(reference=True) >= {
+        "features",
+        CLASSIFIER,
+        "reference",
+        "score.caption_accuracy",
+    }
     result = extractors.score(images, CAPTIONS)
     assert set(result.features) == {"colours", "corners"}
     assert torch.equal(result.features["colours"], images.mean((2, 3)))
     expected = load().score(images, CAPTIONS).scores["caption_accuracy"]
-    assert torch.equal(result.scores["caption_accuracy"], expected), "caption accuracy still uses the scenes' extractor"
+    assert torch.equal(result.scores["caption_accuracy"], expected), (
+        "caption accuracy still uses the scenes' extractor"
+    )
     shapes = load_extractors(BUILTIN, user_weights, torch.device("meta"))
     assert {role: (shape.name, shape.identity) for role, shape in shapes.items()} == {
         role: (key, identity) for role, key in extractors.columns.items()
@@ -119,7 +132,10 @@ def test_images_of_other_sizes_need_the_users_extractors(user_weights: dict[str,
     assert {"score.clip_score", "score.caption_accuracy"} <= given.unavailable.keys()
     with pytest.raises(WeightsError, match=r"metrics\.corners.*metrics\.inception"):
         load({"corners": user_weights["corners"]}, size=256, captions=["a dog"])
-    assert load({"corners": user_weights["corners"]}).columns == {"features": "scenes", MANIFOLD: "corners"}
+    assert load({"corners": user_weights["corners"]}).columns == {
+        "features": "scenes",
+        MANIFOLD: "corners",
+    }
 
 
 def test_unavailable_metrics_have_reasons() -> None:
@@ -136,7 +152,17 @@ def test_unavailable_metrics_have_reasons() -> None:
 
 
 def test_keys_are_checked() -> None:
-    keys = {"inception", "inception_tf", "vgg", "clip", "clip_l14", "hpsv2", "image_reward", "aesthetic", "dinov2"}
+    keys = {
+        "inception",
+        "inception_tf",
+        "vgg",
+        "clip",
+        "clip_l14",
+        "hpsv2",
+        "image_reward",
+        "aesthetic",
+        "dinov2",
+    }
     assert keys == set(weight_keys())
     assert set(weight_keys(["fid", "aesthetic"])) == keys - {"clip", "hpsv2", "image_reward"}
     with pytest.raises(WeightsError, match=r"metrics: .*did you mean 'inception'"):
@@ -146,7 +172,8 @@ def test_keys_are_checked() -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["dinov2", "inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"]
+    "key",
+    ["dinov2", "inception", "inception_tf", "vgg", "clip", "hpsv2", "image_reward", "aesthetic"],
 )
 def test_missing_and_empty_files_are_refused_by_name(key: str, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"nowhere|metrics\.aesthetic"):

@@ -1,4 +1,6 @@
-"""The scenes' feature extractor: shapes, identity, the built-in weights on held-out scenes, and wrong input."""
+"""The scenes' feature extractor: shapes, identity, the built-in weights on held-out scenes, and
+wrong input.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ import torch
 from torch import Tensor
 
 from recipes.scene_set import corrupt
-from workers.metrics.features import BUILTIN, SLOT_SIZES, FeatureConfig, SceneFeatures, load_features
+from workers.metrics.features import (
+    BUILTIN,
+    SLOT_SIZES,
+    FeatureConfig,
+    SceneFeatures,
+    load_features,
+)
 from workers.metrics.frechet import Gaussian, frechet_distance
 from workers.models.checkpoint_files import WeightsError
 from workers.models.own_files import save
@@ -55,7 +63,9 @@ def test_identity_follows_the_weights(tmp_path: Path) -> None:
 
 
 def test_builtin_reads_held_out_scenes() -> None:
-    """The bar is 95% of attributes; the built-in net measures well above it on 2,000 scenes (128 here)."""
+    """The bar is 95% of attributes; the built-in net measures well above it on 2,000 scenes (128
+    here).
+    """
     images, rows = held_out()
     net = load_features()
     features = net.extract(images)

@@ -1,4 +1,6 @@
-"""The metrics fid, drift and fid_gain: equal to NumPy on the stored features, and the coverage of their errors."""
+"""The metrics fid, drift and fid_gain: equal to NumPy on the stored features, and the coverage of
+their errors.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +31,29 @@ def numpy_fid(a: Tensor, b: Tensor) -> float:
 def test_fid_drift_and_gain_equal_numpy_on_the_stored_features() -> None:
     inputs = metric_inputs.trial_inputs()
     estimates, _ = compute_metrics(inputs, ["fid", "drift", "fid_gain"])
-    trial, vanilla, real = inputs.column("features"), inputs.baseline_column("features"), inputs.reference().features
+    trial, vanilla, real = (
+        inputs.column("features"),
+        inputs.baseline_column("features"),
+        inputs.reference().features,
+    )
     assert estimates["fid"].value == pytest.approx(numpy_fid(trial, real), rel=1e-6)
     assert estimates["drift"].value == pytest.approx(numpy_fid(trial, vanilla), rel=1e-6)
-    assert estimates["fid_gain"].value == pytest.approx(numpy_fid(trial, real) - numpy_fid(vanilla, real), rel=1e-6)
-    assert estimates["fid_gain"].error < estimates["fid"].error  # pairs share their captions' difficulty
+    assert estimates["fid_gain"].value == pytest.approx(
+        numpy_fid(trial, real) - numpy_fid(vanilla, real), rel=1e-6
+    )
+    # pairs share their captions' difficulty
+    assert estimates["fid_gain"].error < estimates["fid"].error
 
 
 def test_a_value_of_vanilla_by_definition_is_exact() -> None:
-    """Rounding alone would make it a tiny number of either sign, which a front would take for a difference."""
+    """Rounding alone would make it a tiny number of either sign, which a front would take for a
+    difference.
+    """
     inputs = metric_inputs.trial_inputs()
     assert inputs.baseline is not None
-    known = {name: metric.vanilla for name, metric in METRICS.all().items() if metric.vanilla is not None}
+    known = {
+        name: metric.vanilla for name, metric in METRICS.all().items() if metric.vanilla is not None
+    }
     assert known.keys() == {"drift", "fid_gain"}
     estimates, _ = compute_metrics(replace(inputs, images=inputs.baseline), known)
     assert {name: estimate.value for name, estimate in estimates.items()} == known
@@ -64,11 +77,15 @@ def test_equals_torchmetrics() -> None:
     real = torch.randn(200, 6, generator=generator).double()
     net = torch.nn.Flatten()
     net.num_features = 6  # type: ignore[assignment]
-    metric = FrechetInceptionDistance(feature=net, input_img_size=(6, 1, 1)).set_dtype(torch.float64)
+    metric = FrechetInceptionDistance(feature=net, input_img_size=(6, 1, 1)).set_dtype(
+        torch.float64
+    )
     metric.update(features[:, :, None, None], real=False)
     metric.update(real[:, :, None, None], real=True)
     rows = Rows(metric_inputs.keys(90) | {"features": features})
-    assert metric_inputs.fid_of(rows, ReferenceFeatures(real)).value == pytest.approx(metric.compute().item(), rel=1e-6)
+    assert metric_inputs.fid_of(rows, ReferenceFeatures(real)).value == pytest.approx(
+        metric.compute().item(), rel=1e-6
+    )
 
 
 def test_a_block_leaves_out_whole_captions() -> None:
@@ -82,10 +99,11 @@ def test_a_block_leaves_out_whole_captions() -> None:
 
 
 def test_the_error_covers_at_its_nominal_rate_over_subsamples() -> None:
-    """Captions of two samples each, sampled repeatedly from one population; nominal 95% (t, 23 degrees of freedom).
+    """Captions of two samples each, sampled repeatedly from one population; nominal 95% (t, 23
+    degrees of freedom).
 
-    200 repetitions: 3 deviations of the share are 4.6 points. The value is compared with its own mean (it is biased at
-    any n), the debiased value with the population's distance.
+    200 repetitions: 3 deviations of the share are 4.6 points. The value is compared with its own
+    mean (it is biased at any n), the debiased value with the population's distance.
     """
     generator = torch.Generator().manual_seed(5)
     captions, samples, repetitions = 150, 2, 200
@@ -98,7 +116,9 @@ def test_the_error_covers_at_its_nominal_rate_over_subsamples() -> None:
     runs = []
     for _ in range(repetitions):
         chosen = torch.randint(20000, (captions,), generator=generator)
-        rows = Rows(metric_inputs.keys(captions, samples) | {"features": population[chosen].flatten(0, 1)})
+        rows = Rows(
+            metric_inputs.keys(captions, samples) | {"features": population[chosen].flatten(0, 1)}
+        )
         runs.append(metric_inputs.fid_of(rows, reference))
     mean = float(np.mean([run.value for run in runs]))
     assert 0.9 <= share_within(runs, mean, lambda run: run.value) <= 0.995
@@ -107,18 +127,23 @@ def test_the_error_covers_at_its_nominal_rate_over_subsamples() -> None:
 
 
 def test_fid_debiased_covers_the_limit_that_fid_misses_at_the_size_of_a_sweep() -> None:
-    """192 images, 64 channels whose variances fall off as a network's do; nominal 95% (t, 23 degrees of freedom).
+    """192 images, 64 channels whose variances fall off as a network's do; nominal 95% (t, 23
+    degrees of freedom).
 
-    120 repetitions: 3 deviations of the share are 6 points. The jackknife is conservative here, so only the lower bound
-    is tested. fid itself is so far above its limit that no interval covers it.
+    120 repetitions: 3 deviations of the share are 6 points. The jackknife is conservative here, so
+    only the lower bound is tested. fid itself is so far above its limit that no interval covers it.
     """
     generator = torch.Generator().manual_seed(6)
     dim, n, repetitions = 64, 192, 120
     scale = torch.linspace(0, -2, dim, dtype=torch.float64).exp()
-    rotation = torch.linalg.qr(torch.eye(dim).double() + 0.02 * torch.randn(dim, dim, generator=generator).double())[0]
+    rotation = torch.linalg.qr(
+        torch.eye(dim).double() + 0.02 * torch.randn(dim, dim, generator=generator).double()
+    )[0]
 
     def sample(count: int) -> Tensor:
-        rows: Tensor = (1.1 * scale * torch.randn(count, dim, generator=generator).double()) @ rotation + 0.1
+        rows: Tensor = (
+            1.1 * scale * torch.randn(count, dim, generator=generator).double()
+        ) @ rotation + 0.1
         return rows
 
     reference = ReferenceFeatures(scale * torch.randn(4000, dim, generator=generator).double())
@@ -126,10 +151,14 @@ def test_fid_debiased_covers_the_limit_that_fid_misses_at_the_size_of_a_sweep() 
     keys = metric_inputs.keys(n)
     runs = []
     for _ in range(repetitions):
-        inputs = MetricInputs(images=Rows(keys | {"features": sample(n)}), references={FEATURES: reference})
+        inputs = MetricInputs(
+            images=Rows(keys | {"features": sample(n)}), references={FEATURES: reference}
+        )
         runs.append(compute_metrics(inputs, ["fid", "fid_debiased"])[0])
     debiased, biased = ([run[name] for run in runs] for name in ("fid_debiased", "fid"))
-    assert sum(abs(run.value - truth) <= 2.069 * run.error for run in debiased) / repetitions >= 0.89
+    assert (
+        sum(abs(run.value - truth) <= 2.069 * run.error for run in debiased) / repetitions >= 0.89
+    )
     assert not any(abs(run.value - truth) <= 2.069 * run.error for run in biased)
     values = np.array([run.value for run in debiased])
     assert abs(values.mean() - truth) < 0.12 * abs(np.mean([run.value for run in biased]) - truth)
@@ -138,16 +167,18 @@ def test_fid_debiased_covers_the_limit_that_fid_misses_at_the_size_of_a_sweep() 
 
 
 def test_differences_at_fewer_images_than_channels_cover() -> None:
-    """12 images, 16 channels, 300 repetitions: 3 deviations of the share are 3.8 points. The truth is the mean at equal
-    n. The jackknife of so nonlinear a statistic is conservative (Efron and Stein 1981), so only the lower bound counts;
-    and it must not be useless: below twice the spread.
+    """12 images, 16 channels, 300 repetitions: 3 deviations of the share are 3.8 points. The truth
+    is the mean at equal n. The jackknife of so nonlinear a statistic is conservative (Efron and
+    Stein 1981), so only the lower bound counts; and it must not be useless: below twice the spread.
     """
     generator = torch.Generator().manual_seed(8)
     reference = Gaussian.fit(torch.randn(2000, 16, generator=generator).double())
     values, errors = [], []
     for _ in range(300):
         shared = torch.randn(12, 16, generator=generator).double()
-        a, b = (shared + 0.5 * torch.randn(12, 16, generator=generator) + shift for shift in (0.0, 0.3))
+        a, b = (
+            shared + 0.5 * torch.randn(12, 16, generator=generator) + shift for shift in (0.0, 0.3)
+        )
         estimate = difference(a, b, reference, torch.arange(12))
         values.append(estimate.value)
         errors.append(estimate.error)

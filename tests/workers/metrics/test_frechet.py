@@ -18,16 +18,22 @@ from workers.metrics.frechet import (
 
 
 def rotation(dim: int, seed: int) -> Tensor:
-    square = torch.randn(dim, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    square = torch.randn(
+        dim, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     q: Tensor = torch.linalg.qr(square)[0]
     return q
 
 
 def with_moments(n: int, mean: Tensor, covariance: Tensor, seed: int) -> Tensor:
     """n points whose sample mean and unbiased sample covariance are exactly those given."""
-    x = torch.randn(n, mean.numel(), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    x = torch.randn(
+        n, mean.numel(), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     x = x - x.mean(0)
-    white = torch.linalg.solve_triangular(torch.linalg.cholesky(x.mT @ x / (n - 1)), x.mT, upper=False).mT
+    white = torch.linalg.solve_triangular(
+        torch.linalg.cholesky(x.mT @ x / (n - 1)), x.mT, upper=False
+    ).mT
     points: Tensor = white @ torch.linalg.cholesky(covariance).mT + mean
     return points
 
@@ -45,7 +51,10 @@ def blocks_of(n: int) -> Tensor:
 def test_known_distance_of_commuting_gaussians() -> None:
     """Covariances with common axes: d^2 = |m|^2 + sum (sqrt a - sqrt b)^2."""
     q = rotation(6, 0)
-    a, b = torch.tensor([1.0, 2, 3, 4, 5, 6]).double(), torch.tensor([0.5, 2, 1, 9, 5, 0.01]).double()
+    a, b = (
+        torch.tensor([1.0, 2, 3, 4, 5, 6]).double(),
+        torch.tensor([0.5, 2, 1, 9, 5, 0.01]).double(),
+    )
     shift = torch.tensor([0.3, -1, 0, 2, 0, 0.1]).double()
     one = Gaussian.fit(with_moments(50, torch.zeros(6).double(), q * a @ q.mT, 1))
     two = Gaussian.fit(with_moments(70, shift, q * b @ q.mT, 2))
@@ -58,7 +67,10 @@ def test_known_distance_of_commuting_gaussians() -> None:
 def test_equals_the_nonsymmetric_formula() -> None:
     """Tr (A^.5 B A^.5)^.5 is the sum of the roots of the eigenvalues of A B, computed by numpy."""
     generator = np.random.default_rng(0)
-    x, y = generator.normal(size=(300, 16)) @ generator.normal(size=(16, 16)), generator.normal(size=(200, 16)) + 0.5
+    x, y = (
+        generator.normal(size=(300, 16)) @ generator.normal(size=(16, 16)),
+        generator.normal(size=(200, 16)) + 0.5,
+    )
     a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     roots = np.sqrt(np.linalg.eigvals(a @ b).astype(complex)).real.sum()
     expected = np.square(x.mean(0) - y.mean(0)).sum() + np.trace(a) + np.trace(b) - 2 * roots
@@ -69,19 +81,25 @@ def test_equals_the_nonsymmetric_formula() -> None:
 def test_the_covariance_equals_numpys() -> None:
     x = torch.randn(257, 12, generator=torch.Generator().manual_seed(3)).half()
     fitted = Gaussian.fit(x)
-    np.testing.assert_allclose(fitted.covariance.numpy(), np.cov(x.double().numpy(), rowvar=False), atol=1e-12)
+    np.testing.assert_allclose(
+        fitted.covariance.numpy(), np.cov(x.double().numpy(), rowvar=False), atol=1e-12
+    )
     torch.testing.assert_close(fitted.root @ fitted.root, fitted.covariance, rtol=0, atol=1e-12)
 
 
 def test_jackknife_of_a_mean_is_its_standard_error() -> None:
     x = torch.randn(40, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     left_out = (x.sum() - x) / 39
-    assert jackknife_error(left_out).item() == pytest.approx((x.double().std() / len(x) ** 0.5).item(), rel=1e-9)
+    assert jackknife_error(left_out).item() == pytest.approx(
+        (x.double().std() / len(x) ** 0.5).item(), rel=1e-9
+    )
 
 
 def test_leaving_out_equals_recomputing() -> None:
     x = torch.randn(103, 5, generator=torch.Generator().manual_seed(5)).double()
-    reference = Gaussian.fit(torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3)
+    reference = Gaussian.fit(
+        torch.randn(400, 5, generator=torch.Generator().manual_seed(6)).double() * 1.3
+    )
     group = torch.arange(103) % 7  # blocks need not be contiguous
     distances = [frechet_distance(reference, Gaussian.fit(x[group != g])) for g in range(7)]
     values = torch.tensor(distances, dtype=torch.float64)
@@ -95,7 +113,9 @@ def test_leaving_out_equals_recomputing() -> None:
 
 
 def test_few_images_have_a_distance_and_leave_out_whole_blocks() -> None:
-    """Fewer images than channels: no inverse is needed, so the distance equals the non-symmetric formula's."""
+    """Fewer images than channels: no inverse is needed, so the distance equals the non-symmetric
+    formula's.
+    """
     generator = np.random.default_rng(13)
     x, y, real = (torch.from_numpy(generator.normal(size=(n, 12)) + 0.2) for n in (10, 10, 300))
     reference, group = Gaussian.fit(real), torch.arange(10) % 5
@@ -105,17 +125,26 @@ def test_few_images_have_a_distance_and_leave_out_whole_blocks() -> None:
         roots = np.sqrt(np.linalg.eigvals(s @ t).astype(complex)).real.sum()
         return float((a.mean(0) - b.mean(0)).square().sum() + np.trace(s) + np.trace(t) - 2 * roots)
 
-    to_reference, between = distance_to_reference(x, reference, group), distance_between(x, y, group)
+    to_reference, between = (
+        distance_to_reference(x, reference, group),
+        distance_between(x, y, group),
+    )
     assert to_reference.value == pytest.approx(plain(x, real), rel=1e-5)
     assert between.value == pytest.approx(plain(x, y), rel=1e-5)
     kept = [group != block for block in range(5)]
-    assert to_reference.replicates == pytest.approx([plain(x[rows], real) for rows in kept], rel=1e-5)
+    assert to_reference.replicates == pytest.approx(
+        [plain(x[rows], real) for rows in kept], rel=1e-5
+    )
     assert between.replicates == pytest.approx([plain(x[rows], y[rows]) for rows in kept], rel=1e-5)
-    assert between.error == pytest.approx(jackknife_error(torch.tensor(between.replicates)).item(), rel=1e-5)
+    assert between.error == pytest.approx(
+        jackknife_error(torch.tensor(between.replicates)).item(), rel=1e-5
+    )
 
 
 def test_interval_covers_the_truth_and_debiasing_removes_the_bias() -> None:
-    """Nominal 95% (t, 23 degrees of freedom), 1000 repetitions: 3 deviations are 2.1 points (false alarm 0.3%)."""
+    """Nominal 95% (t, 23 degrees of freedom), 1000 repetitions: 3 deviations are 2.1 points (false
+    alarm 0.3%).
+    """
     generator = torch.Generator().manual_seed(7)
     dim, n, repetitions = 8, 400, 1000
     q, scale = rotation(dim, 8), torch.linspace(0.5, 2, dim).double()
@@ -126,7 +155,10 @@ def test_interval_covers_the_truth_and_debiasing_removes_the_bias() -> None:
     runs = [distance_to_reference(sample, exact, blocks_of(n)) for sample in samples]
     covered = sum(abs(run.debiased - truth) <= 2.069 * run.error for run in runs) / repetitions
     assert 0.929 <= covered <= 0.971
-    values, debiased = np.array([run.value for run in runs]), np.array([run.debiased for run in runs])
+    values, debiased = (
+        np.array([run.value for run in runs]),
+        np.array([run.debiased for run in runs]),
+    )
     bias_error = values.std() / repetitions**0.5
     assert values.mean() - truth > 5 * bias_error  # biased upwards
     assert abs(debiased.mean() - truth) < 3 * debiased.std() / repetitions**0.5
@@ -134,10 +166,14 @@ def test_interval_covers_the_truth_and_debiasing_removes_the_bias() -> None:
 
 
 def test_paired_difference_is_tighter_and_right() -> None:
-    """Two settings on the same captions share most of their variation, which only the paired error sees."""
+    """Two settings on the same captions share most of their variation, which only the paired error
+    sees.
+    """
     generator = torch.Generator().manual_seed(10)
     dim, n = 8, 500
-    reference = Gaussian.fit(gaussian(3000, torch.zeros(dim).double(), torch.eye(dim).double(), generator))
+    reference = Gaussian.fit(
+        gaussian(3000, torch.zeros(dim).double(), torch.eye(dim).double(), generator)
+    )
     paired, spread, unpaired = [], [], []
     for _ in range(60):
         shared = gaussian(n, torch.full((dim,), 0.3).double(), torch.eye(dim).double(), generator)

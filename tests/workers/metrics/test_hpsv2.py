@@ -21,8 +21,12 @@ from workers.scenes.images import render, sample_attributes
 CAPTIONS = ("a red star", "A blue ring, near  a red one", "red " * 40)
 
 
-def open_clip_embeddings(weights: dict[str, Tensor], pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Both embeddings as open_clip computes them from its own tensors: GELU, norms first, read at the largest id."""
+def open_clip_embeddings(
+    weights: dict[str, Tensor], pixels: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Both embeddings as open_clip computes them from its own tensors: GELU, norms first, read at
+    the largest id.
+    """
     w = tiny_clip.WIDTH
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -31,22 +35,46 @@ def open_clip_embeddings(weights: dict[str, Tensor], pixels: Tensor, ids: Tensor
     def tower(x: Tensor, stem: str, mask: Tensor | None) -> Tensor:
         for layer in range(tiny_clip.LAYERS):
             at = f"{stem}.{layer}"
-            joint = norm(x, f"{at}.ln_1") @ weights[f"{at}.attn.in_proj_weight"].T + weights[f"{at}.attn.in_proj_bias"]
+            joint = (
+                norm(x, f"{at}.ln_1") @ weights[f"{at}.attn.in_proj_weight"].T
+                + weights[f"{at}.attn.in_proj_bias"]
+            )
             q, k, v = (
-                part.view(*part.shape[:2], tiny_clip.HEADS, -1).transpose(1, 2) for part in joint.chunk(3, dim=2)
+                part.view(*part.shape[:2], tiny_clip.HEADS, -1).transpose(1, 2)
+                for part in joint.chunk(3, dim=2)
             )
             scores = q @ k.transpose(2, 3) / (w / tiny_clip.HEADS) ** 0.5
             scores = scores if mask is None else scores + mask
             attended = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
-            x = x + attended @ weights[f"{at}.attn.out_proj.weight"].T + weights[f"{at}.attn.out_proj.bias"]
-            hidden = norm(x, f"{at}.ln_2") @ weights[f"{at}.mlp.c_fc.weight"].T + weights[f"{at}.mlp.c_fc.bias"]
-            x = x + F.gelu(hidden) @ weights[f"{at}.mlp.c_proj.weight"].T + weights[f"{at}.mlp.c_proj.bias"]
+            x = (
+                x
+                + attended @ weights[f"{at}.attn.out_proj.weight"].T
+                + weights[f"{at}.attn.out_proj.bias"]
+            )
+            hidden = (
+                norm(x, f"{at}.ln_2") @ weights[f"{at}.mlp.c_fc.weight"].T
+                + weights[f"{at}.mlp.c_fc.bias"]
+            )
+            x = (
+                x
+                + F.gelu(hidden) @ weights[f"{at}.mlp.c_proj.weight"].T
+                + weights[f"{at}.mlp.c_proj.bias"]
+            )
         return x
 
-    patches = F.conv2d(pixels, weights["visual.conv1.weight"], stride=tiny_clip.PATCH).flatten(2).transpose(1, 2)
+    patches = (
+        F.conv2d(pixels, weights["visual.conv1.weight"], stride=tiny_clip.PATCH)
+        .flatten(2)
+        .transpose(1, 2)
+    )
     start = weights["visual.class_embedding"].expand(len(pixels), 1, -1)
-    x = norm(torch.cat([start, patches], 1) + weights["visual.positional_embedding"], "visual.ln_pre")
-    image = norm(tower(x, "visual.transformer.resblocks", None)[:, 0], "visual.ln_post") @ weights["visual.proj"]
+    x = norm(
+        torch.cat([start, patches], 1) + weights["visual.positional_embedding"], "visual.ln_pre"
+    )
+    image = (
+        norm(tower(x, "visual.transformer.resblocks", None)[:, 0], "visual.ln_post")
+        @ weights["visual.proj"]
+    )
     length = ids.shape[1]
     causal = torch.full((length, length), -torch.inf).triu(1)
     x = weights["token_embedding.weight"][ids] + weights["positional_embedding"][:length]
@@ -61,11 +89,21 @@ def test_hpsv2_equals_open_clips_own_computation(tmp_path: Path) -> None:
     torch.save({"epoch": 1, "state_dict": weights}, tmp_path / "HPS_v2.1_compressed.pt")
     tiny_clip.write_tokenizer(tmp_path)
     model = load_hpsv2(tmp_path / "HPS_v2.1_compressed.pt", tmp_path, tiny_clip.config("gelu"))
-    pictures = [picture.resize((32, 32), Image.Resampling.BICUBIC) for picture in squares(images, None)]
-    raw = torch.stack([torch.tensor(list(picture.tobytes())).view(32, 32, 3) for picture in pictures]) / 255
-    mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
+    pictures = [
+        picture.resize((32, 32), Image.Resampling.BICUBIC) for picture in squares(images, None)
+    ]
+    raw = (
+        torch.stack([torch.tensor(list(picture.tobytes())).view(32, 32, 3) for picture in pictures])
+        / 255
+    )
+    mean, std = (
+        torch.tensor([0.48145466, 0.4578275, 0.40821073]),
+        torch.tensor([0.26862954, 0.26130258, 0.27577711]),
+    )
     pixels = ((raw - mean) / std).permute(0, 3, 1, 2)
-    tokens = CLIPTokenizer.from_pretrained(tmp_path)(list(CAPTIONS), truncation=True, max_length=tiny_clip.LENGTH)
+    tokens = CLIPTokenizer.from_pretrained(tmp_path)(
+        list(CAPTIONS), truncation=True, max_length=tiny_clip.LENGTH
+    )
     ids = torch.zeros(3, tiny_clip.LENGTH, dtype=torch.int64)  # open_clip pads with zeros
     for row, line in enumerate(tokens["input_ids"]):
         ids[row, : len(line)] = torch.tensor(line)

@@ -18,14 +18,32 @@ from workers.models.checkpoint_files import WeightsError
 from workers.scenes.images import render, sample_attributes
 
 VIT_DIM, BERT_DIM, HEADS, LAYERS, IMAGE, PATCH = 12, 8, 2, 2, 32, 16
-VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "star", "##s", "on", "blue")
+VOCABULARY = (
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "a",
+    "red",
+    "star",
+    "##s",
+    "on",
+    "blue",
+)
 CAPTIONS = ("A red star", "blue stars on a red star", "red " * 50)
 
 
 def configs() -> tuple[BlipVisionConfig, BlipTextConfig]:
     sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
     vision = BlipVisionConfig(
-        **VISION | sizes | {"hidden_size": VIT_DIM, "intermediate_size": 4 * VIT_DIM, "image_size": IMAGE}
+        **VISION
+        | sizes
+        | {
+            "hidden_size": VIT_DIM,
+            "intermediate_size": 4 * VIT_DIM,
+            "image_size": IMAGE,
+        }
     )
     own = {
         "hidden_size": BERT_DIM,
@@ -51,9 +69,13 @@ def official_weights() -> dict[str, Tensor]:
 
     eye = "blip.visual_encoder"
     found[f"{eye}.cls_token"] = torch.randn(1, 1, VIT_DIM, generator=generator)
-    found[f"{eye}.pos_embed"] = torch.randn(1, (IMAGE // PATCH) ** 2 + 1, VIT_DIM, generator=generator)
+    found[f"{eye}.pos_embed"] = torch.randn(
+        1, (IMAGE // PATCH) ** 2 + 1, VIT_DIM, generator=generator
+    )
     linear(f"{eye}.patch_embed.proj", VIT_DIM, 3 * PATCH**2)
-    found[f"{eye}.patch_embed.proj.weight"] = found[f"{eye}.patch_embed.proj.weight"].view(VIT_DIM, 3, PATCH, PATCH)
+    found[f"{eye}.patch_embed.proj.weight"] = found[f"{eye}.patch_embed.proj.weight"].view(
+        VIT_DIM, 3, PATCH, PATCH
+    )
     for layer in range(LAYERS):
         at = f"{eye}.blocks.{layer}"
         norm(f"{at}.norm1", VIT_DIM)
@@ -66,8 +88,12 @@ def official_weights() -> dict[str, Tensor]:
     norm(f"{eye}.norm", VIT_DIM)
     bert = "blip.text_encoder"
     found[f"{bert}.embeddings.position_ids"] = torch.arange(40)[None]
-    found[f"{bert}.embeddings.word_embeddings.weight"] = torch.randn(13, BERT_DIM, generator=generator)
-    found[f"{bert}.embeddings.position_embeddings.weight"] = torch.randn(40, BERT_DIM, generator=generator)
+    found[f"{bert}.embeddings.word_embeddings.weight"] = torch.randn(
+        13, BERT_DIM, generator=generator
+    )
+    found[f"{bert}.embeddings.position_embeddings.weight"] = torch.randn(
+        40, BERT_DIM, generator=generator
+    )
     norm(f"{bert}.embeddings.LayerNorm", BERT_DIM)
     for layer in range(LAYERS):
         at = f"{bert}.encoder.layer.{layer}"
@@ -89,7 +115,9 @@ def official_weights() -> dict[str, Tensor]:
 
 
 def plain_rewards(w: dict[str, Tensor], pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
-    """Rewards [n] by plain functions: ViT with pre-norm, BERT with post-norm and cross-attention to the image."""
+    """Rewards [n] by plain functions: ViT with pre-norm, BERT with post-norm and cross-attention to
+    the image.
+    """
 
     def linear(x: Tensor, at: str) -> Tensor:
         return F.linear(x, w[f"{at}.weight"], w[f"{at}.bias"])
@@ -105,20 +133,33 @@ def plain_rewards(w: dict[str, Tensor], pixels: Tensor, ids: Tensor, mask: Tenso
 
     eye, bert = "blip.visual_encoder", "blip.text_encoder"
     proj = f"{eye}.patch_embed.proj"
-    x = F.conv2d(pixels, w[f"{proj}.weight"], w[f"{proj}.bias"], stride=PATCH).flatten(2).transpose(1, 2)
+    x = (
+        F.conv2d(pixels, w[f"{proj}.weight"], w[f"{proj}.bias"], stride=PATCH)
+        .flatten(2)
+        .transpose(1, 2)
+    )
     x = torch.cat([w[f"{eye}.cls_token"].expand(len(x), -1, -1), x], 1) + w[f"{eye}.pos_embed"]
     for layer in range(LAYERS):
         at = f"{eye}.blocks.{layer}"
         q, k, v = linear(norm(x, f"{at}.norm1", 1e-6), f"{at}.attn.qkv").chunk(3, dim=2)
         x = x + linear(attend(q, k, v, 0.0), f"{at}.attn.proj")
-        x = x + linear(F.gelu(linear(norm(x, f"{at}.norm2", 1e-6), f"{at}.mlp.fc1")), f"{at}.mlp.fc2")
+        x = x + linear(
+            F.gelu(linear(norm(x, f"{at}.norm2", 1e-6), f"{at}.mlp.fc1")), f"{at}.mlp.fc2"
+        )
     image = norm(x, f"{eye}.norm", 1e-6)
     places = w[f"{bert}.embeddings.position_embeddings.weight"][: ids.shape[1]]
-    x = norm(w[f"{bert}.embeddings.word_embeddings.weight"][ids] + places, f"{bert}.embeddings.LayerNorm", 1e-12)
+    x = norm(
+        w[f"{bert}.embeddings.word_embeddings.weight"][ids] + places,
+        f"{bert}.embeddings.LayerNorm",
+        1e-12,
+    )
     hidden = torch.where(mask.bool(), 0.0, -torch.inf)[:, None, None]
     for layer in range(LAYERS):
         at = f"{bert}.encoder.layer.{layer}"
-        for kind, other, bias in (("attention", None, hidden), ("crossattention", image, torch.zeros(()))):
+        for kind, other, bias in (
+            ("attention", None, hidden),
+            ("crossattention", image, torch.zeros(())),
+        ):
             source = x if other is None else other
             q = linear(x, f"{at}.{kind}.self.query")
             k, v = (linear(source, f"{at}.{kind}.self.{name}") for name in ("key", "value"))
@@ -146,10 +187,22 @@ def loaded(path: Path) -> ImageReward:
 def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
     weights, images = official_weights(), render(sample_attributes(2, range(3)), 2, range(3))
     model = loaded(write(tmp_path, weights))
-    pictures = [picture.resize((IMAGE, IMAGE), Image.Resampling.BICUBIC) for picture in squares(images, None)]
-    raw = torch.stack([torch.tensor(list(picture.tobytes())).view(IMAGE, IMAGE, 3) for picture in pictures]) / 255
-    mean, std = torch.tensor([0.48145466, 0.4578275, 0.40821073]), torch.tensor([0.26862954, 0.26130258, 0.27577711])
-    token_lists = [[2, 5, 6, 7, 3], [2, 10, 7, 8, 9, 5, 6, 7, 3], [2, *[6] * 33, 3]]  # tokenized by hand, to 35 at most
+    pictures = [
+        picture.resize((IMAGE, IMAGE), Image.Resampling.BICUBIC)
+        for picture in squares(images, None)
+    ]
+    raw = (
+        torch.stack(
+            [torch.tensor(list(picture.tobytes())).view(IMAGE, IMAGE, 3) for picture in pictures]
+        )
+        / 255
+    )
+    mean, std = (
+        torch.tensor([0.48145466, 0.4578275, 0.40821073]),
+        torch.tensor([0.26862954, 0.26130258, 0.27577711]),
+    )
+    # tokenized by hand, to 35 at most
+    token_lists = [[2, 5, 6, 7, 3], [2, 10, 7, 8, 9, 5, 6, 7, 3], [2, *[6] * 33, 3]]
     ids = torch.tensor([line + [0] * (35 - len(line)) for line in token_lists])
     expected = plain_rewards(weights, ((raw - mean) / std).permute(0, 3, 1, 2), ids, ids != 0)
     assert expected.std() > 0.01
@@ -157,8 +210,12 @@ def test_rewards_equal_plain_functions(tmp_path: Path) -> None:
 
 
 def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_path: Path) -> None:
-    """A head along the difference between right and shifted images replaces a trained one; it rates other images."""
-    training, images = (render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4))
+    """A head along the difference between right and shifted images replaces a trained one; it rates
+    other images.
+    """
+    training, images = (
+        render(sample_attributes(seed, range(16)), seed, range(16)) for seed in (3, 4)
+    )
     captions = ["a red star"] * 16
     model = loaded(write(tmp_path, official_weights()))
     states: list[Tensor] = []
@@ -170,9 +227,12 @@ def test_a_colour_shift_lowers_the_reward_of_a_head_fitted_to_the_colours(tmp_pa
         weight.data.zero_()
         if name.endswith("weight"):
             weight.data[0, 0] = 1.0
-    dict(model.head.named_parameters())["layers.0.weight"].data[0] = states[0].mean(0) - states[1].mean(0)
+    dict(model.head.named_parameters())["layers.0.weight"].data[0] = states[0].mean(0) - states[
+        1
+    ].mean(0)
     good, bad = (
-        mean_score("image_reward", model.rewards(batch, captions)) for batch in (images, paler_and_red(images))
+        mean_score("image_reward", model.rewards(batch, captions))
+        for batch in (images, paler_and_red(images))
     )
     assert bad.value + 3 * (good.error + bad.error) < good.value
 
@@ -187,24 +247,38 @@ def test_the_default_has_the_published_size() -> None:
     assert shapes["text.embeddings.word_embeddings.weight"] == [30524, 768]
     assert shapes["text.encoder.layer.11.crossattention.self.key.weight"] == [768, 1024]
     assert shapes["head.layers.0.weight"] == [1024, 768]
-    assert sum(1 for name in shapes if name.startswith("vision.encoder.layers.") and name.endswith("qkv.weight")) == 24
+    assert (
+        sum(
+            1
+            for name in shapes
+            if name.startswith("vision.encoder.layers.") and name.endswith("qkv.weight")
+        )
+        == 24
+    )
 
 
 def test_wrong_files_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path, official_weights())
     content = path.read_bytes()
-    with pytest.raises(WeightsError, match=r"ImageReward\.pt: missing weights .*the file is ImageReward"):
+    with pytest.raises(
+        WeightsError, match=r"ImageReward\.pt: missing weights .*the file is ImageReward"
+    ):
         load_image_reward(path)  # of the published size
     weights = official_weights()
     del weights["blip.text_encoder.encoder.layer.1.crossattention.self.key.weight"]
-    with pytest.raises(WeightsError, match=r"missing weights \(1\): .*crossattention\.self\.key\.weight.*ImageReward"):
+    with pytest.raises(
+        WeightsError,
+        match=r"missing weights \(1\): .*crossattention\.self\.key\.weight.*ImageReward",
+    ):
         loaded(write(tmp_path, weights))
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsError, match="truncated"):
         loaded(path)
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, *map(str, range(90))]))
     path.write_bytes(content)
-    with pytest.raises(WeightsError, match=r"its tokenizer has \d+ entries, but the model's vocabulary only 13"):
+    with pytest.raises(
+        WeightsError, match=r"its tokenizer has \d+ entries, but the model's vocabulary only 13"
+    ):
         loaded(path)
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(WeightsError, match=r"no tokenizer; copy vocab\.txt"):

@@ -1,4 +1,6 @@
-"""FID's Inception: equal to a layer-by-layer computation, its resizing, and metrics on its features."""
+"""FID's Inception: equal to a layer-by-layer computation, its resizing, and metrics on its
+features.
+"""
 
 from __future__ import annotations
 
@@ -72,14 +74,20 @@ def test_features_equal_the_layer_by_layer_computation(
 def test_the_identity_names_the_resizing(file: Path) -> None:
     meta, cpu = torch.device("meta"), torch.device("cpu")
     shapes = {
-        key: load_extractors(Path("unused"), {key: str(file)}, meta)[FEATURES] for key in ("inception", "inception_tf")
+        key: load_extractors(Path("unused"), {key: str(file)}, meta)[FEATURES]
+        for key in ("inception", "inception_tf")
     }
     names, hashes = zip(*(shape.identity.split("@") for shape in shapes.values()), strict=True)
     assert names == ("inception-clean256", "inception-tf256")
     assert len(set(hashes)) == 1
     for key, shape in shapes.items():
         loaded = EXTRACTORS.all()[key].load_from(file, cpu)
-        assert (loaded.name, loaded.identity, loaded.width, loaded.image_size) == (key, shape.identity, 2048, None)
+        assert (loaded.name, loaded.identity, loaded.width, loaded.image_size) == (
+            key,
+            shape.identity,
+            2048,
+            None,
+        )
 
 
 def test_images_of_any_size_are_prepared(inception: InceptionFeatures, scenes: Tensor) -> None:
@@ -96,24 +104,34 @@ def test_images_of_any_size_are_prepared(inception: InceptionFeatures, scenes: T
 
 
 def test_layouts_of_files(plain: tuple[PlainInception, Tensor], tmp_path: Path) -> None:
-    """Files of newer versions load, those of other networks are refused. One zero fills each tensor of the files."""
-    weights = {name: torch.zeros(()).expand(tensor.shape) for name, tensor in plain[0].weights.items()}
+    """Files of newer versions load, those of other networks are refused. One zero fills each tensor
+    of the files.
+    """
+    weights = {
+        name: torch.zeros(()).expand(tensor.shape) for name, tensor in plain[0].weights.items()
+    }
 
     def load(more: dict[str, Tensor]) -> InceptionFeatures:
         torch.save({"state_dict": weights | more}, tmp_path / "file.pth")
         return load_inception(tmp_path / "file.pth")
 
     assert not load({"Conv2d_1a_3x3.bn.num_batches_tracked": torch.tensor(0)}).fc.weight.any()
-    with pytest.raises(WeightsError, match=r"file\.pth: .*fc\.weight has shape \[1000, 2048\].*Inception network"):
+    with pytest.raises(
+        WeightsError, match=r"file\.pth: .*fc\.weight has shape \[1000, 2048\].*Inception network"
+    ):
         load({"fc.weight": torch.zeros(()).expand(1000, 2048)})  # torchvision's
     with pytest.raises(WeightsError, match="unknown to this model"):
         load({"AuxLogits.fc.weight": torch.zeros(2)})
     del weights["Mixed_7c.branch3x3_2b.conv.weight"]
-    with pytest.raises(WeightsError, match=r"missing weights \(1\): Mixed_7c\.branch3x3_2b\.conv\.weight"):
+    with pytest.raises(
+        WeightsError, match=r"missing weights \(1\): Mixed_7c\.branch3x3_2b\.conv\.weight"
+    ):
         load({})
 
 
-def test_a_shift_of_colour_worsens_the_distances(inception: InceptionFeatures, scenes: Tensor) -> None:
+def test_a_shift_of_colour_worsens_the_distances(
+    inception: InceptionFeatures, scenes: Tensor
+) -> None:
     """The real images' features are the scenes' with a little noise."""
     good, bad = inception.extract(scenes), inception.extract(paler_and_red(scenes))
     real = good + 0.02 * torch.randn(good.shape, generator=torch.Generator().manual_seed(0))
@@ -149,4 +167,6 @@ def test_distances_of_a_large_width_equal_numpy() -> None:
     root = np.linalg.cholesky(s)
     cross = np.sqrt(np.linalg.eigvalsh(root.T @ t @ root).clip(0)).sum()
     expected = np.square(x.mean(0) - y.mean(0)).sum() + np.trace(s) + np.trace(t) - 2 * cross
-    assert frechet_distance(Gaussian.fit(a), Gaussian.fit(b)) == pytest.approx(float(expected), rel=1e-6)
+    assert frechet_distance(Gaussian.fit(a), Gaussian.fit(b)) == pytest.approx(
+        float(expected), rel=1e-6
+    )

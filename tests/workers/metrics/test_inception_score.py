@@ -1,4 +1,6 @@
-"""The Inception score: against torchmetrics and by hand, and that clear and varied objects score more."""
+"""The Inception score: against torchmetrics and by hand, and that clear and varied objects score
+more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from workers.metrics.inception import inception_score
 from workers.scenes.images import render, sample_attributes
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torchmetrics: its buffer, and the spread of one split
+# of torchmetrics: its buffer, and the spread of one split
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_equals_torchmetrics_with_one_split() -> None:
     logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0))
     net = torch.nn.Flatten()
@@ -23,7 +26,9 @@ def test_equals_torchmetrics_with_one_split() -> None:
     score = inception_score(logits, groups)
     assert score.value == pytest.approx(metric.compute()[0].item(), rel=1e-5)
     less = [inception_score(logits[groups != g], torch.arange(45) // 5).value for g in range(10)]
-    assert score.error == pytest.approx(jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6)
+    assert score.error == pytest.approx(
+        jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6
+    )
 
 
 def test_bounds_by_hand() -> None:
@@ -37,7 +42,9 @@ def test_built_in_heads_see_clear_objects() -> None:
     images = render(sample_attributes(1, indices), 1, indices)
     smeared = torch.nn.functional.avg_pool2d(images, 9, stride=1, padding=4)
     groups = torch.arange(120)
-    clear, unclear = (inception_score(net.class_logits(net.extract(x)), groups) for x in (images, smeared))
+    clear, unclear = (
+        inception_score(net.class_logits(net.extract(x)), groups) for x in (images, smeared)
+    )
     assert clear.value > unclear.value + 3 * (clear.error + unclear.error)
     assert clear.value <= 48
 

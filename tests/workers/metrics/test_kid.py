@@ -1,4 +1,6 @@
-"""The kernel distance: equal to torchmetrics, and its jackknife equal to recomputing without each block."""
+"""The kernel distance: equal to torchmetrics, and its jackknife equal to recomputing without each
+block.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ def test_equals_torchmetrics_on_all_images() -> None:
     metric = KernelInceptionDistance(feature=net, subsets=1, subset_size=60)
     metric.update(x[:, :, None, None], real=False)
     metric.update(y[:, :, None, None], real=True)
-    assert kernel_distance(x, y, GROUPS).value == pytest.approx(metric.compute()[0].item(), rel=1e-4)
+    assert kernel_distance(x, y, GROUPS).value == pytest.approx(
+        metric.compute()[0].item(), rel=1e-4
+    )
 
 
 def test_blocks_equal_leaving_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = sets(45)
     whole = kernel_distance(x, y, GROUPS)
     less = [kernel_distance(x[g != GROUPS], y, torch.arange(54) // 6).value for g in range(10)]
-    assert whole.error == pytest.approx(jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6)
+    assert whole.error == pytest.approx(
+        jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6
+    )
     monkeypatch.setattr(kid, "_ROWS_PER_CHUNK", 7)
     chunked = kernel_distance(x, y, GROUPS, within=mean_kernel(y))
     assert (chunked.value, chunked.error) == pytest.approx((whole.value, whole.error), rel=1e-9)

@@ -1,4 +1,6 @@
-"""Classes of torchmetrics as metrics of a sweep: every class, its errors, what a sweep does with it, and bad input."""
+"""Classes of torchmetrics as metrics of a sweep: every class, its errors, what a sweep does with
+it, and bad input.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,13 @@ enqueue: [{label: chain, drafter: eagle, tree: {policy: chain, length: 3}, accep
 
 
 def name_of(label: str) -> str:
-    return next(iter(SweepConfig.from_mapping(sweep([{"torchmetrics": label, **WORKING[label][0]}])).torchmetrics))
+    return next(
+        iter(
+            SweepConfig.from_mapping(
+                sweep([{"torchmetrics": label, **WORKING[label][0]}])
+            ).torchmetrics
+        )
+    )
 
 
 def sweep(metrics: list[Any], **changes: Any) -> dict[str, Any]:
@@ -112,8 +120,12 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         weight.data += 0.3 * torch.randn_like(weight)
     model.save_pretrained(folder)
     size = {"height": tiny_clip.IMAGE, "width": tiny_clip.IMAGE}
-    CLIPImageProcessor(size={"shortest_edge": tiny_clip.IMAGE}, crop_size=size).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer", "model_max_length": 160}')
+    CLIPImageProcessor(size={"shortest_edge": tiny_clip.IMAGE}, crop_size=size).save_pretrained(
+        folder
+    )
+    (folder / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "CLIPTokenizer", "model_max_length": 160}'
+    )
     return folder
 
 
@@ -121,7 +133,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tmp_path_factory: pytest.TempPathFactory, clip: Path) -> SweepRun:
     """A sweep with every class that works."""
     entries = [{"torchmetrics": label, **given} for label, (given, _) in WORKING.items()]
-    text = SPACE.replace("COUNT", str(COUNT)).replace("METRICS", repr(entries)).replace("'CLIP'", f"'{clip}'")
+    text = (
+        SPACE.replace("COUNT", str(COUNT))
+        .replace("METRICS", repr(entries))
+        .replace("'CLIP'", f"'{clip}'")
+    )
     run = SweepRun(tmp_path_factory.mktemp("sweep"), text)
     run.run_locally()
     return run
@@ -141,20 +157,29 @@ class Images:
             config = run.records[number].config
             assert config is not None
             own = [table for table, about in tables if about["config"] == config.to_mapping()]
-            rows = {key: i for i, key in enumerate(k for table in own for k in table["caption_id"].to_pylist())}
+            rows = {
+                key: i
+                for i, key in enumerate(k for table in own for k in table["caption_id"].to_pylist())
+            }
             order = torch.tensor([rows[caption.id] for caption in captions])
             self.pixels.append(target.decode(torch.cat([tokens_of(table) for table in own])[order]))
-            name = next(c for c in own[0].column_names if c.startswith("features.")).removeprefix("features.")
+            name = next(c for c in own[0].column_names if c.startswith("features.")).removeprefix(
+                "features."
+            )
             self.features.append(torch.cat([features_of(table, name) for table in own])[order])
         extractor = load_features()
         self.logits = extractor.class_logits(self.features[0])
-        self.real = read_reference(storage, "reference.parquet", extractors=(extractor,), fix="").features[0]
+        self.real = read_reference(
+            storage, "reference.parquet", extractors=(extractor,), fix=""
+        ).features[0]
 
     def value(self, label: str, clip: Path, keep: Tensor) -> float:
         """The class itself on the images `keep`, all at once."""
         arguments = dict(WORKING[label][1])
         images, others = (pixels[keep] for pixels in self.pixels)
-        needs = library_metrics({"m": {"torchmetrics": label, **self.given(label, clip)}})["m"].needs
+        needs = library_metrics({"m": {"torchmetrics": label, **self.given(label, clip)}})[
+            "m"
+        ].needs
         if label.startswith("multimodal"):
             arguments["model_name_or_path"] = partial(tensor_clip, clip)
         if IMAGES not in needs:
@@ -249,7 +274,10 @@ def test_its_names_work_wherever_a_metric_does(run: SweepRun) -> None:
     options = ["--x", "visual_information_fidelity", "--y", "tiny_clip_score", "--json"]
     shown = specfrontier("pareto", str(run.store), *options)
     assert shown.code == 0
-    assert {entry["metric"] for entry in json.loads(shown.out)["objectives"]} == {options[1], options[3]}
+    assert {entry["metric"] for entry in json.loads(shown.out)["objectives"]} == {
+        options[1],
+        options[3],
+    }
 
 
 def test_resume_measures_nothing_again(run: SweepRun) -> None:
@@ -262,7 +290,9 @@ def test_definitions_that_differ_are_not_compared(run: SweepRun) -> None:
     identity = Sweep.open(run.store).identity
     name, metrics = "spectral_angle_mapper", identity.metrics
     assert obstacles([identity, identity], name) == []
-    changed = replace(identity, metrics={**metrics, name: replace(metrics[name], definition="another")})
+    changed = replace(
+        identity, metrics={**metrics, name: replace(metrics[name], definition="another")}
+    )
     assert "definition" in " ".join(obstacles([identity, changed], name))
 
 
@@ -278,7 +308,11 @@ SSIM = {"torchmetrics": "image.StructuralSimilarityIndexMeasure"}
 @pytest.mark.parametrize(
     ("entry", "path", "parts"),
     [
-        ({"torchmetrics": "image.StructuralSimilarity"}, "torchmetrics", ["StructuralSimilarityIndexMeasure"]),
+        (
+            {"torchmetrics": "image.StructuralSimilarity"},
+            "torchmetrics",
+            ["StructuralSimilarityIndexMeasure"],
+        ),
         ({"torchmetrics": "text.BLEUScore"}, "torchmetrics", ["image."]),
         (SSIM | {"sigme": 1.0}, "sigme", ["sigma"]),
         (SSIM | {"data_range": 255}, "data_range", ["floats from 0 to 1"]),
@@ -286,10 +320,17 @@ SSIM = {"torchmetrics": "image.StructuralSimilarityIndexMeasure"}
         (SSIM | {"against": "reference"}, "against", ["vanilla"]),
         (SSIM | {"sync_on_compute": True}, "sync_on_compute", ["reduction"]),
         ({"torchmetrics": "image.TotalVariation", "against": "vanilla"}, "against", ["remove"]),
-        ({"torchmetrics": "image.FrechetInceptionDistance", "feature": 64}, "feature", ["models.yaml"]),
+        (
+            {"torchmetrics": "image.FrechetInceptionDistance", "feature": 64},
+            "feature",
+            ["models.yaml"],
+        ),
         ({"torchmetrics": "multimodal.CLIPScore"}, "model_name_or_path", ["folder"]),
         (
-            {"torchmetrics": "multimodal.CLIPScore", "model_name_or_path": "openai/clip-vit-base-patch16"},
+            {
+                "torchmetrics": "multimodal.CLIPScore",
+                "model_name_or_path": "openai/clip-vit-base-patch16",
+            },
             "model_name_or_path",
             ["downloaded"],
         ),
@@ -310,7 +351,9 @@ def test_bad_entries_are_refused_by_key(entry: dict[str, Any], path: str, parts:
         (["fid", SSIM, SSIM | {"sigma": 2.0}], ("metrics", "[2]")),
     ],
 )
-def test_bad_names_are_refused_when_the_file_is_read(metrics: list[Any], path: tuple[str, ...]) -> None:
+def test_bad_names_are_refused_when_the_file_is_read(
+    metrics: list[Any], path: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         SweepConfig.from_mapping(sweep(metrics))
     assert caught.value.path == path
@@ -319,9 +362,16 @@ def test_bad_names_are_refused_when_the_file_is_read(metrics: list[Any], path: t
 @pytest.mark.parametrize(
     ("entry", "objective", "key"),
     [
-        ({"torchmetrics": "image.InceptionScore"}, "fid", "metrics[0].name"),  # the project's own metric
-        ({"torchmetrics": "image.PeakSignalNoiseRatio"}, "peak_signal_noise_ratio", "metrics[0]"),  # inf for vanilla
-        ({"torchmetrics": "image.MultiScaleStructuralSimilarityIndexMeasure"}, "fid", "metrics[0]"),  # of 160 pixels
+        # the project's own metric
+        ({"torchmetrics": "image.InceptionScore"}, "fid", "metrics[0].name"),
+        # inf for vanilla
+        ({"torchmetrics": "image.PeakSignalNoiseRatio"}, "peak_signal_noise_ratio", "metrics[0]"),
+        # of 160 pixels
+        (
+            {"torchmetrics": "image.MultiScaleStructuralSimilarityIndexMeasure"},
+            "fid",
+            "metrics[0]",
+        ),
         (SSIM | {"sigma": -1.0}, "fid", "metrics[0]"),
     ],
 )
@@ -329,7 +379,9 @@ def test_launch_refuses_what_has_no_number_before_any_work(
     entry: dict[str, Any], objective: str, key: str, tmp_path: Path
 ) -> None:
     text = SPACE.replace("COUNT", str(COUNT)).replace("METRICS", repr([entry]))
-    text = text.replace("structural_similarity_index_measure", objective).replace("total_variation", "fid")
+    text = text.replace("structural_similarity_index_measure", objective).replace(
+        "total_variation", "fid"
+    )
     run = SweepRun(tmp_path, text)
     result = specfrontier(*run.arguments("--check"))
     assert result.code == 2

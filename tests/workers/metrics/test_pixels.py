@@ -18,7 +18,9 @@ def noise(height: int, width: int, seed: int = 0) -> Image.Image:
 
 
 def bicubic_matrix(size: int, side: int) -> np.ndarray:
-    """Weights [side, size] of the antialiased cubic filter, a = -0.5, its support widened where it shrinks."""
+    """Weights [side, size] of the antialiased cubic filter, a = -0.5, its support widened where it
+    shrinks.
+    """
     scale = size / side
     wide = max(scale, 1.0)
     centres = (np.arange(side) + 0.5) * scale
@@ -53,12 +55,16 @@ def test_tensorflow_bilinear_by_hand(side: int) -> None:
         top, left = int(y), int(x)
         bottom, right = min(top + 1, 11), min(left + 1, 8)
         upper = source[:, :, top, left] * (1 - x + left) + source[:, :, top, right] * (x - left)
-        lower = source[:, :, bottom, left] * (1 - x + left) + source[:, :, bottom, right] * (x - left)
+        lower = source[:, :, bottom, left] * (1 - x + left) + source[:, :, bottom, right] * (
+            x - left
+        )
         return upper * (1 - y + top) + lower * (y - top)
 
     for row in range(side):
         for column in range(side):
-            torch.testing.assert_close(made[:, :, row, column].double(), value(row, column), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(
+                made[:, :, row, column].double(), value(row, column), rtol=1e-4, atol=1e-3
+            )
 
 
 def test_squares_are_cut_and_resized_in_8_bits() -> None:
@@ -74,7 +80,9 @@ def test_squares_are_cut_and_resized_in_8_bits() -> None:
 
 def test_clip_input_equals_transformers_on_pictures_of_any_shape() -> None:
     pictures = [noise(40, 61, seed=1), noise(70, 40, seed=2), noise(32, 32, seed=3)]
-    processor = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    processor = CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
     made = clip_input(pictures, 32)
     for picture, image in zip(pictures, made, strict=True):
         expected = processor([picture], return_tensors="pt")["pixel_values"][0]

@@ -1,4 +1,6 @@
-"""The metrics of docs/metrics.md, made in one file outside the project: accepted, checked, computed by a sweep."""
+"""The metrics of docs/metrics.md, made in one file outside the project: accepted, checked, computed
+by a sweep.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the page's plugin, which the environment names, and the weights of its networks."""
+    """A folder with the page's plugin, which the environment names, and the weights of its
+    networks.
+    """
     text = PAGE.read_text("utf-8")
     code, weights = re.findall(r"^```python\n(.*?)^```$", text, flags=re.M | re.S)
     (sweep,) = re.findall(r"^```yaml\n(# my_metrics\.yaml\n.*?)^```$", text, flags=re.M | re.S)
@@ -51,7 +55,12 @@ def test_models_yaml_and_checks_know_its_keys(plugin: Path) -> None:
     torch.save({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, plugin / "probe.pth")
     assert "weight has shape [1, 5]" in check_weights(entry.folder, entry.metrics)["probe"]
     reasons = unavailable_metrics(
-        ["probe", "contrast"], entry.folder, image_size=48, captions=["a red ring"], weights=None, reference=False
+        ["probe", "contrast"],
+        entry.folder,
+        image_size=48,
+        captions=["a red ring"],
+        weights=None,
+        reference=False,
     )
     assert reasons.keys() == {"probe"}
     assert "metrics.probe" in reasons["probe"]
@@ -65,11 +74,15 @@ def test_commands_of_the_page_accept_its_files(plugin: Path) -> None:
 
 
 def test_a_sweep_computes_them(plugin: Path) -> None:
-    """The evaluator generates images, reads them by the plugin's extractor and score, and computes the reference."""
+    """The evaluator generates images, reads them by the plugin's extractor and score, and computes
+    the reference.
+    """
     scenes = {"source": "scenes", "count": 8, "seed": 1}
     models = read_entry(plugin / "models.yaml").to_mapping()
     store = str(plugin / "store")
-    evaluator = Evaluator(WorkerSpec(store=store, device="cpu", captions=scenes, reference=scenes, models=models))
+    evaluator = Evaluator(
+        WorkerSpec(store=store, device="cpu", captions=scenes, reference=scenes, models=models)
+    )
     assert evaluator.experiment.extractors["features"].startswith("mean-colours@")
     assert evaluator.experiment.extractors["probe"].startswith("probe@")
     assert evaluator.make(ReferenceTask())["ran"] is True

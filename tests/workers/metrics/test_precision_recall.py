@@ -1,4 +1,6 @@
-"""Precision and recall: against prdc, against plain Python, and their errors against leaving blocks out."""
+"""Precision and recall: against prdc, against plain Python, and their errors against leaving blocks
+out.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,18 @@ from workers.metrics.precision_recall import inside, precision, radii, recall
 
 def sets(n: int, m: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return 0.9 * torch.randn(n, 3, generator=generator) + 0.5, torch.randn(m, 3, generator=generator)
+    return 0.9 * torch.randn(n, 3, generator=generator) + 0.5, torch.randn(
+        m, 3, generator=generator
+    )
 
 
 @pytest.mark.parametrize(("n", "m"), [(80, 80), (50, 200)])
 def test_equal_prdc(n: int, m: int) -> None:
     x, y = sets(n, m)
     expected = compute_prdc(y.double().numpy(), x.double().numpy(), nearest_k=3)
-    assert precision(x, torch.arange(n), y, radii(y)).value == pytest.approx(expected["precision"], abs=1e-12)
+    assert precision(x, torch.arange(n), y, radii(y)).value == pytest.approx(
+        expected["precision"], abs=1e-12
+    )
     assert recall(x, torch.arange(n) // 5, y).value == pytest.approx(expected["recall"], abs=1e-12)
 
 
@@ -32,9 +38,14 @@ def test_equal_all_pairs_in_plain_python() -> None:
     x, y = (part.tolist() for part in sets(20, 25, seed=1))
 
     def covered(points: list[list[float]], centres: list[list[float]]) -> float:
-        reach = [sorted(math.dist(c, o) for j, o in enumerate(centres) if j != i)[2] for i, c in enumerate(centres)]
+        reach = [
+            sorted(math.dist(c, o) for j, o in enumerate(centres) if j != i)[2]
+            for i, c in enumerate(centres)
+        ]
         balls = list(zip(centres, reach, strict=True))
-        return sum(any(math.dist(point, c) <= r for c, r in balls) for point in points) / len(points)
+        return sum(any(math.dist(point, c) <= r for c, r in balls) for point in points) / len(
+            points
+        )
 
     a, b = torch.tensor(x), torch.tensor(y)
     assert precision(a, torch.arange(20), b, radii(b)).value == pytest.approx(covered(x, y))
@@ -59,7 +70,9 @@ class LargestResult(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     elements = 0
 
-    def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for part in result if isinstance(result, tuple | list) else (result,):
             if isinstance(part, torch.Tensor):
@@ -74,15 +87,21 @@ def all_at_once(x: torch.Tensor, blocks: torch.Tensor, y: torch.Tensor) -> list[
     for block in (-1, *range(int(blocks.max()) + 1)):
         kept = own.masked_fill((blocks == block)[None], torch.inf).sort(dim=1).values[:, 2]
         columns.append(torch.where(blocks == block, -1.0, kept))
-    shares: list[float] = inside(y, x.double(), torch.stack(columns, dim=1)).double().mean(0).tolist()
+    shares: list[float] = (
+        inside(y, x.double(), torch.stack(columns, dim=1)).double().mean(0).tolist()
+    )
     return shares
 
 
-@pytest.mark.parametrize("blocks", [torch.arange(240) // 60, torch.arange(240) % 7, (torch.arange(240) > 200).long()])
+@pytest.mark.parametrize(
+    "blocks", [torch.arange(240) // 60, torch.arange(240) % 7, (torch.arange(240) > 200).long()]
+)
 def test_memory_does_not_grow_with_images_times_neighbours(
     blocks: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the values are those of all pairs, to the digit; also with ties, and with blocks of unequal size."""
+    """And the values are those of all pairs, to the digit; also with ties, and with blocks of
+    unequal size.
+    """
     x, y = sets(240, 50, seed=4)
     x[7:90:3] = x[5]
     monkeypatch.setattr(precision_recall, "_DISTANCES_PER_CHUNK", 960)
@@ -97,7 +116,10 @@ def test_chunks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     x, y = sets(60, 90, seed=3)
     whole = precision(x, torch.arange(60), y, radii(y)), recall(x, torch.arange(60) // 3, y)
     monkeypatch.setattr(precision_recall, "_DISTANCES_PER_CHUNK", 200)
-    assert (precision(x, torch.arange(60), y, radii(y)), recall(x, torch.arange(60) // 3, y)) == whole
+    assert (
+        precision(x, torch.arange(60), y, radii(y)),
+        recall(x, torch.arange(60) // 3, y),
+    ) == whole
 
 
 def test_equal_images_have_radius_zero_and_contain_themselves() -> None:

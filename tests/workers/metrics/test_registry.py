@@ -1,4 +1,6 @@
-"""The registry of metrics: selection, reasons for skipped ones, and results that do not depend on the shards' order."""
+"""The registry of metrics: selection, reasons for skipped ones, and results that do not depend on
+the shards' order.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor
 
 from tests.fakes import metric_inputs
-from workers.metrics.definition import ATTRIBUTES, BASELINE, CLASSIFIER, FEATURES, REFERENCE, TIMINGS
+from workers.metrics.definition import (
+    ATTRIBUTES,
+    BASELINE,
+    CLASSIFIER,
+    FEATURES,
+    REFERENCE,
+    TIMINGS,
+)
 from workers.metrics.estimate import (
     BLOCKS,
     Estimate,
@@ -27,10 +36,24 @@ from workers.metrics.registry import (
 )
 
 EXPECTED = {
-    "fid", "fid_debiased", "drift", "fid_gain", "kid", "inception_score", "precision", "recall", "clip_score",
-    "caption_accuracy", "speedup", "step_cost", "latency", "mean_accepted_length", "step_compression",
-    "mean_tree_depth", "target_passes",
-}  # fmt: skip
+    "fid",
+    "fid_debiased",
+    "drift",
+    "fid_gain",
+    "kid",
+    "inception_score",
+    "precision",
+    "recall",
+    "clip_score",
+    "caption_accuracy",
+    "speedup",
+    "step_cost",
+    "latency",
+    "mean_accepted_length",
+    "step_compression",
+    "mean_tree_depth",
+    "target_passes",
+}
 WITHOUT_CLASSIFIER = sorted(EXPECTED - {"inception_score"})
 
 
@@ -41,7 +64,13 @@ def test_every_metric_is_registered_with_its_description() -> None:
         assert metric.unit
         assert metric.about
         assert metric.needs
-    columns = {f"score.{name}" for name in SCORERS.all()} | {"features", "dinov2", "emitted", "rounds", "depth"}
+    columns = {f"score.{name}" for name in SCORERS.all()} | {
+        "features",
+        "dinov2",
+        "emitted",
+        "rounds",
+        "depth",
+    }
     needed = {need for metric in METRICS.all().values() for need in metric.needs}
     assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER, ATTRIBUTES}
 
@@ -91,7 +120,9 @@ def split_rows(columns: dict[str, Tensor], sizes: list[int]) -> list[dict[str, T
 @pytest.mark.parametrize("captions", [0, 1, 4])
 def test_too_few_images_are_skipped_with_a_reason(captions: int) -> None:
     images = Rows(metric_inputs.columns(captions)) if captions else Rows.merge([])
-    inputs = MetricInputs(images=images, baseline=images, references={FEATURES: metric_inputs.reference()})
+    inputs = MetricInputs(
+        images=images, baseline=images, references={FEATURES: metric_inputs.reference()}
+    )
     estimates, skipped = compute_metrics(inputs, [*WITHOUT_CLASSIFIER, "inception_score"])
     assert estimates.keys() | skipped.keys() == {*WITHOUT_CLASSIFIER, "inception_score"}
     assert {"fid_debiased", "recall", "speedup", "inception_score"} <= skipped.keys()
@@ -114,7 +145,9 @@ def test_a_small_reference_and_a_partial_baseline_are_skipped_with_a_reason() ->
 
 def test_the_baseline_has_zero_drift_and_gain() -> None:
     rows = Rows(metric_inputs.columns(60))
-    inputs = MetricInputs(images=rows, baseline=rows, references={FEATURES: metric_inputs.reference()})
+    inputs = MetricInputs(
+        images=rows, baseline=rows, references={FEATURES: metric_inputs.reference()}
+    )
     estimates, _ = compute_metrics(inputs, ["drift", "fid_gain"])
     assert estimates["drift"] == Estimate(0.0, 0.0, 60, (0.0,) * BLOCKS)
     assert estimates["fid_gain"].value == pytest.approx(0, abs=1e-9)
@@ -147,7 +180,9 @@ def test_errors_of_means_count_a_caption_once() -> None:
     scores = torch.randn(50, generator=torch.Generator().manual_seed(0))
     single = block_mean(scores, torch.arange(50))
     assert single.value == pytest.approx(scores.double().mean().item(), rel=1e-9)
-    assert single.error == pytest.approx((scores.double().std() / len(scores) ** 0.5).item(), rel=1e-9)
+    assert single.error == pytest.approx(
+        (scores.double().std() / len(scores) ** 0.5).item(), rel=1e-9
+    )
     tripled = block_mean(scores.repeat_interleave(3), torch.arange(50).repeat_interleave(3))
     assert tripled.error == pytest.approx(single.error, rel=1e-9)
     assert tripled.n == 150
@@ -158,7 +193,9 @@ def test_a_ratio_is_one_of_sums() -> None:
     ratio = ratio_estimate(above, below, torch.arange(3))
     assert ratio.value == pytest.approx(3.0)
     left_out = torch.tensor([50 / 15, 30 / 15, 40 / 10])
-    assert ratio.error == pytest.approx((2 / 3 * (left_out - left_out.mean()).square().sum()).sqrt().item(), rel=1e-6)
+    assert ratio.error == pytest.approx(
+        (2 / 3 * (left_out - left_out.mean()).square().sum()).sqrt().item(), rel=1e-6
+    )
     with pytest.raises(MetricUnavailable, match="at least 2"):
         ratio_estimate(above[:1], below[:1], torch.zeros(1, dtype=torch.int64))
     with pytest.raises(ValueError, match="not finite"):

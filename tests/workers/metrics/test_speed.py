@@ -36,7 +36,9 @@ def measure(inputs: MetricInputs, *names: str) -> dict[str, Estimate]:
 
 def timed(**inputs: Any) -> MetricInputs:
     """Vanilla: a prefill of 0.2 seconds and 143 passes of 0.04; the setting: passes of 0.08."""
-    session = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.08, 0.08]}, batch=inputs.pop("batch", 1))
+    session = timed_session(
+        {VANILLA: [0.04, 0.04], CHAIN: [0.08, 0.08]}, batch=inputs.pop("batch", 1)
+    )
     return MetricInputs(**{"config": CHAIN, "timings": price_list(session), **inputs})
 
 
@@ -60,7 +62,9 @@ def test_a_batch_ends_with_its_longest_image() -> None:
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_vanilla_is_exactly_as_fast_as_itself(batch: int) -> None:
-    found = measure(timed(images=images([15] * 31), config=VANILLA, batch=batch), "speedup", "step_cost")
+    found = measure(
+        timed(images=images([15] * 31), config=VANILLA, batch=batch), "speedup", "step_cost"
+    )
     assert all((found[name].value, found[name].error) == (1.0, 0.0) for name in found)
 
 
@@ -69,14 +73,19 @@ def test_what_was_not_timed_is_named() -> None:
     skipped = compute_metrics(MetricInputs(images=images([8, 12])), names)[1]
     assert skipped == dict.fromkeys(names, "nothing was timed")
     alone = price_list(timed_session({VANILLA: [0.04, 0.04]}))
-    skipped = compute_metrics(MetricInputs(images=images([8, 12]), config=CHAIN, timings=alone), names)[1]
+    skipped = compute_metrics(
+        MetricInputs(images=images([8, 12]), config=CHAIN, timings=alone), names
+    )[1]
     assert skipped == dict.fromkeys(names, "its shape was not timed")
     assert "speedup" in compute_metrics(timed(), names)[1], "there are no images"
 
 
 def test_counts_by_hand() -> None:
     names = ["mean_accepted_length", "step_compression", "mean_tree_depth", "target_passes"]
-    values = {name: estimate.value for name, estimate in measure(MetricInputs(images=images([5, 15])), *names).items()}
+    values = {
+        name: estimate.value
+        for name, estimate in measure(MetricInputs(images=images([5, 15])), *names).items()
+    }
     assert values == pytest.approx(
         {
             "mean_accepted_length": 1.5,

@@ -1,4 +1,6 @@
-"""A sweep's real images: their features are computed once by all extractors, and those of another sweep are refused."""
+"""A sweep's real images: their features are computed once by all extractors, and those of another
+sweep are refused.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,16 @@ def section(tmp_path: Path) -> dict[str, Any]:
     return {"source": str(folder)}
 
 
-def reference_of(store: Path, section: dict[str, Any] | None, *extractors: QuarterColours) -> SweepReference:
+def reference_of(
+    store: Path, section: dict[str, Any] | None, *extractors: QuarterColours
+) -> SweepReference:
     by_role = dict(zip((FEATURES, MANIFOLD), extractors, strict=False))
     return SweepReference(Storage(store), section, Extractors(by_role, {}, {}), image_size=512)
 
 
-def test_extractors_of_both_roles_read_the_same_images(section: dict[str, Any], tmp_path: Path) -> None:
+def test_extractors_of_both_roles_read_the_same_images(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
     both = reference_of(tmp_path / "a", section, FIRST, SECOND)
     assert both.facts is not None
     assert both.facts["extractor"] == "first@1"
@@ -95,7 +101,9 @@ def test_a_reference_that_was_deleted_is_unusable_and_can_be_made_again(
     assert other.prepare() is True
 
 
-def test_no_reference_without_a_section_or_extractor(section: dict[str, Any], tmp_path: Path) -> None:
+def test_no_reference_without_a_section_or_extractor(
+    section: dict[str, Any], tmp_path: Path
+) -> None:
     assert reference_of(tmp_path, None, FIRST).facts is None
     assert reference_of(tmp_path, section).facts is None
 

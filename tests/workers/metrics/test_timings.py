@@ -27,25 +27,40 @@ from workers.metrics.timings import (
 
 NAME = "timings/timing-1.parquet"
 FACTS: dict[str, Any] = {
-    "kind": "timing", "configs": [VANILLA.to_mapping(), CHAIN.to_mapping()], "timed_on": "a processor", "threads": 2,
-    "clock": CPU_CLOCK, "started": "2026-01-01T00:00:00+00:00",
-}  # fmt: skip
+    "kind": "timing",
+    "configs": [VANILLA.to_mapping(), CHAIN.to_mapping()],
+    "timed_on": "a processor",
+    "threads": 2,
+    "clock": CPU_CLOCK,
+    "started": "2026-01-01T00:00:00+00:00",
+}
 
 
 def rows(seconds: dict[str, list[float]], batch: int = 1) -> list[dict[str, Any]]:
     """A prefill of half a second and 10 passes, in an order that changes from unit to unit."""
     count = len(next(iter(seconds.values())))
     return [
-        {"setting": setting, "caption_ids": list(range(unit * batch, (unit + 1) * batch)), "repetition": 0,
-         "batch": batch, "turn": turn, "seconds": seconds[setting][unit], "prefill": 0.5, "passes": 10, "wall": 9.0}
+        {
+            "setting": setting,
+            "caption_ids": list(range(unit * batch, (unit + 1) * batch)),
+            "repetition": 0,
+            "batch": batch,
+            "turn": turn,
+            "seconds": seconds[setting][unit],
+            "prefill": 0.5,
+            "passes": 10,
+            "wall": 9.0,
+        }
         for unit in range(count)
         for turn, setting in enumerate(sorted(seconds, reverse=unit % 2 == 0))
-    ]  # fmt: skip
+    ]
 
 
 def test_a_session_comes_back(tmp_path: Path) -> None:
     storage, vanilla, chain = Storage(tmp_path), VANILLA.digest(), CHAIN.digest()
-    found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.5]}) + rows({vanilla: [5.5] * 2, chain: [6.5] * 2}, batch=8)
+    found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.5]}) + rows(
+        {vanilla: [5.5] * 2, chain: [6.5] * 2}, batch=8
+    )
     write_shard(storage, NAME, session_table(found), FACTS)
     session = read_session(storage, NAME)
     assert session.device == Device("a processor", 2)
@@ -61,22 +76,40 @@ def test_a_session_comes_back(tmp_path: Path) -> None:
 
 
 def _other_kind(storage: Storage) -> str:
-    write_shard(storage, "timings/quality-1.parquet", session_table([]), FACTS | {"kind": "quality"})
+    write_shard(
+        storage, "timings/quality-1.parquet", session_table([]), FACTS | {"kind": "quality"}
+    )
     return "timings/quality-1.parquet"
 
 
 @pytest.mark.parametrize("fact", ["configs", "started", "timed_on", "threads", "clock"])
 def test_a_file_without_a_fact_is_no_session(fact: str, tmp_path: Path) -> None:
-    storage, found = Storage(tmp_path), rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
-    write_shard(storage, NAME, session_table(found), {key: value for key, value in FACTS.items() if key != fact})
-    with pytest.raises(ShardError, match=rf"timing-1\.parquet: not a timing session, it lacks .*{fact}"):
+    storage, found = (
+        Storage(tmp_path),
+        rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]}),
+    )
+    write_shard(
+        storage,
+        NAME,
+        session_table(found),
+        {key: value for key, value in FACTS.items() if key != fact},
+    )
+    with pytest.raises(
+        ShardError, match=rf"timing-1\.parquet: not a timing session, it lacks .*{fact}"
+    ):
         read_session(storage, NAME)
 
 
 def test_a_session_that_lacks_a_reading_is_refused(tmp_path: Path) -> None:
-    storage, found = Storage(tmp_path), rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
+    storage, found = (
+        Storage(tmp_path),
+        rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]}),
+    )
     write_shard(storage, NAME, session_table(found[:-1]), FACTS)
-    with pytest.raises(ShardError, match=r"timing-1\.parquet: not a timing session, its settings differ in their rows"):
+    with pytest.raises(
+        ShardError,
+        match=r"timing-1\.parquet: not a timing session, its settings differ in their rows",
+    ):
         read_session(storage, NAME)
 
 
@@ -93,12 +126,18 @@ def test_the_noise_of_costs_so_far() -> None:
 
 def test_the_threads_of_a_host_make_no_other_gpu(tmp_path: Path) -> None:
     """Nor does the number of a worker; `specfrontier time` is told from workers."""
-    storage, found = Storage(tmp_path), rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
+    storage, found = (
+        Storage(tmp_path),
+        rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]}),
+    )
     for threads, worker in ((1, "worker-0"), (8, LATER)):
         write_shard(
-            storage, f"timings/{threads}.parquet", session_table(found),
-            FACTS | {"clock": WALL_CLOCK, "threads": threads, "timed_on": "a GPU", "worker": worker},
-        )  # fmt: skip
+            storage,
+            f"timings/{threads}.parquet",
+            session_table(found),
+            FACTS
+            | {"clock": WALL_CLOCK, "threads": threads, "timed_on": "a GPU", "worker": worker},
+        )
     one, eight = (read_session(storage, f"timings/{threads}.parquet") for threads in (1, 8))
     assert one.device == eight.device == Device("a GPU")
     assert str(one.device) == "a GPU"
@@ -113,7 +152,9 @@ HERE, THERE = Device("here", 1), Device("there", 1)
 def test_devices_and_batches_never_mix() -> None:
     here = timed_session(BOTH, device="here", name="a")
     there = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.40, 0.40]}, device="there", name="b")
-    large = timed_session({VANILLA: [0.04, 0.04], CHAIN: [0.20, 0.20]}, device="here", batch=8, name="c")
+    large = timed_session(
+        {VANILLA: [0.04, 0.04], CHAIN: [0.20, 0.20]}, device="here", batch=8, name="c"
+    )
     prices = price_list(here, there, large)
 
     def cost(batch: int | None = None, device: Device | None = None) -> float:
@@ -132,14 +173,21 @@ def test_devices_and_batches_never_mix() -> None:
     [
         ((("here", ALONE, False), ("there", BOTH, False)), THERE),  # it timed more shapes
         ((("here", BOTH, False), ("there", BOTH, False)), HERE),  # the first of equals
-        ((("here", ALONE, False), ("there", BOTH, True)), HERE),  # `specfrontier time` does not change it
+        # `specfrontier time` does not change it
+        ((("here", ALONE, False), ("there", BOTH, True)), HERE),
         ((("there", BOTH, True),), None),
         ((), None),
     ],
 )
 def test_the_sweeps_own_device_timed_the_most_shapes(sessions: Any, own: Device | None) -> None:
     found = [
-        timed_session(costs, device=device, is_later=later, name=str(n), started=f"2026-01-0{n + 1}T00:00:00+00:00")
+        timed_session(
+            costs,
+            device=device,
+            is_later=later,
+            name=str(n),
+            started=f"2026-01-0{n + 1}T00:00:00+00:00",
+        )
         for n, (device, costs, later) in enumerate(sessions)
     ]
     assert price_list(*found).own == price_list(*reversed(found)).own == own
@@ -148,7 +196,9 @@ def test_the_sweeps_own_device_timed_the_most_shapes(sessions: Any, own: Device 
 def test_a_shape_that_another_device_timed_has_no_price_on_the_own_one() -> None:
     """A search that named no device is told the speed of the one that timed it."""
     more = {**ALONE, CHAIN.with_sampling(Sampling(temperature=0.5)): [0.05, 0.05]}
-    prices = price_list(timed_session(more, device="here", name="a"), timed_session(BOTH, device="there", name="b"))
+    prices = price_list(
+        timed_session(more, device="here", name="a"), timed_session(BOTH, device="there", name="b")
+    )
     assert prices.own == HERE
     with pytest.raises(MetricUnavailable, match="not timed on here, 1 thread"):
         prices.of(CHAIN.shape, device=HERE)
@@ -169,7 +219,10 @@ def test_a_gpu_that_gives_up_graphs_is_another_device_of_the_same_hardware() -> 
 def test_prices_of_two_devices_share_no_noise() -> None:
     """So that errors of differences between them do not cancel."""
     passes = np.array([50.0, 51.0])
-    first, second = (price_list(timed_session(device=name, name=name)).of(CHAIN.shape)[0] for name in ("here", "there"))
+    first, second = (
+        price_list(timed_session(device=name, name=name)).of(CHAIN.shape)[0]
+        for name in ("here", "there")
+    )
     noises = [
         {(noise.group, noise.source) for noise in prices.latency(CHAIN.shape, passes, 9, 1).noises}
         for prices in (first, second)
@@ -180,8 +233,13 @@ def test_prices_of_two_devices_share_no_noise() -> None:
 
 def test_readings_at_two_batch_sizes_share_no_noise(tmp_path: Path) -> None:
     storage, vanilla, chain = Storage(tmp_path), VANILLA.digest(), CHAIN.digest()
-    found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.6]}) + rows({vanilla: [5.5, 5.6], chain: [6.5, 6.7]}, batch=8)
+    found = rows({vanilla: [1.5, 2.5], chain: [3.5, 4.6]}) + rows(
+        {vanilla: [5.5, 5.6], chain: [6.5, 6.7]}, batch=8
+    )
     write_shard(storage, NAME, session_table(found), FACTS)
     prices = price_list(read_session(storage, NAME))
-    one, eight = (prices.of(CHAIN.shape, batch)[0].speedup(CHAIN.shape, np.array([50.0]), 9) for batch in (1, 8))
+    one, eight = (
+        prices.of(CHAIN.shape, batch)[0].speedup(CHAIN.shape, np.array([50.0]), 9)
+        for batch in (1, 8)
+    )
     assert {noise.group for noise in one.noises}.isdisjoint(noise.group for noise in eight.noises)

@@ -1,4 +1,6 @@
-"""Attention in fused forms: it is attention, and every published target's passes fit a fused kernel of CUDA."""
+"""Attention in fused forms: it is attention, and every published target's passes fit a fused kernel
+of CUDA.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from workers.models.attention import attend
 
 def plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
     """The definition, in double precision."""
-    q, (k, v) = q.double(), (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    q, (k, v) = (
+        q.double(),
+        (x.double().repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v)),
+    )
     scores = q @ k.transpose(2, 3) / q.shape[3] ** 0.5
     probs: Tensor = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     return probs @ v
@@ -50,17 +55,29 @@ def test_channels_that_a_cache_has_added() -> None:
 
 
 @pytest.mark.parametrize("name", published_entries())
-def test_every_published_target_fits_a_fused_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rules of CUDA's memory-efficient kernel, which is what takes a mask: as many key-value heads as heads, 16
-    bytes of channels, and rows of the mask that start at multiples of 16 bytes, or it is copied.
+def test_every_published_target_fits_a_fused_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules of CUDA's memory-efficient kernel, which is what takes a mask: as many key-value
+    heads as heads, 16 bytes of channels, and rows of the mask that start at multiples of 16 bytes,
+    or it is copied.
     """
     calls: list[tuple[Tensor, Tensor, Tensor | None, bool]] = []
 
-    def record(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None, enable_gqa: bool = False, **rest: Any) -> Any:
+    def record(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None,
+        enable_gqa: bool = False,
+        **rest: Any,
+    ) -> Any:
         calls.append((q, k, attn_mask, enable_gqa))
         return F.scaled_dot_product_attention(q, k, v, attn_mask, enable_gqa=enable_gqa, **rest)
 
-    monkeypatch.setattr(attention, "F", SimpleNamespace(scaled_dot_product_attention=record, pad=F.pad))
+    monkeypatch.setattr(
+        attention, "F", SimpleNamespace(scaled_dot_product_attention=record, pad=F.pad)
+    )
     models = shape_only_models(published_entry(name), torch.bfloat16)
     for config in (preset("vanilla"), preset("sjd")):
         footprint(models, config, 2, 1)
@@ -74,5 +91,7 @@ def test_every_published_target_fits_a_fused_kernel(name: str, monkeypatch: pyte
         assert mask is not None
         if mask.dtype != torch.bool:  # a boolean one, of a prefill, is converted anyway
             assert not [
-                step for step, size in zip(mask.stride()[:-1], mask.shape, strict=False) if size > 1 and step % 8
+                step
+                for step, size in zip(mask.stride()[:-1], mask.shape, strict=False)
+                if size > 1 and step % 8
             ]

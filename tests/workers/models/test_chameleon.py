@@ -1,5 +1,6 @@
-"""Chameleon's architecture and Anole on tiny official checkpoints, against transformers' own Chameleon; the VQGAN's
-decoder, which transformers lacks, against the documented layers written out."""
+"""Chameleon's architecture and Anole on tiny official checkpoints, against transformers' own
+Chameleon; the VQGAN's decoder, which transformers lacks, against the documented layers written out.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +79,14 @@ class SquareAnole(SmallAnole):
     side = 32
 
 
-def load_anole(path: Path, vq: Path | None = None, tokenizer: Path | None = None, **options: Any) -> Target:
+def load_anole(
+    path: Path, vq: Path | None = None, tokenizer: Path | None = None, **options: Any
+) -> Target:
     dtype, kind = options.pop("dtype", torch.float32), options.pop("kind", SmallAnole)
-    files = {"vq": None if vq is None else str(vq), "tokenizer": None if tokenizer is None else str(tokenizer)}
+    files = {
+        "vq": None if vq is None else str(vq),
+        "tokenizer": None if tokenizer is None else str(tokenizer),
+    }
     target: Target = kind(str(path), **files, **{"prompt_tokens": ROOM, **options}).load(CPU, dtype)
     return target
 
@@ -112,18 +118,31 @@ def attempt(
 
 
 def test_official_names(language: State, reference: ChameleonForConditionalGeneration) -> None:
-    """The tiny files have exactly the documented tensors, so that loading them is loading the layout."""
+    """The tiny files have exactly the documented tensors, so that loading them is loading the
+    layout.
+    """
     layer = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
     layer += [f"self_attn.{part}_norm.{kind}" for part in "qk" for kind in ("weight", "bias")]
     layer += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
     layer += ["input_layernorm.weight", "post_attention_layernorm.weight"]
     names = {f"model.layers.{number}.{name}" for number in range(2) for name in layer}
-    assert set(language) == names | {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert set(language) == names | {
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "lm_head.weight",
+    }
     assert language["model.layers.1.self_attn.q_norm.weight"].shape == (4, 8)
     assert language["model.layers.1.self_attn.k_norm.bias"].shape == (2, 8)
     vq = set(encoder_state(reference))
-    assert {"encoder.down.0.downsample.conv.weight", "encoder.mid.block_1.norm1.bias", "quant_conv.bias"} < vq
-    assert {"encoder.mid.attn_1.proj_out.weight", "encoder.down.1.block.0.nin_shortcut.weight"} < vq
+    assert {
+        "encoder.down.0.downsample.conv.weight",
+        "encoder.mid.block_1.norm1.bias",
+        "quant_conv.bias",
+    } < vq
+    assert {
+        "encoder.mid.attn_1.proj_out.weight",
+        "encoder.down.1.block.0.nin_shortcut.weight",
+    } < vq
     assert {"quantize.embedding.weight", "post_quant_conv.weight", "encoder.conv_out.weight"} < vq
 
 
@@ -141,17 +160,24 @@ def test_shards_one_file_and_pickles_give_the_same_model(
 
 
 def test_every_weight_is_used(language: State, target: Target) -> None:
-    """What the model holds is what the file holds: the whole embedding, the head's image rows, and in every other
-    matrix the same numbers (queries and keys in another order)."""
+    """What the model holds is what the file holds: the whole embedding, the head's image rows, and
+    in every other matrix the same numbers (queries and keys in another order).
+    """
     state = target.state_dict()
     assert torch.equal(state["conditioner.words.weight"], language["model.embed_tokens.weight"])
-    assert torch.equal(state["transformer.embed.weight"], language["model.embed_tokens.weight"][4:8196])
+    assert torch.equal(
+        state["transformer.embed.weight"], language["model.embed_tokens.weight"][4:8196]
+    )
     assert torch.equal(state["transformer.head.weight"], language["lm_head.weight"][4:8196])
 
     def sums(tensors: State, part: str) -> float:
-        return float(sum(value.double().square().sum() for name, value in tensors.items() if part in name))
+        return float(
+            sum(value.double().square().sum() for name, value in tensors.items() if part in name)
+        )
 
-    assert sums(state, "transformer.layers.") == pytest.approx(sums(language, "model.layers."), rel=1e-6)
+    assert sums(state, "transformer.layers.") == pytest.approx(
+        sums(language, "model.layers."), rel=1e-6
+    )
     assert target.name == f"anole-{SIZE}"
     assert (target.vocab_size, target.grid.tokens, target.prompt_len) == (8192, SIDE * SIDE, ROOM)
     assert target.sampling == Sampling(temperature=1.0, top_k=2000, top_p=1.0, cfg=3.0)
@@ -163,7 +189,9 @@ def test_every_weight_is_used(language: State, target: Target) -> None:
 
 
 def test_prompts(target: Target) -> None:
-    """[0] text [8710, 8197], padded on the left with 1; the unconditional stream is [0, 8197]; cond rows first."""
+    """[0] text [8710, 8197], padded on the left with 1; the unconditional stream is [0, 8197]; cond
+    rows first.
+    """
     texts = [[0, *read(caption), 8710, 8197] for caption in CAPTIONS]
     assert target.conditioner.token_ids(CAPTIONS) == texts  # type: ignore[operator]
     ids = padded(texts)
@@ -175,15 +203,18 @@ def test_prompts(target: Target) -> None:
     assert torch.equal(target.encode(CAPTIONS, guided=False).embeds, prompt.embeds[:2])
     with pytest.raises(ValueError, match="caption 1 is empty"):
         target.encode(["a", " "], guided=True)
-    with pytest.raises(ValueError, match=r"'a a a.*needs a prompt of 13 tokens, the limit is 12.*prompt_tokens"):
+    with pytest.raises(
+        ValueError, match=r"'a a a.*needs a prompt of 13 tokens, the limit is 12.*prompt_tokens"
+    ):
         target.encode(["a " * 10], guided=True)
 
 
 def test_streams_are_transformers_with_the_documented_positions(
     target: Target, reference: ChameleonForConditionalGeneration
 ) -> None:
-    """Both streams over prompt and image, where transformers counts the unconditional one from its own first token
-    (prompt positions 0 and 1, then the conditional position less T - 2) and pads the shorter caption on its left.
+    """Both streams over prompt and image, where transformers counts the unconditional one from its
+    own first token (prompt positions 0 and 1, then the conditional position less T - 2) and pads
+    the shorter caption on its left.
     """
     prompt = target.encode(CAPTIONS, guided=True)
     codes = torch.randint(8192, (2, SIDE * SIDE), generator=torch.Generator().manual_seed(1))
@@ -195,7 +226,9 @@ def test_streams_are_transformers_with_the_documented_positions(
     with torch.no_grad():
         logits = target.head(target.transformer(x, torch.arange(length), mask=mask))
     ids = torch.cat([padded(target.conditioner.token_ids(CAPTIONS)), codes + 4], dim=1)  # type: ignore[operator]
-    streams = torch.cat([ids, torch.cat([torch.tensor([[1] * (ROOM - 2) + [0, 8197]] * 2), codes + 4], dim=1)])
+    streams = torch.cat(
+        [ids, torch.cat([torch.tensor([[1] * (ROOM - 2) + [0, 8197]] * 2), codes + 4], dim=1)]
+    )
     real = streams != 1
     positions = (real.cumsum(1) - 1).clamp(min=0)
     assert positions[2, ROOM - 2 : ROOM + 1].tolist() == [0, 1, 2]
@@ -208,9 +241,12 @@ def test_streams_are_transformers_with_the_documented_positions(
     torch.testing.assert_close(logits[:, ROOM - 1 :], expected[:, ROOM - 1 :], atol=1e-4, rtol=1e-4)
 
 
-def test_tree_passes_are_path_by_path_passes(target: Target, reference: ChameleonForConditionalGeneration) -> None:
-    """Every node of every tree, the rejected ones too, under guidance: transformers over that node's own path. Greedy
-    tokens are vanilla's."""
+def test_tree_passes_are_path_by_path_passes(
+    target: Target, reference: ChameleonForConditionalGeneration
+) -> None:
+    """Every node of every tree, the rejected ones too, under guidance: transformers over that
+    node's own path. Greedy tokens are vanilla's.
+    """
     caption = CAPTIONS[1]
     plain, _ = draw(target, {"sampling": GREEDY}, None, [caption])
     known = {caption: plain[caption].tokens}
@@ -223,7 +259,9 @@ def test_tree_passes_are_path_by_path_passes(target: Target, reference: Chameleo
     prompts = [0, *read(caption), 8710, 8197], [0, 8197]
     expected = guided_logits(reference, prompts, paths)
     torch.testing.assert_close(torch.stack(logits), expected, atol=2e-4, rtol=1e-4)
-    conditional = image_logits(reference, [[*prompts[0], *(code + 4 for code in path)] for path in paths])
+    conditional = image_logits(
+        reference, [[*prompts[0], *(code + 4 for code in path)] for path in paths]
+    )
     assert (expected - conditional).abs().max() > 1  # guidance does something here
 
 
@@ -243,7 +281,10 @@ class Plain:
         grouped = x.reshape(len(x), 32, -1)
         mean, spread = grouped.mean(2, keepdim=True), grouped.var(2, unbiased=False, keepdim=True)
         flat = ((grouped - mean) / (spread + 1e-6).sqrt()).view(x.shape)
-        out: Tensor = flat * self.state[f"{name}.weight"][:, None, None] + self.state[f"{name}.bias"][:, None, None]
+        out: Tensor = (
+            flat * self.state[f"{name}.weight"][:, None, None]
+            + self.state[f"{name}.bias"][:, None, None]
+        )
         return out
 
     def block(self, x: Tensor, name: str) -> Tensor:
@@ -251,13 +292,19 @@ class Plain:
         for number in ("1", "2"):
             h = self.norm(h, f"{name}.norm{number}")
             h = self.conv(h * torch.sigmoid(h), f"{name}.conv{number}", pad=1)
-        return h + (self.conv(x, f"{name}.nin_shortcut") if f"{name}.nin_shortcut.weight" in self.state else x)
+        return h + (
+            self.conv(x, f"{name}.nin_shortcut")
+            if f"{name}.nin_shortcut.weight" in self.state
+            else x
+        )
 
     def attend(self, x: Tensor, name: str) -> Tensor:
         h = self.norm(x, f"{name}.norm")
         q, k, v = (self.conv(h, f"{name}.{part}").flatten(2) for part in "qkv")
         weights = torch.softmax(torch.einsum("bci,bcj->bij", q, k) / x.shape[1] ** 0.5, dim=2)
-        return x + self.conv(torch.einsum("bij,bcj->bci", weights, v).reshape(x.shape), f"{name}.proj_out")
+        return x + self.conv(
+            torch.einsum("bij,bcj->bci", weights, v).reshape(x.shape), f"{name}.proj_out"
+        )
 
     def __call__(self, z: Tensor) -> Tensor:
         x = self.block(self.conv(z, "conv_in", pad=1), "mid.block_1")
@@ -276,8 +323,12 @@ def vqgan(reference: ChameleonForConditionalGeneration) -> State:
     return encoder_state(reference) | decoder_state()
 
 
-def test_codec(folder: Path, target: Target, reference: ChameleonForConditionalGeneration, tmp_path: Path) -> None:
-    """Its own file and the model's give the same codec; it encodes as transformers' and decodes as the plain layers."""
+def test_codec(
+    folder: Path, target: Target, reference: ChameleonForConditionalGeneration, tmp_path: Path
+) -> None:
+    """Its own file and the model's give the same codec; it encodes as transformers' and decodes as
+    the plain layers.
+    """
     trained = {**vqgan(reference), "loss.discriminator.main.0.bias": torch.ones(2)}
     codec = load_anole(folder, write_codec(tmp_path, trained)).codec
     assert isinstance(codec, VQModel)
@@ -292,7 +343,9 @@ def test_codec(folder: Path, target: Target, reference: ChameleonForConditionalG
         z = F.conv2d(z, state["post_quant_conv.weight"], state["post_quant_conv.bias"])
         expected = Plain(decoder_state())(z)
         assert expected.std() > 0.1
-        torch.testing.assert_close(codec.decode_latents(codec.codebook[codes]), expected, atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            codec.decode_latents(codec.codebook[codes]), expected, atol=2e-4, rtol=1e-4
+        )
         images = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(3)) * 2 - 1
         theirs = reference.model.vqmodel.encode(images).image_tokens
         assert torch.equal(codec.encode(images).flatten(), theirs.flatten())
@@ -311,7 +364,10 @@ def test_codecs_that_do_not_fit(
     codebook = state["quantize.embedding.weight"]
     small = {**state, "quantize.embedding.weight": codebook[:1024]}
     refuse(small, r"vqgan\.ckpt: this codec has 1024 codes, the target needs 8192; give `vq`")
-    refuse({**state, "quantize.embedding.weight": torch.randn(8192, 256)}, "its codebook differs from the one in")
+    refuse(
+        {**state, "quantize.embedding.weight": torch.randn(8192, 256)},
+        "its codebook differs from the one in",
+    )
     alone = tmp_path / "alone.pt"  # without a codebook of its own
     torch.save(language, alone)
     narrow = {
@@ -328,8 +384,12 @@ def test_codecs_that_do_not_fit(
         for name, value in state.items()
         if not re.match(r"encoder\.down\.3|decoder\.up\.4", name)
     }
-    refuse(shallow, r"vqgan\.ckpt: .* 8 pixels per code along a side, the target needs 16; give `vq`")
-    short = {name: value for name, value in state.items() if name != "decoder.up.2.block.1.conv1.bias"}
+    refuse(
+        shallow, r"vqgan\.ckpt: .* 8 pixels per code along a side, the target needs 16; give `vq`"
+    )
+    short = {
+        name: value for name, value in state.items() if name != "decoder.up.2.block.1.conv1.bias"
+    }
     refuse(short, r"missing weights \(1\): .*\(decoder\.up\.2\.block\.1\.conv1\.bias\)")
     refuse(
         {**state, "decoder.up.0.attn.0.q.bias": torch.ones(1)},
@@ -340,12 +400,15 @@ def test_codecs_that_do_not_fit(
 # the family and its files
 
 
-def test_an_entry_of_the_family(folder: Path, language: State, tmp_path: Path, attempt: Callable[..., Target]) -> None:
+def test_an_entry_of_the_family(
+    folder: Path, language: State, tmp_path: Path, attempt: Callable[..., Target]
+) -> None:
     write_sharded(tmp_path / "hf", language)
     write_tokenizer(tmp_path / "hf")
     whole = Anole(transformer=str(folder)).load(torch.device("cpu"), torch.float32)
     assert (whole.grid.rows, whole.grid.cols, whole.prompt_len) == (32, 32, 128)
-    assert whole.encode(["a red ball"], guided=True).valid.sum(1).tolist() == [6, 2]  # by the tokenizer that lies there
+    # by the tokenizer that lies there
+    assert whole.encode(["a red ball"], guided=True).valid.sum(1).tolist() == [6, 2]
     assert whole.codebook.shape == (8192, VQ.code_dim)
     entry = Anole(transformer=str(tmp_path / "hf"), prompt_tokens=16)
     with pytest.raises(WeightsError, match=r"hf: contains no VQGAN decoder.*give `vq`"):
@@ -364,13 +427,16 @@ def without(name: str) -> Callable[[State], State]:
 FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
     "missing head": (without("lm_head.weight"), r"missing weights \(1\): lm_head\.weight"),
     "missing norm": (
-        without("model.layers.1.self_attn.k_norm.bias"), r"\(1\): model\.layers\.1\.self_attn\.k_norm\.bias"
+        without("model.layers.1.self_attn.k_norm.bias"),
+        r"\(1\): model\.layers\.1\.self_attn\.k_norm\.bias",
     ),
     "missing projection": (
-        without("model.layers.1.self_attn.k_proj.weight"), r"\(1\): model\.layers\.1\.self_attn\.k_proj\.weight"
+        without("model.layers.1.self_attn.k_proj.weight"),
+        r"\(1\): model\.layers\.1\.self_attn\.k_proj\.weight",
     ),
     "missing size": (
-        without("model.layers.0.mlp.gate_proj.weight"), r"\(1\): model\.layers\.0\.mlp\.gate_proj\.weight"
+        without("model.layers.0.mlp.gate_proj.weight"),
+        r"\(1\): model\.layers\.0\.mlp\.gate_proj\.weight",
     ),
     "unknown": (
         lambda state: {**state, "model.layers.0.self_attn.q_proj.bias": torch.ones(32)},
@@ -381,25 +447,35 @@ FAULTS: dict[str, tuple[Callable[[State], State], str]] = {
         r"\(1\): model\.vqmodel\.encoder\.extra\.weight",
     ),
     "another vocabulary": (
-        lambda state: {**state, "model.embed_tokens.weight": state["model.embed_tokens.weight"][:8300]},
-        "model.embed_tokens.weight has 8300 rows, but this family uses ids up to 8710: this is not its vocabulary",
+        lambda state: {
+            **state,
+            "model.embed_tokens.weight": state["model.embed_tokens.weight"][:8300],
+        },
+        (
+            "model.embed_tokens.weight has 8300 rows, but this family uses ids up to 8710: this is "
+            "not its vocabulary"
+        ),
     ),
     "another width": (
         lambda state: {**state, "model.layers.1.mlp.down_proj.weight": torch.ones(32, 40)},
         r"has shape \[32, 40\].*needs \[32, 48\].*another size",
     ),
     "not finite": (
-        lambda state: {**state, "model.norm.weight": torch.full((32,), torch.nan)}, "NaN or infinite",
+        lambda state: {**state, "model.norm.weight": torch.full((32,), torch.nan)},
+        "NaN or infinite",
     ),
     "a LLaMA model": (
         lambda state: {name: value for name, value in state.items() if "_norm." not in name},
-        "not a Chameleon model in Hugging Face's layout: model.layers.0.self_attn.q_norm.weight is missing",
+        (
+            "not a Chameleon model in Hugging Face's layout: "
+            "model.layers.0.self_attn.q_norm.weight is missing"
+        ),
     ),
     "a LlamaGen model": (
         lambda state: {"tok_embeddings.weight": torch.ones(3, 3)},
         "not a Chameleon model.*first tensor is tok_embeddings.weight",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -413,19 +489,31 @@ def test_faults_are_refused_in_words(
         attempt(path)
 
 
-def test_broken_shards_are_refused_in_words(language: State, tmp_path: Path, attempt: Callable[..., Target]) -> None:
+def test_broken_shards_are_refused_in_words(
+    language: State, tmp_path: Path, attempt: Callable[..., Target]
+) -> None:
     folder = write_sharded(tmp_path / "hf", language)
-    shard, index = folder / "model-00002-of-00002.safetensors", folder / "model.safetensors.index.json"
+    shard, index = (
+        folder / "model-00002-of-00002.safetensors",
+        folder / "model.safetensors.index.json",
+    )
     whole, listing = shard.read_bytes(), json.loads(index.read_text())
     shard.write_bytes(whole[:-100])
-    with pytest.raises(WeightsError, match=r"model-00002-of-00002\.safetensors: the file is truncated"):
+    with pytest.raises(
+        WeightsError, match=r"model-00002-of-00002\.safetensors: the file is truncated"
+    ):
         attempt(folder)
     shard.unlink()
     with pytest.raises(WeightsError, match=r"index\.json: 1 of 2 shards missing: model-00002"):
         attempt(folder)
     shard.write_bytes(whole)
-    lost = next(name for name, file in listing["weight_map"].items() if file == shard.name and "o_proj" in name)
-    listing["weight_map"].pop(lost)  # an index that forgot an entry: the tensor is there, and nothing else shows it
+    lost = next(
+        name
+        for name, file in listing["weight_map"].items()
+        if file == shard.name and "o_proj" in name
+    )
+    # an index that forgot an entry: the tensor is there, and nothing else shows it
+    listing["weight_map"].pop(lost)
     index.write_text(json.dumps(listing))
     with pytest.raises(WeightsError, match=rf"(missing weights|lacks).*{lost}"):
         attempt(folder)
@@ -442,11 +530,14 @@ def test_broken_shards_are_refused_in_words(language: State, tmp_path: Path, att
 
 def test_tokenizers(tmp_path: Path) -> None:
     file = write_tokenizer(tmp_path / "right")
-    assert load_tokenizer(file.parent)("a red ball") == read("a red ball")  # no <s>: the prompt has its own
+    # no <s>: the prompt has its own
+    assert load_tokenizer(file.parent)("a red ball") == read("a red ball")
     with pytest.raises(WeightsError, match=r"none/tokenizer\.json|none: no such file"):
         load_tokenizer(tmp_path / "none")
     other = write_tokenizer(tmp_path / "other", {"<reserved08706>": 8711})
-    with pytest.raises(WeightsError, match="not Chameleon's tokenizer: <reserved08706> is 8711 in it, not 8710"):
+    with pytest.raises(
+        WeightsError, match="not Chameleon's tokenizer: <reserved08706> is 8711 in it, not 8710"
+    ):
         load_tokenizer(other)
     with pytest.raises(WeightsError, match="<new> is missing"):
         load_tokenizer(file, {"<new>": 5})

@@ -1,4 +1,6 @@
-"""Emu3 through transformers' own forward, its line ends carried along: its `generate` draws the same tokens."""
+"""Emu3 through transformers' own forward, its line ends carried along: its `generate` draws the
+same tokens.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,24 @@ def target(folder: Path, reference: Any) -> Target:
 
 
 def load(folder: Path, width: int = 8 * COLS) -> Target:
-    return Emu3(str(folder), width=width, height=8 * ROWS, prompt_tokens=80).load(torch.device("cpu"), torch.float32)
+    return Emu3(str(folder), width=width, height=8 * ROWS, prompt_tokens=80).load(
+        torch.device("cpu"), torch.float32
+    )
 
 
 @pytest.fixture(scope="module")
 def sequences(folder: Path, reference: Any) -> dict[str, Tensor]:
-    """transformers' own greedy sequences [rows * (cols + 1)], forced as its documentation forces them."""
+    """transformers' own greedy sequences [rows * (cols + 1)], forced as its documentation forces
+    them.
+    """
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     mapping = reference.model.vocabulary_mapping
     start = f"<|image start|>{ROWS}*{COLS}<|image token|>"
 
     def ids(text: str) -> Tensor:
-        return torch.tensor([tokenizer.encode(f"<|extra_203|>{text}{start}", add_special_tokens=False)])
+        return torch.tensor(
+            [tokenizer.encode(f"<|extra_203|>{text}{start}", add_special_tokens=False)]
+        )
 
     found = {}
     for caption in CAPTIONS:
@@ -76,10 +84,14 @@ def sequences(folder: Path, reference: Any) -> dict[str, Tensor]:
 def generated(reference: Any, sequences: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same as codes, without line ends."""
     read = reference.model.vocabulary_mapping.convert_bpe2img
-    return {key: read(value.view(ROWS, COLS + 1)).flatten().long() for key, value in sequences.items()}
+    return {
+        key: read(value.view(ROWS, COLS + 1)).flatten().long() for key, value in sequences.items()
+    }
 
 
-def test_vanilla_draws_what_transformers_generates(target: Target, generated: dict[str, Tensor]) -> None:
+def test_vanilla_draws_what_transformers_generates(
+    target: Target, generated: dict[str, Tensor]
+) -> None:
     assert target.name == "emu3-32x24-32x2"
     assert target.sampling == Sampling(temperature=1.0, top_k=2048, cfg=3.0)
     assert (target.grid.rows, target.grid.cols, target.vocab_size) == (ROWS, COLS, EMU3_CODES)
@@ -90,8 +102,12 @@ def test_vanilla_draws_what_transformers_generates(target: Target, generated: di
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[str, Tensor], mode: str) -> None:
-    drafter = Replay(generated, EMU3_CODES, errors=3) if MODES[mode]["drafter"] == "medusa" else None
+def test_every_way_of_drafting_draws_the_same(
+    target: Target, generated: dict[str, Tensor], mode: str
+) -> None:
+    drafter = (
+        Replay(generated, EMU3_CODES, errors=3) if MODES[mode]["drafter"] == "medusa" else None
+    )
     results, _ = draw(target, {**MODES[mode], "sampling": GREEDY}, drafter, CAPTIONS, batch=2)
     for caption, result in results.items():
         assert torch.equal(result.tokens, generated[caption])
@@ -102,14 +118,21 @@ def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[st
 def test_teacher_forced_features_are_the_reference_models(
     target: Target, reference: Any, sequences: dict[str, Tensor], generated: dict[str, Tensor]
 ) -> None:
-    """What EAGLE drafters are trained on; the feature before a row's first token is that of the line's end."""
+    """What EAGLE drafters are trained on; the feature before a row's first token is that of the
+    line's end.
+    """
     prompt = target.encode(CAPTIONS[:1], guided=False)
     features = teacher_forced(target, prompt, generated[CAPTIONS[0]][None])
-    embeds = torch.cat([prompt.embeds, reference.get_input_embeddings()(sequences[CAPTIONS[0]][None])], dim=1)
+    embeds = torch.cat(
+        [prompt.embeds, reference.get_input_embeddings()(sequences[CAPTIONS[0]][None])], dim=1
+    )
     seen = torch.nn.functional.pad(prompt.valid, (0, ROWS * (COLS + 1)), value=True)
-    out = reference.model.text_model(inputs_embeds=embeds, attention_mask=seen.long()).last_hidden_state
+    out = reference.model.text_model(
+        inputs_embeds=embeds, attention_mask=seen.long()
+    ).last_hidden_state
     image = out[:, target.prompt_len :].view(ROWS, COLS + 1, -1)
-    wanted = torch.cat([image[:, : COLS - 1], image[:, COLS:]], dim=1).flatten(0, 1)  # a row's last token: its end
+    # a row's last token: its end
+    wanted = torch.cat([image[:, : COLS - 1], image[:, COLS:]], dim=1).flatten(0, 1)
     assert torch.allclose(features[0, target.prompt_len :], wanted, atol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""Janus through transformers' own forward: its `generate` draws the same tokens, and so does every way of drafting."""
+"""Janus through transformers' own forward: its `generate` draws the same tokens, and so does every
+way of drafting.
+"""
 
 from __future__ import annotations
 
@@ -55,12 +57,19 @@ def load(folder: Path) -> Target:
 def generated(folder: Path, reference: Any) -> dict[str, Tensor]:
     """transformers' own greedy images, of prompts padded on the left."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    prompts = [f"<begin of sentence><|User|>: {text}\n\n<|Assistant|>:<begin_of_image>" for text in CAPTIONS]
+    prompts = [
+        f"<begin of sentence><|User|>: {text}\n\n<|Assistant|>:<begin_of_image>"
+        for text in CAPTIONS
+    ]
     inputs = tokenizer(prompts, add_special_tokens=False, return_tensors="pt", padding=True)
     tokens = reference.generate(
-        inputs["input_ids"], attention_mask=inputs["attention_mask"], generation_mode="image", do_sample=False,
-        guidance_scale=5, max_length=200,
-    )  # fmt: skip
+        inputs["input_ids"],
+        attention_mask=inputs["attention_mask"],
+        generation_mode="image",
+        do_sample=False,
+        guidance_scale=5,
+        max_length=200,
+    )
     return dict(zip(CAPTIONS, tokens, strict=True))
 
 
@@ -69,7 +78,9 @@ def vanilla(target: Target) -> dict[str, Tensor]:
     return {caption: result.tokens for caption, result in results.items()}
 
 
-def test_vanilla_draws_what_transformers_generates(target: Target, generated: dict[str, Tensor]) -> None:
+def test_vanilla_draws_what_transformers_generates(
+    target: Target, generated: dict[str, Tensor]
+) -> None:
     assert target.name == "janus-32x2"
     assert target.sampling == Sampling(temperature=1.0, cfg=5.0)
     drawn = vanilla(target)
@@ -79,8 +90,12 @@ def test_vanilla_draws_what_transformers_generates(target: Target, generated: di
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[str, Tensor], mode: str) -> None:
-    drafter = Replay(generated, JANUS_CODES, errors=3) if MODES[mode]["drafter"] == "medusa" else None
+def test_every_way_of_drafting_draws_the_same(
+    target: Target, generated: dict[str, Tensor], mode: str
+) -> None:
+    drafter = (
+        Replay(generated, JANUS_CODES, errors=3) if MODES[mode]["drafter"] == "medusa" else None
+    )
     results, _ = draw(target, {**MODES[mode], "sampling": GREEDY}, drafter, CAPTIONS, batch=2)
     for caption, result in results.items():
         assert torch.equal(result.tokens, generated[caption])
@@ -89,8 +104,12 @@ def test_every_way_of_drafting_draws_the_same(target: Target, generated: dict[st
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
-def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tensor], kind: str) -> None:
-    """As `specfrontier train eagle` starts one: it knows the sizes from the config, and has no layer to start from."""
+def test_an_eagle_layer_drafts_for_it(
+    target: Target, generated: dict[str, Tensor], kind: str
+) -> None:
+    """As `specfrontier train eagle` starts one: it knows the sizes from the config, and has no
+    layer to start from.
+    """
     if kind == "eagle":
         drafter = EagleDrafter(target, new_eagle(target, seed=0))
     else:
@@ -105,7 +124,10 @@ def test_an_eagle_layer_drafts_for_it(target: Target, generated: dict[str, Tenso
 def test_taps_are_the_inputs_of_the_librarys_layers(target: Target) -> None:
     inputs: list[Tensor] = []
     layers: Any = target.transformer.decoder.layers  # type: ignore[union-attr]
-    hooks = [layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0])) for layer in layers]
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
+        for layer in layers
+    ]
     x, order = target.encode(CAPTIONS[:2], guided=False).embeds, torch.arange(target.prompt_len)
     plain = target.transformer(x, order)
     inputs.clear()
@@ -142,7 +164,9 @@ def test_a_tree_pass_scores_each_path_as_alone(
         image = reference.prepare_embeddings_for_image_generation(torch.tensor([tokens]))
         embeds = torch.cat([prompt.embeds, image.expand(2, -1, -1)], dim=1)
         seen = F.pad(prompt.valid, (0, len(tokens)), value=True)
-        out = reference.model.language_model(inputs_embeds=embeds, attention_mask=seen.long()).last_hidden_state
+        out = reference.model.language_model(
+            inputs_embeds=embeds, attention_mask=seen.long()
+        ).last_hidden_state
         with_text, without = reference.model.generation_head(out[:, -1])
         assert torch.allclose(logits, without + 5.0 * (with_text - without), atol=1e-3, rtol=1e-4)
 
@@ -156,7 +180,9 @@ def test_images_are_the_models_own(target: Target, reference: Any) -> None:
 
 def test_half_precision_keeps_rotations_whole(folder: Path, reference: Any) -> None:
     target = Janus(str(folder), prompt_tokens=40).load(torch.device("cpu"), torch.bfloat16)
-    buffers = {name: b.dtype for name, b in target.transformer.named_buffers() if "inv_freq" in name}
+    buffers = {
+        name: b.dtype for name, b in target.transformer.named_buffers() if "inv_freq" in name
+    }
     assert buffers
     assert set(buffers.values()) == {torch.float32}
     assert target.dtype == torch.bfloat16
@@ -242,11 +268,14 @@ def test_a_broken_folder_is_refused_in_words(
     with pytest.raises(WeightsError, match=words) as caught:
         load(copy)
     assert str(copy) in str(caught.value)
-    with shapes_only(), pytest.raises(WeightsError, match=words):  # as `doctor` and `launch --check` do
+    # as `doctor` and `launch --check` do
+    with shapes_only(), pytest.raises(WeightsError, match=words):
         load(copy)
 
 
-def test_numbers_that_are_not_finite_are_refused(folder: Path, reference: Any, tmp_path: Path) -> None:
+def test_numbers_that_are_not_finite_are_refused(
+    folder: Path, reference: Any, tmp_path: Path
+) -> None:
     copy = copied(folder, tmp_path)
     tensors = load_file(copy / "model.safetensors")
     tensors["model.vqmodel.post_quant_conv.bias"][0] = torch.nan
@@ -255,7 +284,9 @@ def test_numbers_that_are_not_finite_are_refused(folder: Path, reference: Any, t
         load(copy)
 
 
-def test_the_codec_keeps_the_files_own_numbers(folder: Path, reference: Any, target: Target) -> None:
+def test_the_codec_keeps_the_files_own_numbers(
+    folder: Path, reference: Any, target: Target
+) -> None:
     half = Janus(str(folder), prompt_tokens=40).load(torch.device("cpu"), torch.bfloat16)
     assert torch.equal(half.codebook, target.codebook)
 
@@ -263,11 +294,19 @@ def test_the_codec_keeps_the_files_own_numbers(folder: Path, reference: Any, tar
 def test_rotations_and_layers_that_trees_cannot_do_are_refused() -> None:
     sizes: dict[str, Any] = {"codes": 8, "prompt_len": 1, "rows": 2, "cols": 2}
     assert decoder_config(LlamaConfig(), **sizes).dim == 4096
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
+    rope = {
+        "rope_type": "dynamic",
+        "rope_theta": 1e4,
+        "factor": 2.0,
+        "original_max_position_embeddings": 64,
+    }
     with pytest.raises(ValueError, match="depend on the sequence length"):
         decoder_config(LlamaConfig(rope_parameters=rope), **sizes)
     with pytest.raises(ValueError, match="do not attend to all positions"):
-        decoder_config(Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2), **sizes)
+        decoder_config(
+            Qwen2Config(layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2),
+            **sizes,
+        )
 
 
 def test_prompts_are_the_official_chat_of_a_stripped_caption() -> None:
@@ -281,7 +320,9 @@ def test_prompts_are_the_official_chat_of_a_stripped_caption() -> None:
             return list(text.encode())
 
     tokenizer: Any = Letters()
-    prompts = JanusPrompts(torch.nn.Embedding(128, 4), 80, tokenizer).token_ids(["a cat", " a cat\n"])
+    prompts = JanusPrompts(torch.nn.Embedding(128, 4), 80, tokenizer).token_ids(
+        ["a cat", " a cat\n"]
+    )
     assert prompts == [list(b"<<|User|>: a cat\n\n<|Assistant|>:>")] * 2
 
 

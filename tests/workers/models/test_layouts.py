@@ -30,18 +30,39 @@ def zeros(names: Iterable[str]) -> dict[str, Tensor]:
 
 def eagle_3() -> dict[str, Tensor]:
     layer = [f"midlayer.self_attn.{part}_proj.weight" for part in "qkvo"]
-    norms = ["midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight", "lm_head.weight"]
-    return zeros(layer + norms) | {"fc.weight": torch.zeros(D, 3 * D), "d2t": torch.zeros(4), "t2d": torch.zeros(4)}
+    norms = [
+        "midlayer.hidden_norm.weight",
+        "midlayer.input_layernorm.weight",
+        "norm.weight",
+        "lm_head.weight",
+    ]
+    return zeros(layer + norms) | {
+        "fc.weight": torch.zeros(D, 3 * D),
+        "d2t": torch.zeros(4),
+        "t2d": torch.zeros(4),
+    }
 
 
-MEDUSA = zeros([f"{head}.{part}" for head in range(3) for part in ("0.linear.weight", "0.linear.bias", "1.weight")])
+MEDUSA = zeros(
+    [
+        f"{head}.{part}"
+        for head in range(3)
+        for part in ("0.linear.weight", "0.linear.bias", "1.weight")
+    ]
+)
 HYDRA = zeros(["hydra_mlp.0.0.linear.weight", "hydra_lm_head.0.weight"])
 DRAFTERS: dict[str, tuple[dict[str, Tensor], str]] = {
     "EAGLE-3": (eagle_3(), "EAGLE-3"),
     "EAGLE-3, wrapped": ({f"module.{name}": value for name, value in eagle_3().items()}, "EAGLE-3"),
-    "EAGLE-3 by its width": (tiny_eagle.published() | {"fc.weight": torch.zeros(D, 3 * D)}, "EAGLE-3"),
+    "EAGLE-3 by its width": (
+        tiny_eagle.published() | {"fc.weight": torch.zeros(D, 3 * D)},
+        "EAGLE-3",
+    ),
     "Medusa": (MEDUSA, "Medusa heads"),
-    "Medusa with a prefix": ({f"medusa_head.{name}": value for name, value in MEDUSA.items()}, "Medusa heads"),
+    "Medusa with a prefix": (
+        {f"medusa_head.{name}": value for name, value in MEDUSA.items()},
+        "Medusa heads",
+    ),
     "Hydra": (HYDRA, "Hydra heads"),
     "a whole target": (tiny_llamagen.official("c2i", tiny_llamagen.Size()), "LlamaGen transformer"),
 }
@@ -56,7 +77,9 @@ DRAFTERS: dict[str, tuple[dict[str, Tensor], str]] = {
         if kind != "eagle3" or name not in ("EAGLE-3", "EAGLE-3, wrapped")
     ],
 )
-def test_drafters_of_other_kinds_are_named(name: str, ending: str, kind: str, tmp_path: Path) -> None:
+def test_drafters_of_other_kinds_are_named(
+    name: str, ending: str, kind: str, tmp_path: Path
+) -> None:
     state, expected = DRAFTERS[name]
     path = tmp_path / f"drafter{ending}"
     if ending == "/":
@@ -65,7 +88,10 @@ def test_drafters_of_other_kinds_are_named(name: str, ending: str, kind: str, tm
         torch.save(state, path)
     else:
         save_file({name: value.contiguous() for name, value in state.items()}, path)
-    if (name, kind) in (("EAGLE-3 by its width", "medusa"), ("EAGLE-3 by its width", "independent")):
+    if (name, kind) in (
+        ("EAGLE-3 by its width", "medusa"),
+        ("EAGLE-3 by its width", "independent"),
+    ):
         expected = "EAGLE drafter"  # only its own loader reads shapes
     with pytest.raises(WeightsError, match=expected) as caught:
         load_drafter(toy_target(config=BASE), kind, path)
@@ -99,20 +125,38 @@ def refused(tmp_path: Path, family: str, **keys: object) -> str:
     return str(caught.value)
 
 
-JANUS_OWN = zeros(["language_model.model.layers.0.self_attn.q_proj.weight", "gen_vision_model.decoder.conv_in.weight"])
-META_OWN = zeros(["tok_embeddings.weight", "layers.0.attention.q_normalization.weight", "output.weight"])
+JANUS_OWN = zeros(
+    [
+        "language_model.model.layers.0.self_attn.q_proj.weight",
+        "gen_vision_model.decoder.conv_in.weight",
+    ]
+)
+META_OWN = zeros(
+    ["tok_embeddings.weight", "layers.0.attention.q_normalization.weight", "output.weight"]
+)
 
 
 @pytest.mark.parametrize(
     ("family", "write", "model_type", "kind", "fix"),
     [
-        ("janus", tiny_foreign.janus, "multi_modality", "DeepSeek's own", "deepseek-community/Janus-Pro-1B"),
+        (
+            "janus",
+            tiny_foreign.janus,
+            "multi_modality",
+            "DeepSeek's own",
+            "deepseek-community/Janus-Pro-1B",
+        ),
         ("emu3", tiny_foreign.emu3, "Emu3", "BAAI's own", "BAAI/Emu3-Gen-hf"),
         ("janus", tiny_foreign.emu3, "Emu3", "BAAI's own", "BAAI/Emu3-Gen-hf"),
     ],
 )
 def test_folders_for_the_authors_own_code_are_named(
-    family: str, write: Callable[[Path], object], model_type: str, kind: str, fix: str, tmp_path: Path
+    family: str,
+    write: Callable[[Path], object],
+    model_type: str,
+    kind: str,
+    fix: str,
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"
     write(folder)
@@ -138,7 +182,9 @@ def test_tensors_of_the_authors_own_layout_are_named(
 ) -> None:
     torch.save(state, tmp_path / "model.pt")
     tiny_llamagen.write_vq(tmp_path / "vq.pt")
-    keys = {"transformer": "model.pt", "vq": "vq.pt"} | ({"image_size": 48} if family == "llamagen" else {})
+    keys = {"transformer": "model.pt", "vq": "vq.pt"} | (
+        {"image_size": 48} if family == "llamagen" else {}
+    )
     message = refused(tmp_path, family, **keys)
     assert str(tmp_path / "model.pt") in message
     assert kind in message
@@ -151,7 +197,9 @@ def test_a_codec_that_is_something_else_is_named(tmp_path: Path) -> None:
     others = {
         "LlamaGen transformer": torch.load(ckpt / "c2i.pt"),
         "VQGAN tokenizer": tiny_chameleon.encoder_state(tiny_chameleon.reference_model()),
-        "BAAI's own": zeros(["encoder.time_res_stack.0.conv1.conv.weight", "quantize.embedding.weight"]),
+        "BAAI's own": zeros(
+            ["encoder.time_res_stack.0.conv1.conv.weight", "quantize.embedding.weight"]
+        ),
     }
     for kind, content in others.items():
         torch.save(content, ckpt / "vq.pt")

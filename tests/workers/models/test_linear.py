@@ -17,7 +17,9 @@ from workers.models.transformer import RMSNorm, Transformer, TransformerConfig
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-def layer(outputs: int = 96, inputs: int = 40, *, bias: bool = False, seed: int = 0) -> PackedLinear:
+def layer(
+    outputs: int = 96, inputs: int = 40, *, bias: bool = False, seed: int = 0
+) -> PackedLinear:
     """A layer whose weight has values of float16, as the project's own files do."""
     torch.manual_seed(seed)
     made = PackedLinear(inputs, outputs, bias=bias)
@@ -35,7 +37,9 @@ def has_packed_copy(module: PackedLinear) -> bool:
     return module._packed is not None
 
 
-needs_kernel = pytest.mark.skipif(not has_packed_copy(layer()), reason="no FBGEMM on this processor")
+needs_kernel = pytest.mark.skipif(
+    not has_packed_copy(layer()), reason="no FBGEMM on this processor"
+)
 
 
 @needs_kernel
@@ -122,7 +126,9 @@ def test_copies_and_files_hold_no_packed_weights() -> None:
             torch.testing.assert_close(other(torch.ones(1, 40)), plain(module, torch.ones(1, 40)))
 
 
-def test_a_torch_without_the_kernel_takes_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_the_kernel_takes_the_plain_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     linear._has_kernel.cache_clear()
     monkeypatch.delattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", raising=False)
     try:
@@ -143,7 +149,9 @@ def test_weights_made_in_inference_mode_take_the_plain_product() -> None:
 def test_training_and_decoding_agree_on_a_transformer() -> None:
     """With gradients, products are plain; without them, packed."""
     torch.manual_seed(0)
-    model = Transformer(TransformerConfig(dim=32, n_layers=2, n_heads=4, ffn_dim=48, vocab_size=50, rows=4, cols=4))
+    model = Transformer(
+        TransformerConfig(dim=32, n_layers=2, n_heads=4, ffn_dim=48, vocab_size=50, rows=4, cols=4)
+    )
     model.half().float()
     x, positions = torch.randn(2, 9, 32), torch.arange(9)
     trained = model(x, positions)

@@ -1,5 +1,6 @@
-"""LlamaGen at a fraction of its width: checkpoints are written in the official names, everything else is computed here
-from the formulas (explicit rotations, softmax and masks) and compared."""
+"""LlamaGen at a fraction of its width: checkpoints are written in the official names, everything
+else is computed here from the formulas (explicit rotations, softmax and masks) and compared.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
 
 from tests.fakes.watched import Replay, draw
 from workers.models import text
@@ -89,7 +96,9 @@ def converted(state: State) -> State:
             out[f"model.{name}"] = value
         elif stem.endswith("wqkv"):
             for part, block in zip("qkv", value.split(DIM), strict=True):  # type: ignore[no-untyped-call]
-                out[f"model.{stem[: -len('attention.wqkv')]}self_attn.{part}_proj.weight"] = block.clone()
+                out[f"model.{stem[: -len('attention.wqkv')]}self_attn.{part}_proj.weight"] = (
+                    block.clone()
+                )
         elif stem.startswith("layers."):
             _, layer, rest = stem.split(".", 2)
             out[f"model.layers.{layer}.{names[rest]}.{leaf}"] = value
@@ -106,7 +115,10 @@ class Words:
     def __init__(self, *args: object, **options: object) -> None: ...
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
-        features, valid = torch.full((len(captions), PROMPT, FEATURES), 7.0), torch.zeros(len(captions), PROMPT).bool()
+        features, valid = (
+            torch.full((len(captions), PROMPT, FEATURES), 7.0),
+            torch.zeros(len(captions), PROMPT).bool(),
+        )
         for row, caption in enumerate(captions):
             for place, word in enumerate(caption.split()):
                 seed = torch.Generator().manual_seed(sum(map(ord, word)))
@@ -129,7 +141,9 @@ def write_codec(path: Path, codec: VQModel | None = None) -> Path:
 
 def load_file_of(path: Path, vq: Path | None = None, **keys: Any) -> Target:
     vq = vq or write_codec(path.with_name("vq.pt"))
-    return LlamaGen(str(path), str(vq), **{"image_size": 16 * SIDE, "heads": HEADS, **keys}).load(CPU, torch.float32)
+    return LlamaGen(str(path), str(vq), **{"image_size": 16 * SIDE, "heads": HEADS, **keys}).load(
+        CPU, torch.float32
+    )
 
 
 def load(tmp_path: Path, kind: str, *, hf: bool = False, vq: Path | None = None) -> Target:
@@ -155,7 +169,9 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotated(x: Tensor, position: int, prompt: int, channels: int, side: int) -> Tensor:
-    """One head's channels [C] at a position, pair by pair; prompt positions are multiplied by zero."""
+    """One head's channels [C] at a position, pair by pair; prompt positions are multiplied by
+    zero.
+    """
     if position < prompt:
         return torch.zeros_like(x)
     row, col = divmod(position - prompt, side)
@@ -170,14 +186,21 @@ def rotated(x: Tensor, position: int, prompt: int, channels: int, side: int) -> 
 
 
 def plain_logits(state: State, x: Tensor, valid: Tensor, prompt: int) -> Tensor:
-    """Logits [S, V] of one stream: x [S, D] embeddings, of which the first `prompt` are the prompt; valid [prompt]."""
+    """Logits [S, V] of one stream: x [S, D] embeddings, of which the first `prompt` are the prompt;
+    valid [prompt].
+    """
     length, channels = x.shape[0], DIM // HEADS
     seen = torch.ones(length, length).tril().bool()
     seen[:, :prompt] &= valid
     seen |= torch.eye(length).bool()
     for i in range(LAYERS):
         h = rms(x, state[f"layers.{i}.attention_norm.weight"])
-        q, k, v = (h @ state[f"layers.{i}.attention.wqkv.weight"].T).view(length, 3, HEADS, channels).clone().unbind(1)
+        q, k, v = (
+            (h @ state[f"layers.{i}.attention.wqkv.weight"].T)
+            .view(length, 3, HEADS, channels)
+            .clone()
+            .unbind(1)
+        )
         for part in (q, k):
             for t in range(length):
                 for n in range(HEADS):
@@ -211,7 +234,15 @@ def prompt_mask(valid: Tensor, length: int) -> Tensor:
 def test_grid_rotations_of_heads_with_100_channels() -> None:
     """Every value of the table for LlamaGen-3B's heads, on a 5 x 7 grid behind a prompt of 2."""
     config = TransformerConfig(
-        dim=200, n_layers=1, n_heads=2, ffn_dim=8, vocab_size=4, rows=5, cols=7, prompt_len=2, prompt_rope="zero"
+        dim=200,
+        n_layers=1,
+        n_heads=2,
+        ffn_dim=8,
+        vocab_size=4,
+        rows=5,
+        cols=7,
+        prompt_len=2,
+        prompt_rope="zero",
     )
     table = Transformer(config).rotations
     assert torch.equal(table[:2], torch.zeros(2, 50, dtype=torch.complex64))
@@ -225,14 +256,28 @@ def test_grid_rotations_of_heads_with_100_channels() -> None:
 
 @pytest.mark.parametrize(
     ("name", "ffn", "millions"),
-    [("B", 2048, 111), ("L", 2816, 343), ("XL", 3584, 775), ("XXL", 4096, 1411), ("3B", 8704, 3100)],
+    [
+        ("B", 2048, 111),
+        ("L", 2816, 343),
+        ("XL", 3584, 775),
+        ("XXL", 4096, 1411),
+        ("3B", 8704, 3100),
+    ],
 )
 def test_published_sizes(name: str, ffn: int, millions: int) -> None:
-    """Feed-forward widths, and parameter counts as published (class-conditional, 384 px), within one per cent."""
+    """Feed-forward widths, and parameter counts as published (class-conditional, 384 px), within
+    one per cent.
+    """
     size = SIZES[name]
     assert size.ffn == ffn
     config = TransformerConfig(
-        dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=16384, rows=24, cols=24
+        dim=size.dim,
+        n_layers=size.layers,
+        n_heads=size.heads,
+        ffn_dim=size.ffn,
+        vocab_size=16384,
+        rows=24,
+        cols=24,
     )
     model = skip_init(lambda: Transformer(config))
     count = sum(parameter.numel() for parameter in model.parameters()) + 1001 * size.dim
@@ -250,7 +295,11 @@ def test_official_and_converted_files_give_the_same_model(tmp_path: Path, kind: 
     assert all(torch.equal(pairs[0][name], pairs[1][name]) for name in pairs[0])
     assert left.name == right.name == f"llamagen-{kind}-32x2-48"
     assert left.sampling == (TEXT_SAMPLING if kind == "t2i" else CLASS_SAMPLING)
-    assert (left.prompt_len, left.vocab_size, left.grid.tokens) == (120 if kind == "t2i" else 1, CODES, SIDE * SIDE)
+    assert (left.prompt_len, left.vocab_size, left.grid.tokens) == (
+        120 if kind == "t2i" else 1,
+        CODES,
+        SIDE * SIDE,
+    )
     assert not any(parameter.requires_grad for parameter in left.parameters())
 
 
@@ -262,10 +311,20 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
 
     state = official("c2i")
     attempt(state)
-    with pytest.raises(WeightsError, match=r"tensors unknown to this model \(1\): layers\.0\.freqs"):
+    with pytest.raises(
+        WeightsError, match=r"tensors unknown to this model \(1\): layers\.0\.freqs"
+    ):
         attempt({**state, "layers.0.freqs": torch.ones(1)})
-    with pytest.raises(WeightsError, match=r"missing weights \(1\): layers\.1\.feed_forward\.w3\.weight"):
-        attempt({name: value for name, value in state.items() if name != "layers.1.feed_forward.w3.weight"})
+    with pytest.raises(
+        WeightsError, match=r"missing weights \(1\): layers\.1\.feed_forward\.w3\.weight"
+    ):
+        attempt(
+            {
+                name: value
+                for name, value in state.items()
+                if name != "layers.1.feed_forward.w3.weight"
+            }
+        )
     with pytest.raises(WeightsError, match=r"missing weights \(5\): transformer\.layers\.2"):
         attempt({**state, "layers.2.attention.wo.weight": rand(DIM, DIM)})
     with pytest.raises(WeightsError, match="another size"):
@@ -281,14 +340,24 @@ def test_faults_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"not a LlamaGen transformer.* VQ tokenizer"):
         attempt(VQModel(VQ).state_dict())
     vq = write_codec(tmp_path / "vq9.pt", VQModel(VQConfig(codebook_size=9, channels=32)))
-    with pytest.raises(WeightsError, match=r"vq9\.pt: this codec has 9 codes, the target needs 48; give `vq`"):
+    with pytest.raises(
+        WeightsError, match=r"vq9\.pt: this codec has 9 codes, the target needs 48; give `vq`"
+    ):
         attempt(state, vq=vq)
 
 
 def test_a_codec_of_any_geometry_sets_the_grid(tmp_path: Path) -> None:
-    codec = VQModel(VQConfig(codebook_size=CODES, code_dim=16, channels=32, z_channels=32, multipliers=(1, 1, 1, 1)))
+    codec = VQModel(
+        VQConfig(
+            codebook_size=CODES, code_dim=16, channels=32, z_channels=32, multipliers=(1, 1, 1, 1)
+        )
+    )
     target = load(tmp_path, "c2i", vq=write_codec(tmp_path / "vq.pt", codec))
-    assert (target.grid.rows, target.grid.cols, target.codebook.shape) == (2 * SIDE, 2 * SIDE, (CODES, 16))
+    assert (target.grid.rows, target.grid.cols, target.codebook.shape) == (
+        2 * SIDE,
+        2 * SIDE,
+        (CODES, 16),
+    )
     assert target.decode(torch.zeros(1, 4 * SIDE * SIDE, dtype=torch.int64)).shape == (1, 3, 48, 48)
     with pytest.raises(ValueError, match="image_size 52 must be a multiple of 8"):
         load_file_of(tmp_path / "c2i.pt", tmp_path / "vq.pt", image_size=52)
@@ -318,11 +387,15 @@ def test_class_condition(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="give a number from 0 to 999"):
             load(tmp_path, "c2i").encode([bad], guided=False)
     named = ClassConditioner(DIM, classes=2, names=["Golden retriever", "tench"])
-    assert torch.equal(named(["tench", "golden Retriever", "1"]).embeds[:, 0], named.classes.weight[[1, 0, 1]])
+    assert torch.equal(
+        named(["tench", "golden Retriever", "1"]).embeds[:, 0], named.classes.weight[[1, 0, 1]]
+    )
 
 
 def test_caption_condition(tmp_path: Path) -> None:
-    """Left padding, projection, the null caption and its mask, rows in the order cond, cond, uncond, uncond."""
+    """Left padding, projection, the null caption and its mask, rows in the order cond, cond,
+    uncond, uncond.
+    """
     state, captions = official("t2i"), ["a red ball", "two very small blue squares"]
     prompt = load(tmp_path, "t2i").encode(captions, guided=True)
     features, _ = Words()(captions)
@@ -332,11 +405,14 @@ def test_caption_condition(tmp_path: Path) -> None:
         torch.testing.assert_close(
             prompt.embeds[row, start:], cap_proj(state, features[row, :words]), atol=1e-5, rtol=1e-4
         )
-        assert prompt.embeds[row, :start].count_nonzero() == 0  # zero stays zero: the projection has no biases
+        # zero stays zero: the projection has no biases
+        assert prompt.embeds[row, :start].count_nonzero() == 0
         torch.testing.assert_close(prompt.embeds[2 + row], null, atol=1e-4, rtol=1e-4)
         for stream in (row, 2 + row):
             assert prompt.valid[stream].tolist() == [False] * start + [True] * words
-    assert torch.equal(load(tmp_path, "t2i").encode(captions, guided=False).embeds, prompt.embeds[:2])
+    assert torch.equal(
+        load(tmp_path, "t2i").encode(captions, guided=False).embeds, prompt.embeds[:2]
+    )
     with pytest.raises(ValueError, match="caption 1 is empty"):
         load(tmp_path, "t2i").encode(["a", " "], guided=True)
 
@@ -350,7 +426,9 @@ def test_pad_left_keeps_order_and_handles_full_rows() -> None:
 
 @pytest.mark.parametrize("kind", ["c2i", "t2i"])
 def test_logits_are_the_formulas(tmp_path: Path, kind: str) -> None:
-    """Both streams of two captions, prompt and the whole image, against the plain computation; fp32."""
+    """Both streams of two captions, prompt and the whole image, against the plain computation;
+    fp32.
+    """
     state, target = official(kind), load(tmp_path, kind)
     captions = ["7", "8"] if kind == "c2i" else ["a red ball", "two very small blue squares"]
     prompt = target.encode(captions, guided=True)
@@ -366,7 +444,9 @@ def test_logits_are_the_formulas(tmp_path: Path, kind: str) -> None:
 
 
 class GridRotary(nn.Module):
-    """transformers' rotary embedding with LlamaGen's angles: both halves of a head's channels, zero at the prompt."""
+    """transformers' rotary embedding with LlamaGen's angles: both halves of a head's channels, zero
+    at the prompt.
+    """
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         half = DIM // HEADS // 2
@@ -380,18 +460,29 @@ class GridRotary(nn.Module):
 
 
 def test_the_converted_layout_is_transformers_llama(tmp_path: Path) -> None:
-    """LlamaForCausalLM reads the converted file by its own names; only its rotations, which turn halves, are replaced
-    (so that queries' and keys' rows are put in that order first).
+    """LlamaForCausalLM reads the converted file by its own names; only its rotations, which turn
+    halves, are replaced (so that queries' and keys' rows are put in that order first).
     """
     channels = DIM // HEADS
     config = LlamaConfig(
-        vocab_size=CODES, hidden_size=DIM, intermediate_size=FFN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        rms_norm_eps=1e-5, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=CODES,
+        hidden_size=DIM,
+        intermediate_size=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+    )
     llama = LlamaForCausalLM(config)
-    state = {name: value for name, value in converted(official("c2i")).items() if "cls_embedding" not in name}
+    state = {
+        name: value
+        for name, value in converted(official("c2i")).items()
+        if "cls_embedding" not in name
+    }
     for name in [name for name in state if "q_proj" in name or "k_proj" in name]:
-        state[name] = state[name].view(HEADS, channels // 2, 2, DIM).transpose(1, 2).reshape(DIM, DIM)
+        state[name] = (
+            state[name].view(HEADS, channels // 2, 2, DIM).transpose(1, 2).reshape(DIM, DIM)
+        )
     llama.load_state_dict(state)
     llama.model.rotary_emb = GridRotary()
     target = load(tmp_path, "c2i", hf=True)
@@ -406,13 +497,17 @@ def test_the_converted_layout_is_transformers_llama(tmp_path: Path) -> None:
 
 
 def test_tree_passes_under_guidance_are_the_formulas(tmp_path: Path) -> None:
-    """Every slot of a round's tree: uncond + 4 (cond - uncond) of plain computations over that slot's own path."""
+    """Every slot of a round's tree: uncond + 4 (cond - uncond) of plain computations over that
+    slot's own path.
+    """
     state, target = official("c2i"), load(tmp_path, "c2i")
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 4.0}
     plain, _ = draw(target, {"sampling": sampling}, None, ["7"])
     tree = {"policy": "dynamic", "depth": 3, "width": 2, "nodes": 5}
     replay = Replay({"7": plain["7"].tokens}, CODES, errors=4)
-    results, engine = draw(target, {"drafter": "medusa", "tree": tree, "sampling": sampling}, replay, ["7"])
+    results, engine = draw(
+        target, {"drafter": "medusa", "tree": tree, "sampling": sampling}, replay, ["7"]
+    )
     assert torch.equal(results["7"].tokens, plain["7"].tokens)
     classes = state["cls_embedding.embedding_table.weight"]
     paths = engine.paths()
@@ -420,10 +515,14 @@ def test_tree_passes_under_guidance_are_the_formulas(tmp_path: Path) -> None:
     for path, logits in paths:
         tokens = state["tok_embeddings.weight"][torch.tensor(path)]
         conditional, unconditional = (
-            plain_logits(state, torch.cat([classes[label][None], tokens]), torch.tensor([True]), 1)[-1]
+            plain_logits(state, torch.cat([classes[label][None], tokens]), torch.tensor([True]), 1)[
+                -1
+            ]
             for label in (7, 1000)
         )
-        torch.testing.assert_close(logits, unconditional + 4 * (conditional - unconditional), atol=3e-4, rtol=1e-3)
+        torch.testing.assert_close(
+            logits, unconditional + 4 * (conditional - unconditional), atol=3e-4, rtol=1e-3
+        )
 
 
 def test_prompt_rotation_is_zero_and_that_matters(tmp_path: Path) -> None:
@@ -450,14 +549,20 @@ def test_prompt_rotation_is_zero_and_that_matters(tmp_path: Path) -> None:
 
 def t5_folder(folder: Path, width: int = FEATURES) -> Path:
     words = ["<pad>", "</s>", "<unk>", "a", "red", "ball", "cat", "small"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
     fast.save_pretrained(folder)
-    config = T5Config(vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0)
+    config = T5Config(
+        vocab_size=8, d_model=width, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0
+    )
     torch.manual_seed(0)
     T5EncoderModel(config).save_pretrained(folder)
     return folder
@@ -468,7 +573,8 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     encoder = T5Encoder(folder)
     features, valid = encoder(["A red <b>BALL</b>!", "cat", " ".join(["a"] * 300)])
     assert features.shape == (3, PROMPT, FEATURES)
-    assert valid.sum(1).tolist() == [5, 2, PROMPT]  # words, punctuation and the end mark; cut at 120
+    # words, punctuation and the end mark; cut at 120
+    assert valid.sum(1).tolist() == [5, 2, PROMPT]
     assert valid[0, :5].all()
     model: nn.Module = T5EncoderModel.from_pretrained(folder)
     model.eval()
@@ -492,16 +598,22 @@ def test_t5_features_from_a_local_folder(tmp_path: Path) -> None:
     assert prompt.valid.sum(1).tolist() == [2, 2]
     expected = cap_proj(official("t2i"), features[1, :2])
     torch.testing.assert_close(prompt.embeds[0, -2:], expected, atol=1e-4, rtol=1e-4)
-    assert not any("encoder" in name or "t5" in name.lower() for name in target.conditioner.state_dict())
+    assert not any(
+        "encoder" in name or "t5" in name.lower() for name in target.conditioner.state_dict()
+    )
 
 
-def test_a_t5_remembers_its_latest_captions_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_t5_remembers_its_latest_captions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text, "_CACHE_SIZE", 2)
     encoder = T5Encoder(t5_folder(tmp_path / "t5"))
     for caption in ("a", "cat", "a", "ball", "a", "cat"):
         encoder([caption])
     facts = encoder._encode_cached.cache_info()
-    assert (facts.currsize, facts.hits, facts.misses) == (2, 2, 4), "the caption that was not used longest goes first"
+    assert (facts.currsize, facts.hits, facts.misses) == (2, 2, 4), (
+        "the caption that was not used longest goes first"
+    )
 
 
 def test_a_dropped_t5_is_freed_at_once(tmp_path: Path) -> None:
@@ -520,14 +632,19 @@ def test_a_whole_t5_with_its_own_head_is_read(tmp_path: Path) -> None:
     """As T5 v1.1 and flan-T5 are published."""
     weights = t5_folder(tmp_path / "t5") / "model.safetensors"
     expected = T5Encoder(tmp_path / "t5")(["a cat"])[0]
-    others = {"decoder.final_layer_norm.weight": torch.ones(FEATURES), "lm_head.weight": torch.ones(8, FEATURES)}
+    others = {
+        "decoder.final_layer_norm.weight": torch.ones(FEATURES),
+        "lm_head.weight": torch.ones(8, FEATURES),
+    }
     save_file({**load_file(weights), **others}, weights, metadata={"format": "pt"})
     assert torch.equal(T5Encoder(tmp_path / "t5")(["a cat"])[0], expected)
     with shapes_only():
         T5Encoder(tmp_path / "t5", device="meta")
 
 
-def test_captions_are_checked_without_their_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_are_checked_without_their_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Words, "__call__", unread)
     target = load(tmp_path, "t2i")
     target.check(["a cat", "a ball"])
@@ -542,7 +659,9 @@ def unread(_: Words, captions: Sequence[str]) -> tuple[torch.Tensor, torch.Tenso
 def test_a_t5_of_another_size_is_named(tmp_path: Path) -> None:
     torch.save(official("t2i"), tmp_path / "x.pt")
     folder = t5_folder(tmp_path / "t5-large", width=1024)
-    with pytest.raises(WeightsError, match=r"t5-large: this T5 gives features of width 1024, LlamaGen reads 2048"):
+    with pytest.raises(
+        WeightsError, match=r"t5-large: this T5 gives features of width 1024, LlamaGen reads 2048"
+    ):
         load_file_of(tmp_path / "x.pt", text=str(folder))
 
 
@@ -554,7 +673,11 @@ def test_a_folder_without_t5_is_refused(tmp_path: Path) -> None:
     weights = t5_folder(tmp_path / "t5") / "model.safetensors"
     tensors = load_file(weights)
     del tensors["encoder.block.0.layer.0.SelfAttention.q.weight"]
-    save_file({**tensors, "decoder.final_layer_norm.weight": torch.ones(4)}, weights, metadata={"format": "pt"})
+    save_file(
+        {**tensors, "decoder.final_layer_norm.weight": torch.ones(4)},
+        weights,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(WeightsError, match=r"lacks encoder\.block\.0"):  # a decoder is ignored
         T5Encoder(tmp_path / "t5")
     weights.write_bytes(weights.read_bytes()[:1000])

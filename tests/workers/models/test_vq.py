@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 
 from workers.models.vq import CHAMELEON, VQConfig, VQModel, load_vq, save_vq
 
-TINY = VQConfig(codebook_size=32, code_dim=4, channels=8, multipliers=(1, 2, 2), z_channels=8, groups=4)
+TINY = VQConfig(
+    codebook_size=32, code_dim=4, channels=8, multipliers=(1, 2, 2), z_channels=8, groups=4
+)
 
 
 def tiny(**changes: object) -> VQModel:
@@ -36,7 +38,9 @@ def test_shapes() -> None:
 def test_nearest_is_the_code_at_the_smallest_distance(l2: bool) -> None:
     model = tiny(l2_normalised=l2)
     z = torch.randn(50, 4)
-    points, codes = (F.normalize(t, dim=-1) if l2 else t for t in (z, model.quantize.embedding.weight))
+    points, codes = (
+        F.normalize(t, dim=-1) if l2 else t for t in (z, model.quantize.embedding.weight)
+    )
     assert torch.equal(model.quantize.nearest(z), torch.cdist(points, codes).argmin(1))
     assert torch.allclose(model.codebook, codes)
 
@@ -52,7 +56,11 @@ def test_l2_decoding_ignores_the_length_of_a_code() -> None:
 
 def test_attention_stands_where_the_config_puts_it() -> None:
     def attention(model: VQModel) -> set[str]:
-        return {name.rsplit(".", 2)[0] for name, _ in model.named_parameters() if name.endswith(".q.weight")}
+        return {
+            name.rsplit(".", 2)[0]
+            for name, _ in model.named_parameters()
+            if name.endswith(".q.weight")
+        }
 
     mid = {"encoder.mid.1", "decoder.mid.1"}
     mid_and_level = mid | {f"encoder.conv_blocks.2.attn.{i}" for i in range(2)}

@@ -1,4 +1,6 @@
-"""LlamaGen's VQ-16 file layout at a fraction of its width: names, encode and decode are written out layer by layer."""
+"""LlamaGen's VQ-16 file layout at a fraction of its width: names, encode and decode are written out
+layer by layer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from workers.models.families.llamagen import load_vq16
 from workers.models.own_files import save
 from workers.models.vq import VQConfig
 
-CH, MULT, ENCODER_BLOCKS, DECODER_BLOCKS, Z, CODES, D, GROUPS = 32, (1, 1, 2, 2, 4), 2, 3, 48, 64, 8, 32
+CH, MULT, ENCODER_BLOCKS, DECODER_BLOCKS, Z, CODES, D, GROUPS = (
+    32,
+    (1, 1, 2, 2, 4),
+    2,
+    3,
+    48,
+    64,
+    8,
+    32,
+)
 CONFIG = VQConfig(codebook_size=CODES, code_dim=D, channels=CH, z_channels=Z)
 State = dict[str, Tensor]
 
@@ -45,7 +56,9 @@ def attn(state: State, name: str, width: int) -> None:
 
 
 def official_state() -> State:
-    """A state dict with the names of the official file: every level, shortcut, attention and buffer spelled out."""
+    """A state dict with the names of the official file: every level, shortcut, attention and buffer
+    spelled out.
+    """
     torch.manual_seed(0)
     state: State = {}
     last = len(MULT) - 1
@@ -76,7 +89,8 @@ def official_state() -> State:
             conv(state, f"decoder.conv_blocks.{level}.upsample.conv", width, width, 3)
     norm(state, "decoder.norm_out", width)
     conv(state, "decoder.conv_out", 3, width, 3)
-    state["quantize.embedding.weight"] = 3 * torch.randn(CODES, D)  # far from unit length, so that normalising shows
+    # far from unit length, so that normalising shows
+    state["quantize.embedding.weight"] = 3 * torch.randn(CODES, D)
     state["quantize.codebook_used"] = torch.zeros(65536)
     conv(state, "quant_conv", D, Z, 1)
     conv(state, "post_quant_conv", Z, D, 1)
@@ -102,13 +116,18 @@ class Plain:
         self.state = state
 
     def conv(self, x: Tensor, name: str, *, pad: int = 0, stride: int = 1) -> Tensor:
-        return F.conv2d(x, self.state[f"{name}.weight"], self.state[f"{name}.bias"], stride=stride, padding=pad)
+        return F.conv2d(
+            x, self.state[f"{name}.weight"], self.state[f"{name}.bias"], stride=stride, padding=pad
+        )
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         grouped = x.unflatten(1, (GROUPS, -1)).flatten(2)  # type: ignore[no-untyped-call]
         mean, var = grouped.mean(2, keepdim=True), grouped.var(2, unbiased=False, keepdim=True)
         flat = ((grouped - mean) / (var + 1e-6).sqrt()).view(x.shape)
-        out: Tensor = flat * self.state[f"{name}.weight"][:, None, None] + self.state[f"{name}.bias"][:, None, None]
+        out: Tensor = (
+            flat * self.state[f"{name}.weight"][:, None, None]
+            + self.state[f"{name}.bias"][:, None, None]
+        )
         return out
 
     def swish(self, x: Tensor) -> Tensor:
@@ -117,13 +136,19 @@ class Plain:
     def res(self, x: Tensor, name: str) -> Tensor:
         h = self.conv(self.swish(self.norm(x, f"{name}.norm1")), f"{name}.conv1", pad=1)
         h = self.conv(self.swish(self.norm(h, f"{name}.norm2")), f"{name}.conv2", pad=1)
-        return h + (self.conv(x, f"{name}.nin_shortcut") if f"{name}.nin_shortcut.weight" in self.state else x)
+        return h + (
+            self.conv(x, f"{name}.nin_shortcut")
+            if f"{name}.nin_shortcut.weight" in self.state
+            else x
+        )
 
     def attn(self, x: Tensor, name: str) -> Tensor:
         h = self.norm(x, f"{name}.norm")
         q, k, v = (self.conv(h, f"{name}.{part}").flatten(2) for part in "qkv")  # [B, C, HW]
         weights = torch.softmax(torch.einsum("bci,bcj->bij", q, k) / x.shape[1] ** 0.5, dim=2)
-        return x + self.conv(torch.einsum("bij,bcj->bci", weights, v).view(x.shape), f"{name}.proj_out")
+        return x + self.conv(
+            torch.einsum("bij,bcj->bci", weights, v).view(x.shape), f"{name}.proj_out"
+        )
 
     def mid(self, x: Tensor, side: str) -> Tensor:
         return self.res(self.attn(self.res(x, f"{side}.mid.0"), f"{side}.mid.1"), f"{side}.mid.2")
@@ -134,7 +159,9 @@ class Plain:
 
     def decode(self, ids: Tensor) -> Tensor:
         z = self.unit(self.state["quantize.embedding.weight"])[ids].permute(0, 3, 1, 2)
-        x = self.mid(self.conv(self.conv(z, "post_quant_conv"), "decoder.conv_in", pad=1), "decoder")
+        x = self.mid(
+            self.conv(self.conv(z, "post_quant_conv"), "decoder.conv_in", pad=1), "decoder"
+        )
         for level in range(len(MULT)):
             for block in range(DECODER_BLOCKS):
                 x = self.res(x, f"decoder.conv_blocks.{level}.res.{block}")
@@ -156,7 +183,11 @@ class Plain:
                 padded = torch.zeros(*x.shape[:2], x.shape[2] + 1, x.shape[3] + 1)
                 padded[:, :, :-1, :-1] = x
                 x = self.conv(padded, f"encoder.conv_blocks.{level}.downsample.conv", stride=2)
-        x = self.conv(self.swish(self.norm(self.mid(x, "encoder"), "encoder.norm_out")), "encoder.conv_out", pad=1)
+        x = self.conv(
+            self.swish(self.norm(self.mid(x, "encoder"), "encoder.norm_out")),
+            "encoder.conv_out",
+            pad=1,
+        )
         return self.unit(self.conv(x, "quant_conv").permute(0, 2, 3, 1))
 
 
@@ -198,8 +229,11 @@ def test_faults_are_refused(file: Path, state: State, tmp_path: Path) -> None:
     save(path, short, {})
     with pytest.raises(WeightsError, match=r"missing weights \(1\): decoder\.mid\.1\.q\.weight"):
         load_vq16(path, CODES)
-    save(path, {**state, "quantize.ema_count": torch.ones(CODES)}, {})  # only the documented buffer may be left over
-    with pytest.raises(WeightsError, match=r"tensors unknown to this model \(1\): quantize\.ema_count"):
+    # only the documented buffer may be left over
+    save(path, {**state, "quantize.ema_count": torch.ones(CODES)}, {})
+    with pytest.raises(
+        WeightsError, match=r"tensors unknown to this model \(1\): quantize\.ema_count"
+    ):
         load_vq16(path, CODES)
     save(path, {"tok_embeddings.weight": torch.ones(2, 2)}, {})
     with pytest.raises(WeightsError, match="the file is an official LlamaGen transformer"):
@@ -208,6 +242,7 @@ def test_faults_are_refused(file: Path, state: State, tmp_path: Path) -> None:
 
 def test_a_codec_of_another_size_than_the_target_needs_is_refused(file: Path) -> None:
     with pytest.raises(
-        WeightsError, match=rf"{file.name}: this codec has {CODES} codes, the target needs 16384; give `vq`"
+        WeightsError,
+        match=rf"{file.name}: this codec has {CODES} codes, the target needs 16384; give `vq`",
     ):
         load_vq16(file, 16384)

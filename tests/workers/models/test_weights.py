@@ -21,7 +21,11 @@ from workers.models.own_files import read_config, save
 from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.weights import KeyMapping, interleave_rotary, load_weights, skip_init
 
-TENSORS = {"a.weight": torch.arange(12.0).view(4, 3), "a.bias": torch.ones(4), "b.weight": torch.ones(2, 4)}
+TENSORS = {
+    "a.weight": torch.arange(12.0).view(4, 3),
+    "a.bias": torch.ones(4),
+    "b.weight": torch.ones(2, 4),
+}
 SAME = [KeyMapping("{...}", "{...}")]
 
 
@@ -38,7 +42,9 @@ class RunsCode:
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+    return left.keys() == right.keys() and all(
+        torch.equal(left[name], right[name]) for name in left
+    )
 
 
 # files
@@ -50,13 +56,17 @@ def write_shards(folder: Path) -> None:
     for file, names in shards.items():
         save_file({name: TENSORS[name] for name in names}, folder / file)
     weight_map = {name: file for file, names in shards.items() for name in names}
-    (folder / "m.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "m.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 @pytest.mark.parametrize("wrapper", [None, "model", "module", "state_dict"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_pickled_files_in_every_wrapping(tmp_path: Path, wrapper: str | None, zipped: bool) -> None:
-    content = {wrapper: TENSORS, "steps": 7, "args": argparse.Namespace(lr=1e-4)} if wrapper else TENSORS
+    content = (
+        {wrapper: TENSORS, "steps": 7, "args": argparse.Namespace(lr=1e-4)} if wrapper else TENSORS
+    )
     torch.save(content, tmp_path / "x.pt", _use_new_zipfile_serialization=zipped)
     assert same(dict(load_tensors(tmp_path / "x.pt")), TENSORS)
 
@@ -102,16 +112,37 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda d: d / "x.safetensors", "no such file"),
     "empty": (lambda d: broken(d / "x.safetensors", b""), "is empty"),
     "empty pt": (lambda d: broken(d / "x.pt", b""), "is empty"),
-    "truncated data": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda n: n - 8), "truncated.*not fully"),
-    "truncated header": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 40), "truncated.*header"),
-    "five bytes": (lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 5), "truncated.*header"),
-    "text": (lambda d: broken(d / "x.safetensors", b"hello, I am a text file\n" * 9), "not a safetensors file"),
-    "git-lfs": (lambda d: broken(d / "x.pt", b"version https://git-lfs.github.com/spec/v1\noid"), "git lfs pull"),
+    "truncated data": (
+        lambda d: cut(d / "x.safetensors", write_safetensors, lambda n: n - 8),
+        "truncated.*not fully",
+    ),
+    "truncated header": (
+        lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 40),
+        "truncated.*header",
+    ),
+    "five bytes": (
+        lambda d: cut(d / "x.safetensors", write_safetensors, lambda _: 5),
+        "truncated.*header",
+    ),
+    "text": (
+        lambda d: broken(d / "x.safetensors", b"hello, I am a text file\n" * 9),
+        "not a safetensors file",
+    ),
+    "git-lfs": (
+        lambda d: broken(d / "x.pt", b"version https://git-lfs.github.com/spec/v1\noid"),
+        "git lfs pull",
+    ),
     "web page": (lambda d: broken(d / "x.pt", b"<!doctype html><html>404</html>"), "web page"),
-    "bad header": (lambda d: broken(d / "x.safetensors", (4).to_bytes(8, "little") + b'{"a"   '), "damaged.*header"),
+    "bad header": (
+        lambda d: broken(d / "x.safetensors", (4).to_bytes(8, "little") + b'{"a"   '),
+        "damaged.*header",
+    ),
     "truncated pt": (lambda d: cut(d / "x.pt", write_pt, lambda n: n // 2), "truncated"),
     "pt without its end": (lambda d: cut(d / "x.pt", write_pt, lambda n: n - 60), "truncated"),
-    "a program": (lambda d: written(d / "x.pt", write_program), "a TorchScript archive, which is a program"),
+    "a program": (
+        lambda d: written(d / "x.pt", write_program),
+        "a TorchScript archive, which is a program",
+    ),
     "text pt": (lambda d: broken(d / "x.pt", b"hello\n"), "not a readable PyTorch"),
     "other ending": (lambda d: broken(d / "x.gguf", b"GGUF"), r"'\.gguf'.*convert"),
 }
@@ -186,9 +217,15 @@ def test_rows_rename_merge_transform_and_ignore() -> None:
         KeyMapping("a.shift", "a.bias"),
         KeyMapping("counter", None),
     ]
-    source = {"a.down": torch.full((2, 3), 2.0), "a.up": torch.full((2, 3), 1.0), "a.shift": torch.zeros(4)}
+    source = {
+        "a.down": torch.full((2, 3), 2.0),
+        "a.up": torch.full((2, 3), 1.0),
+        "a.shift": torch.zeros(4),
+    }
     toy = skip_init(Toy)
-    load_weights(toy, {**source, "b.flat": torch.arange(8.0), "counter": torch.ones(9)}, table, where="x.pt")
+    load_weights(
+        toy, {**source, "b.flat": torch.arange(8.0), "counter": torch.ones(9)}, table, where="x.pt"
+    )
     assert toy.a.weight[:, 0].tolist() == [1, 1, 2, 2]  # in the order of the row, not of the file
     assert toy.b.weight[1].tolist() == [4, 5, 6, 7]
     assert not any(value.is_meta for value in toy.state_dict().values())
@@ -197,7 +234,8 @@ def test_rows_rename_merge_transform_and_ignore() -> None:
 def test_the_first_row_that_matches_counts_and_dots_are_literal() -> None:
     toy = skip_init(Toy)
     table = [KeyMapping("a{x}bias", "nowhere"), KeyMapping("a.bias", "a.bias"), *SAME]
-    load_weights(toy, TENSORS, table, where="x.pt")  # {x} matches no dot, so the first row does not apply
+    # {x} matches no dot, so the first row does not apply
+    load_weights(toy, TENSORS, table, where="x.pt")
     assert toy.a.bias.tolist() == [1, 1, 1, 1]
 
 
@@ -216,24 +254,43 @@ def test_dtypes() -> None:
     ("value", "kind", "fix"),
     [
         (torch.tensor([1e5]), torch.float16, "use dtype bfloat16 or float32"),
-        (torch.tensor([1e300], dtype=torch.float64), torch.float32, "give weights within its range"),
-        (torch.tensor([1e300], dtype=torch.float64), torch.bfloat16, "give weights within its range"),
+        (
+            torch.tensor([1e300], dtype=torch.float64),
+            torch.float32,
+            "give weights within its range",
+        ),
+        (
+            torch.tensor([1e300], dtype=torch.float64),
+            torch.bfloat16,
+            "give weights within its range",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*float64")
 def test_values_that_overflow_are_refused(value: Tensor, kind: torch.dtype, fix: str) -> None:
     module = nn.ParameterDict({"w": torch.zeros(1)}).to("meta")
-    with pytest.raises(WeightsError, match=f"x: w overflows in {str(kind).removeprefix('torch.')}; {fix}"):
+    with pytest.raises(
+        WeightsError, match=f"x: w overflows in {str(kind).removeprefix('torch.')}; {fix}"
+    ):
         load_weights(module, {"w": value}, [KeyMapping("w", "w")], where="x", dtype=kind)
 
 
 FAULTS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "missing": ({"b.weight": None}, r"x\.pt: missing weights \(1\): b\.weight"),
     "unknown": ({"c.weight": torch.ones(1)}, r"tensors unknown to this model \(1\): c\.weight"),
-    "both": ({"a.bias": None, "a.b": torch.ones(1)}, r"missing.*: a\.bias; tensors unknown.*: a\.b"),
-    "shape": ({"b.weight": torch.ones(3, 4)}, r"b\.weight has shape \[3, 4\], b\.weight needs \[2, 4\].*another size"),
+    "both": (
+        {"a.bias": None, "a.b": torch.ones(1)},
+        r"missing.*: a\.bias; tensors unknown.*: a\.b",
+    ),
+    "shape": (
+        {"b.weight": torch.ones(3, 4)},
+        r"b\.weight has shape \[3, 4\], b\.weight needs \[2, 4\].*another size",
+    ),
     "nan": ({"a.bias": torch.tensor([0, 1, torch.nan, 2])}, r"a\.bias holds NaN"),
-    "family": ({"a.bias": None, "encoder.conv_blocks.0.x": torch.ones(1)}, r"file is a VQ tokenizer.*\. Give a file"),
+    "family": (
+        {"a.bias": None, "encoder.conv_blocks.0.x": torch.ones(1)},
+        r"file is a VQ tokenizer.*\. Give a file",
+    ),
     "many": ({f"z.{i}": torch.ones(1) for i in range(9)}, r"\(9\).* and 5 more"),
 }
 
@@ -266,7 +323,9 @@ def test_forgetting_to_load_is_loud() -> None:
 
 
 def test_unfilled_keeps_computed_buffers() -> None:
-    config = TransformerConfig(dim=16, n_layers=1, n_heads=2, ffn_dim=24, vocab_size=5, rows=2, cols=2)
+    config = TransformerConfig(
+        dim=16, n_layers=1, n_heads=2, ffn_dim=24, vocab_size=5, rows=2, cols=2
+    )
     model = skip_init(lambda: Transformer(config))
     assert torch.equal(model.rotations, Transformer(config).rotations)
     assert model.layers[0].feed_forward.w2.weight.is_meta  # type: ignore[union-attr]
@@ -281,10 +340,17 @@ def test_the_transformer_is_llama_after_interleaving(kv_heads: int) -> None:
     heads, channels, layers = 4, 8, 2
     reference = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=heads,
-            num_key_value_heads=kv_heads, rms_norm_eps=1e-5, max_position_embeddings=64, tie_word_embeddings=False,
+            vocab_size=37,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            rms_norm_eps=1e-5,
+            max_position_embeddings=64,
+            tie_word_embeddings=False,
         )
-    )  # fmt: skip
+    )
     nn.Module.eval(reference)
     for name, value in reference.named_parameters():
         if "norm" in name:
@@ -301,17 +367,34 @@ def test_the_transformer_is_llama_after_interleaving(kv_heads: int) -> None:
         KeyMapping("model.embed_tokens.weight", "embed.weight"),
         KeyMapping("lm_head.weight", "head.weight"),
         KeyMapping("model.norm.weight", "norm.weight"),
-        KeyMapping(tuple(f"{attention}.{p}_proj.weight" for p in "qkv"), "layers.{l}.attention.wqkv.weight", wqkv),
+        KeyMapping(
+            tuple(f"{attention}.{p}_proj.weight" for p in "qkv"),
+            "layers.{l}.attention.wqkv.weight",
+            wqkv,
+        ),
         KeyMapping(f"{attention}.o_proj.weight", "layers.{l}.attention.wo.weight"),
-        KeyMapping((f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"), "layers.{l}.feed_forward.w13.weight"),
+        KeyMapping(
+            (f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"),
+            "layers.{l}.feed_forward.w13.weight",
+        ),
         KeyMapping(f"{mlp}.down_proj.weight", "layers.{l}.feed_forward.w2.weight"),
         KeyMapping("model.layers.{l}.input_layernorm.weight", "layers.{l}.attention_norm.weight"),
-        KeyMapping("model.layers.{l}.post_attention_layernorm.weight", "layers.{l}.ffn_norm.weight"),
+        KeyMapping(
+            "model.layers.{l}.post_attention_layernorm.weight", "layers.{l}.ffn_norm.weight"
+        ),
     ]
     config = TransformerConfig(
-        dim=32, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads, ffn_dim=48, vocab_size=37, rope="line",
-        prompt_len=1, rows=4, cols=4,
-    )  # fmt: skip
+        dim=32,
+        n_layers=layers,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        ffn_dim=48,
+        vocab_size=37,
+        rope="line",
+        prompt_len=1,
+        rows=4,
+        cols=4,
+    )
     ours = skip_init(lambda: Transformer(config))
     load_weights(ours, reference.state_dict(), table, where="llama")
     assert ours.embed is not None
@@ -322,7 +405,12 @@ def test_the_transformer_is_llama_after_interleaving(kv_heads: int) -> None:
         torch.testing.assert_close(logits, reference(tokens).logits, atol=1e-4, rtol=1e-4)
         # and the permutation is what makes it so
         plain = skip_init(lambda: Transformer(config))
-        load_weights(plain, reference.state_dict(), [row._replace(merge=None) for row in table], where="llama")
+        load_weights(
+            plain,
+            reference.state_dict(),
+            [row._replace(merge=None) for row in table],
+            where="llama",
+        )
         assert plain.embed is not None
         assert plain.head is not None
         wrong = plain.head(plain(plain.embed(tokens), torch.arange(13).expand(3, -1)))
@@ -341,7 +429,12 @@ def test_save_and_read_back(tmp_path: Path) -> None:
     back = skip_init(Toy)
     load_weights(back, load_tensors(path), SAME, where=path)
     torch.testing.assert_close(back.state_dict(), toy.state_dict(), atol=1e-3, rtol=1e-3)
-    save(path, {"n": torch.arange(3), "tied": toy.a.weight, "twice": toy.a.weight}, {}, dtype=torch.float32)
+    save(
+        path,
+        {"n": torch.arange(3), "tied": toy.a.weight, "twice": toy.a.weight},
+        {},
+        dtype=torch.float32,
+    )
     kept = load_tensors(path)
     assert kept["n"].dtype == torch.int64
     assert torch.equal(kept["tied"], kept["twice"])
@@ -399,7 +492,9 @@ def test_a_folder_is_hashed_with_what_its_links_lead_to(tmp_path: Path) -> None:
     (shared / "again").symlink_to(folder)  # a loop
     assert content_hash(folder) == after
     (folder / "model.safetensors").symlink_to("blobs/none")
-    with pytest.raises(WeightsError, match=r"model\.safetensors: a link to blobs/none, which does not exist"):
+    with pytest.raises(
+        WeightsError, match=r"model\.safetensors: a link to blobs/none, which does not exist"
+    ):
         content_hash(folder)
 
 
@@ -409,6 +504,8 @@ def test_quantised_tensors_are_named(tmp_path: Path, shapes: bool) -> None:
     save_file({**TENSORS, "b.weight": torch.zeros(2, 2, dtype=torch.uint32)}, path)
     with (
         shapes_only() if shapes else nullcontext(),
-        pytest.raises(WeightsError, match=r"mlx\.safetensors: b\.weight has the quantised type torch\.uint32"),
+        pytest.raises(
+            WeightsError, match=r"mlx\.safetensors: b\.weight has the quantised type torch\.uint32"
+        ),
     ):
         load_weights(skip_init(Toy), load_tensors(path), SAME, where=path)

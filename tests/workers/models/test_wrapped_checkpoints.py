@@ -1,4 +1,6 @@
-"""Checkpoints as training leaves them: names with wrappers' components, and files with several state dicts."""
+"""Checkpoints as training leaves them: names with wrappers' components, and files with several
+state dicts.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,16 @@ from workers.models.text import T5Encoder
 
 State = Mapping[str, Tensor]
 PREFIXES = [
-    "module.", "_orig_mod.", "model.", "module._orig_mod.", "_orig_mod.module.", "model.module.", "model.net.",
-    "_fsdp_wrapped_module.", "module.model.",
-]  # fmt: skip
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "module._orig_mod.",
+    "_orig_mod.module.",
+    "model.module.",
+    "model.net.",
+    "_fsdp_wrapped_module.",
+    "module.model.",
+]
 CPU = torch.device("cpu")
 
 
@@ -41,7 +50,9 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def llamagen(folder: Path) -> nn.Module:
-    return LlamaGen(str(folder / "c2i.pt"), str(folder / "vq.pt"), 48, heads=2).load(CPU, torch.float32)
+    return LlamaGen(str(folder / "c2i.pt"), str(folder / "vq.pt"), 48, heads=2).load(
+        CPU, torch.float32
+    )
 
 
 def write_llamagen(folder: Path) -> None:
@@ -52,7 +63,10 @@ def write_llamagen(folder: Path) -> None:
 def write_vqgan(folder: Path) -> None:
     tiny_chameleon.checkpoint(folder)
     model = tiny_chameleon.reference_model()
-    own = {name.removeprefix("model.vqmodel."): value for name, value in tiny_chameleon.encoder_state(model).items()}
+    own = {
+        name.removeprefix("model.vqmodel."): value
+        for name, value in tiny_chameleon.encoder_state(model).items()
+    }
     torch.save({"state_dict": own | tiny_chameleon.decoder_state()}, folder / "vqgan.ckpt")
 
 
@@ -84,11 +98,17 @@ def aesthetic(folder: Path) -> nn.Module:
 MODELS: dict[str, tuple[Callable[[Path], object], Callable[[Path], nn.Module]]] = {
     "LlamaGen and its codec": (write_llamagen, llamagen),
     "Anole and its VQGAN": (write_vqgan, anole),
-    "Janus": (tiny_foreign.janus, lambda folder: Janus(str(folder), prompt_tokens=40).load(CPU, torch.float32)),
+    "Janus": (
+        tiny_foreign.janus,
+        lambda folder: Janus(str(folder), prompt_tokens=40).load(CPU, torch.float32),
+    ),
     "T5": (tiny_llamagen.write_t5, lambda folder: T5Encoder(folder)._model),
     "EAGLE": (lambda folder: tiny_eagle.write(folder, tiny_eagle.published()), eagle),
     "CLIP": (tiny_clip.write_clip, load_clip_folder),
-    "our own": (write_own, lambda folder: read_module(folder / "target.safetensors", "an AR model", build_ar_model)[0]),
+    "our own": (
+        write_own,
+        lambda folder: read_module(folder / "target.safetensors", "an AR model", build_ar_model)[0],
+    ),
     "our own drafter": (write_own, own_drafter),
     "aesthetic": (lambda folder: head_file(folder / "head.pth", 5), aesthetic),
 }
@@ -96,7 +116,11 @@ MODELS: dict[str, tuple[Callable[[Path], object], Callable[[Path], nn.Module]]] 
 
 def rename(folder: Path, change: Callable[[str], str]) -> int:
     """Change the tensors' names in every weight file of a folder; returns the number of files."""
-    files = [file for file in folder.iterdir() if file.suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors")]
+    files = [
+        file
+        for file in folder.iterdir()
+        if file.suffix in (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+    ]
     for file in files:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:
@@ -106,7 +130,10 @@ def rename(folder: Path, change: Callable[[str], str]) -> int:
         else:
             content = torch.load(file)
             key = next((key for key in ("model", "state_dict") if key in content), None)
-            state = {change(name): value for name, value in (content if key is None else content[key]).items()}
+            state = {
+                change(name): value
+                for name, value in (content if key is None else content[key]).items()
+            }
             torch.save(state if key is None else content | {key: state}, file)
     for index in folder.glob("*.index.json"):
         content = json.loads(index.read_text())
@@ -116,7 +143,9 @@ def rename(folder: Path, change: Callable[[str], str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, dict[str, Tensor]]]:
+def written(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], tuple[Path, dict[str, Tensor]]]:
     """A model's folder and its weights, by name; written once."""
     found: dict[str, tuple[Path, dict[str, Tensor]]] = {}
 
@@ -140,7 +169,10 @@ def compiled(name: str) -> str:
 @pytest.mark.parametrize("prefix", [*PREFIXES, None])
 @pytest.mark.parametrize("name", MODELS)
 def test_what_training_adds_to_names_is_removed(
-    name: str, prefix: str | None, written: Callable[[str], tuple[Path, dict[str, Tensor]]], tmp_path: Path
+    name: str,
+    prefix: str | None,
+    written: Callable[[str], tuple[Path, dict[str, Tensor]]],
+    tmp_path: Path,
 ) -> None:
     folder, expected = written(name)
     for file in folder.iterdir():
@@ -151,15 +183,21 @@ def test_what_training_adds_to_names_is_removed(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize(("own", "is_removed"), [("model.", False), ("module.", True), ("module.model.", True)])
+@pytest.mark.parametrize(
+    ("own", "is_removed"), [("model.", False), ("module.", True), ("module.model.", True)]
+)
 def test_a_checkpoints_own_prefix_stays(own: str, is_removed: bool, tmp_path: Path) -> None:
-    """All names of a decoder without its head begin with `model.`, as they do in transformers. A prefix `module.` is
-    removed unless the model itself has it."""
+    """All names of a decoder without its head begin with `model.`, as they do in transformers. A
+    prefix `module.` is removed unless the model itself has it.
+    """
     tensors = {f"{own}embed_tokens.weight": torch.ones(2), f"{own}norm.weight": torch.ones(2)}
     torch.save(tensors, tmp_path / "x.pt")
     assert (load_tensors(tmp_path / "x.pt").keys() != tensors.keys()) == is_removed
     assert load_tensors(tmp_path / "x.pt", [f"{own}norm.weight"]).keys() == tensors.keys()
-    assert load_tensors(tmp_path / "x.pt", ["norm.weight"]).keys() == {"embed_tokens.weight", "norm.weight"}
+    assert load_tensors(tmp_path / "x.pt", ["norm.weight"]).keys() == {
+        "embed_tokens.weight",
+        "norm.weight",
+    }
 
 
 def test_names_that_would_be_one_are_left_alone(tmp_path: Path) -> None:
@@ -177,7 +215,10 @@ OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 
     [
         (WEIGHTS, ()),
         ({"model": WEIGHTS, "steps": 7, "args": {"lr": 1e-4}}, ()),
-        ({"model": WEIGHTS, "ema": OTHERS, "optimizer": OPTIMIZER}, ("`model`", "`ema`", "`optimizer`")),
+        (
+            {"model": WEIGHTS, "ema": OTHERS, "optimizer": OPTIMIZER},
+            ("`model`", "`ema`", "`optimizer`"),
+        ),
         ({"ema": OTHERS, "state_dict": WEIGHTS}, ("`state_dict`", "`ema`")),
         ({"state_dict": {"model": WEIGHTS, "ema": OTHERS}}, ("`state_dict.model`", "`ema`")),
         ({"app": {"model": WEIGHTS, "optimizer": OPTIMIZER}}, ("`app.model`", "`optimizer`")),
@@ -185,7 +226,9 @@ OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 
         ({"params_ema": WEIGHTS}, ()),
     ],
 )
-def test_the_state_dict_that_is_read_is_named(content: object, named: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_state_dict_that_is_read_is_named(
+    content: object, named: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "x.pt"
     torch.save(content, path)
     tensors = load_tensors(path)
@@ -198,7 +241,9 @@ def test_the_state_dict_that_is_read_is_named(content: object, named: tuple[str,
 
 def test_several_state_dicts_of_no_known_key_are_refused(tmp_path: Path) -> None:
     torch.save({"generator": WEIGHTS, "teacher": OTHERS}, tmp_path / "x.pt")
-    with pytest.raises(WeightsError, match=r"x\.pt: holds several state dicts \(generator, teacher\)"):
+    with pytest.raises(
+        WeightsError, match=r"x\.pt: holds several state dicts \(generator, teacher\)"
+    ):
         load_tensors(tmp_path / "x.pt")
 
 
@@ -207,7 +252,9 @@ def test_an_error_names_the_state_dict_that_is_read(tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "c2i.pt"
     state = torch.load(path)["model"]
     torch.save({"model": state | {"extra": torch.ones(1)}, "ema": state}, path)
-    with pytest.raises(WeightsError, match=r"c2i\.pt: .*\(1\): extra.*`model` is read; it also holds `ema`"):
+    with pytest.raises(
+        WeightsError, match=r"c2i\.pt: .*\(1\): extra.*`model` is read; it also holds `ema`"
+    ):
         load_on_meta(read_entry(models, "classes"))
 
 

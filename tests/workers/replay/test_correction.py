@@ -1,4 +1,6 @@
-"""The correction of predictions: against plain linear algebra, and on synthetic trials with a known drift."""
+"""The correction of predictions: against plain linear algebra, and on synthetic trials with a known
+drift.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ OFFSET, SLOPES = 0.03, {"chain": -0.5, "dynamic": -0.2}
 
 
 def config(tree: str) -> DecodingConfig:
-    return DecodingConfig.from_mapping({"drafter": "eagle", "tree": TREES[tree]}).with_sampling(Sampling())
+    return DecodingConfig.from_mapping({"drafter": "eagle", "tree": TREES[tree]}).with_sampling(
+        Sampling()
+    )
 
 
 def prediction(length: float, excess: float) -> Prediction:
@@ -45,12 +49,17 @@ def observe(count: int, noise: float, seed: int = 0) -> list[Observation]:
 def relative_errors(correction: Correction | None, trials: list[Observation]) -> np.ndarray:
     corrected = [correction(o.config, o.prediction) if correction else o.prediction for o in trials]
     return np.array(
-        [c.mean_accepted_length.value / o.measured.value - 1 for c, o in zip(corrected, trials, strict=True)]
+        [
+            c.mean_accepted_length.value / o.measured.value - 1
+            for c, o in zip(corrected, trials, strict=True)
+        ]
     )
 
 
 def test_a_linear_drift_is_removed_and_stated_errors_cover() -> None:
-    """Noise of 1 %: other trials of the same drift come within it, and 95 % of 300 within 2 errors (+- 4 %)."""
+    """Noise of 1 %: other trials of the same drift come within it, and 95 % of 300 within 2 errors
+    (+- 4 %).
+    """
     correction, others = Correction.fit(observe(60, 0.01)), observe(300, 0.01, seed=1)
     before, after = relative_errors(None, others), relative_errors(correction, others)
     assert np.sqrt((before**2).mean()) > 0.04
@@ -66,9 +75,13 @@ def test_left_out_residuals_are_those_of_fits_without_the_trial() -> None:
     for index, left_out in enumerate(trials):
         others = trials[:index] + trials[index + 1 :]
         kinds, excess, ratio = Correction.columns(others)
-        without = Correction.with_scales(kinds, excess, ratio, np.zeros(len(others)), correction.scales)[1]
+        without = Correction.with_scales(
+            kinds, excess, ratio, np.zeros(len(others)), correction.scales
+        )[1]
         corrected = without(left_out.config, left_out.prediction).mean_accepted_length.value
-        assert correction.left_out[index] == pytest.approx(math.log(left_out.measured.value / corrected))
+        assert correction.left_out[index] == pytest.approx(
+            math.log(left_out.measured.value / corrected)
+        )
 
 
 def test_one_trial_moves_its_own_kind_more_than_others() -> None:

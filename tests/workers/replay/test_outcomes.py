@@ -1,8 +1,10 @@
-"""The outcomes of recorded steps are the expectations of the round: against a plain enumeration of all of its outcomes.
+"""The outcomes of recorded steps are the expectations of the round: against a plain enumeration of
+all of its outcomes.
 
-tests/oracles/rounds.py enumerates what a round emits from the formulas. Where children are chosen, a step's expectation
-is the enumerated one to rounding. Where they are sampled, the mean over 20,000 recorded drafts is, within 5 standard
-errors: one false alarm in 1.7 million comparisons, of which there are a few hundred, and the seed is fixed.
+tests/oracles/rounds.py enumerates what a round emits from the formulas. Where children are chosen,
+a step's expectation is the enumerated one to rounding. Where they are sampled, the mean over 20,000
+recorded drafts is, within 5 standard errors: one false alarm in 1.7 million comparisons, of which
+there are a few hundred, and the seed is fixed.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ def by_first(outcomes: StepOutcomes, first: torch.Tensor, token: int) -> tuple[f
 
 @pytest.mark.parametrize("children", ["sampled", "top"])
 @pytest.mark.parametrize(("name", "resampling"), SETTINGS)
-def test_the_emitted_tokens_are_the_enumerated_ones(name: str, resampling: Resampling, children: Children) -> None:
+def test_the_emitted_tokens_are_the_enumerated_ones(
+    name: str, resampling: Resampling, children: Children
+) -> None:
     fast, plain = with_resampling(name, resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
     steps, first = record(children, sampling, DRAWS if children == "sampled" else 100)
@@ -101,7 +105,10 @@ def test_a_kept_ranking_changes_nothing_and_lengths_need_no_costs(
 ) -> None:
     fast, _ = with_resampling(name, resampling)
     steps, _ = record(children, Sampling(), 200)
-    outcomes, ranked = step_outcomes(steps, fast, LOOKUP), step_outcomes(steps.ranked(), fast, LOOKUP)
+    outcomes, ranked = (
+        step_outcomes(steps, fast, LOOKUP),
+        step_outcomes(steps.ranked(), fast, LOOKUP),
+    )
     for field in fields(StepOutcomes):
         torch.testing.assert_close(getattr(ranked, field.name), getattr(outcomes, field.name))
     assert torch.equal(step_outcomes(steps, fast, LOOKUP, costs=False).at_least, outcomes.at_least)
@@ -110,8 +117,12 @@ def test_a_kept_ranking_changes_nothing_and_lengths_need_no_costs(
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("children", ["sampled", "top"])
 @pytest.mark.parametrize(("name", "resampling"), SETTINGS)
-def test_total_variation_of_the_first_token(name: str, resampling: Resampling, children: Children, count: int) -> None:
-    """Equal for chosen children, and in the mean for a sampled one with optimal resampling; a bound otherwise."""
+def test_total_variation_of_the_first_token(
+    name: str, resampling: Resampling, children: Children, count: int
+) -> None:
+    """Equal for chosen children, and in the mean for a sampled one with optimal resampling; a bound
+    otherwise.
+    """
     fast, plain = with_resampling(name, resampling)
     steps, first = record(children, Sampling(), DRAWS if children == "sampled" else 100)
     kept = (steps.depth == 1) & (torch.arange(steps.depth.shape[1]) < count)
@@ -137,7 +148,9 @@ def test_total_variation_counts_every_reached_slot() -> None:
     fast, plain = with_resampling("uniform", "optimal")
     steps, first = record("top", Sampling(), 100)
     path = [0]  # the root's first child, that one's first child, ...
-    while (inner := (steps.inner[0] == path[-1] + 1).nonzero()).numel() and int(steps.children[0, inner[0, 0], 0]) >= 0:
+    while (inner := (steps.inner[0] == path[-1] + 1).nonzero()).numel() and int(
+        steps.children[0, inner[0, 0], 0]
+    ) >= 0:
         path.append(int(steps.children[0, inner[0, 0], 0]))
     kept = torch.zeros_like(steps.depth, dtype=torch.bool)
     kept[:, path] = True
@@ -150,14 +163,22 @@ def test_total_variation_counts_every_reached_slot() -> None:
         for level in range(len(path)):
             (x,) = rounds.top(p[context], 1)
             outcome = rounds.node(plain, q[context], p[context], [x], omegas[level])
-            expected += reach * sum(abs(a - b) for a, b in zip(outcome.probs(), q[context], strict=True)) / 2
+            expected += (
+                reach
+                * sum(abs(a - b) for a, b in zip(outcome.probs(), q[context], strict=True))
+                / 2
+            )
             reach *= outcome.accepted[0, x]
             context = (*context, x)
-        assert outcomes.total_variation[first == token].mean().item() == pytest.approx(expected, abs=1e-5)
+        assert outcomes.total_variation[first == token].mean().item() == pytest.approx(
+            expected, abs=1e-5
+        )
 
 
 def test_measures_are_means_over_the_targets_tokens() -> None:
-    """Of the root's first child: squared distance and difference of log probs to a token of the target's."""
+    """Of the root's first child: squared distance and difference of log probs to a token of the
+    target's.
+    """
     steps, first = record("sampled", Sampling(), 50)
     target, _ = tables()
     q = all_probs(target, Sampling())
@@ -170,7 +191,9 @@ def test_measures_are_means_over_the_targets_tokens() -> None:
 
 
 def test_a_share_of_the_steps_can_be_kept() -> None:
-    """About a third of 3,000 steps: within 5 standard deviations (129), the same ones at each run."""
+    """About a third of 3,000 steps: within 5 standard deviations (129), the same ones at each
+    run.
+    """
     kept = [record("top", Sampling(), 3000, share=1 / 3)[0] for _ in range(2)]
     assert abs(len(kept[0]) - 1000) < 129
     assert torch.equal(kept[0].image, kept[1].image)
@@ -178,8 +201,12 @@ def test_a_share_of_the_steps_can_be_kept() -> None:
 
 @pytest.mark.parametrize("children", ["sampled", "top"])
 @pytest.mark.parametrize(("name", "resampling"), SETTINGS)
-def test_first_children_that_are_all_certain(name: str, resampling: Resampling, children: Children) -> None:
-    """Nothing may be rejected, so the tests of the other children, and the residuals, have no rows."""
+def test_first_children_that_are_all_certain(
+    name: str, resampling: Resampling, children: Children
+) -> None:
+    """Nothing may be rejected, so the tests of the other children, and the residuals, have no
+    rows.
+    """
     fast, _ = with_resampling(name, resampling)
     if children == "top":  # a budget below 1 may reject them
         fast = replace(fast, schedule=Constant(1.6))
@@ -197,7 +224,9 @@ def test_first_children_that_are_all_certain(name: str, resampling: Resampling, 
 def test_no_steps_have_no_outcomes(name: str, resampling: Resampling, children: Children) -> None:
     fast, _ = with_resampling(name, resampling)
     steps, _ = record(children, Sampling(), 20)
-    some, none = (step_outcomes(steps.select(torch.arange(count)), fast, LOOKUP) for count in (20, 0))
+    some, none = (
+        step_outcomes(steps.select(torch.arange(count)), fast, LOOKUP) for count in (20, 0)
+    )
     for field in fields(StepOutcomes):
         expected, found = getattr(some, field.name), getattr(none, field.name)
         assert (found.shape[0], found.dtype, found.dim()) == (0, expected.dtype, expected.dim())
@@ -206,7 +235,9 @@ def test_no_steps_have_no_outcomes(name: str, resampling: Resampling, children: 
 @pytest.mark.parametrize("children", ["sampled", "top"])
 @pytest.mark.parametrize("missing", [1, 2])
 def test_children_after_a_missing_one_are_tested(children: Children, missing: int) -> None:
-    """Without the first children of a node, the next ones are tried as if they were the first: in every row alike."""
+    """Without the first children of a node, the next ones are tried as if they were the first: in
+    every row alike.
+    """
     steps, _ = record(children, Sampling(), 200)
     root = steps.children[:, 0]
     order = torch.cat([root[:, missing:], torch.full_like(root[:, :missing], -1)], dim=1)
@@ -215,7 +246,9 @@ def test_children_after_a_missing_one_are_tested(children: Children, missing: in
     holes = steps.children.clone()
     holes[:, 0, :missing] = -1
     rule, _ = with_resampling("cool", "optimal")
-    expected, found = (step_outcomes(replace(steps, children=c), rule, LOOKUP) for c in (shifted, holes))
+    expected, found = (
+        step_outcomes(replace(steps, children=c), rule, LOOKUP) for c in (shifted, holes)
+    )
     assert bool((expected.at_least[:, 1] > 0).any())
     for field in fields(StepOutcomes):
         torch.testing.assert_close(getattr(found, field.name), getattr(expected, field.name))

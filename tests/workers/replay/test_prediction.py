@@ -1,4 +1,6 @@
-"""Predictions of the built-in model's decoding, against runs of it; the sums, against arithmetic by hand."""
+"""Predictions of the built-in model's decoding, against runs of it; the sums, against arithmetic by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,18 @@ def make_engine(models: Models, config: DecodingConfig) -> Engine:
 
 @pytest.mark.slow(seconds=8)
 def test_accepted_lengths_are_those_of_a_run() -> None:
-    """Within 5 %: 8 images of both, whose own standard errors are about 2.5 %, and the same random numbers."""
+    """Within 5 %: 8 images of both, whose own standard errors are about 2.5 %, and the same random
+    numbers.
+    """
     models = models_of_fewer_rows()
     recording = make_engine(models, config(RECORDED.length, "exact"))
     recording.observer = recorder = StepRecorder(Sampling(), models.target.codebook)
     list(recording.run(REQUESTS))
     steps = recorder.steps()
-    image, row = torch.unique(steps.image, return_inverse=True)[1], steps.position // models.target.grid.cols
+    image, row = (
+        torch.unique(steps.image, return_inverse=True)[1],
+        steps.position // models.target.grid.cols,
+    )
     for length, acceptance in ((3, {"schedule": "constant", "budget": 1.5}), (5, "lantern")):
         setting = config(length, acceptance)
         kept, levels = subtree(steps, RECORDED, setting.policy)
@@ -75,10 +82,18 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
 @pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize(
     ("length", "acceptance"),
-    [(3, "exact"), (6, {"schedule": "constant", "budget": 4.0}), (4, {"schedule": "constant", "budget": 1.8})],
+    [
+        (3, "exact"),
+        (6, {"schedule": "constant", "budget": 4.0}),
+        (4, {"schedule": "constant", "budget": 1.8}),
+    ],
 )
-def test_accepted_lengths_of_windows_are_those_of_a_run(windows: Replayer, length: int, acceptance: object) -> None:
-    """The two recorded rules at recorded lengths, and a rule and a length between them. Within 5 %, as above."""
+def test_accepted_lengths_of_windows_are_those_of_a_run(
+    windows: Replayer, length: int, acceptance: object
+) -> None:
+    """The two recorded rules at recorded lengths, and a rule and a length between them. Within 5 %,
+    as above.
+    """
     setting = config(length, acceptance, "jacobi")
     results = [result.statistics for result in windows.engine(setting, IMAGES).run(REQUESTS)]
     measured = sum(int(s.emitted.sum()) for s in results) / sum(s.passes for s in results)
@@ -97,19 +112,27 @@ def outcomes_of(emitted: list[float], excess: list[float]) -> StepOutcomes:
     return StepOutcomes(torch.tensor(emitted)[:, None], zeros, torch.tensor(excess), zeros, zeros)
 
 
-def predict_steps(emitted: list[float], excess: list[float], image: list[int], row: list[int]) -> Prediction:
+def predict_steps(
+    emitted: list[float], excess: list[float], image: list[int], row: list[int]
+) -> Prediction:
     return predict(outcomes_of(emitted, excess), torch.tensor(image), torch.tensor(row), 2)
 
 
 def test_every_row_of_the_image_counts_equally() -> None:
-    """Row 0 takes 1/1 pass a token, row 1 takes 1/4: 2 tokens in 1.25 passes, however many steps each row recorded."""
-    found = predict_steps([1, 1, 1, 3, 5], [0.0, 0.0, 0.0, 0.4, 0.4], [0, 0, 1, 0, 1], [0, 0, 0, 1, 1])
+    """Row 0 takes 1/1 pass a token, row 1 takes 1/4: 2 tokens in 1.25 passes, however many steps
+    each row recorded.
+    """
+    found = predict_steps(
+        [1, 1, 1, 3, 5], [0.0, 0.0, 0.0, 0.4, 0.4], [0, 0, 1, 0, 1], [0, 0, 0, 1, 1]
+    )
     assert found.mean_accepted_length.value == pytest.approx(2 / 1.25)
     assert found.values["excess"].value == pytest.approx((0 + 0.4 / 4) / 2)
 
 
 def test_errors_are_over_images() -> None:
-    """Two images: the jackknife's error is half the difference of the values that each image gives alone."""
+    """Two images: the jackknife's error is half the difference of the values that each image gives
+    alone.
+    """
     found = predict_steps([2, 2, 4], [0.0, 0.0, 0.0], [0, 0, 1], [0, 0, 0])
     assert found.mean_accepted_length.value == pytest.approx(8 / 3)
     assert found.mean_accepted_length.error == pytest.approx((4 - 2) / 2)

@@ -14,7 +14,9 @@ CHAIN = {"policy": "chain", "length": 3}
 DYNAMIC = {"policy": "dynamic", "depth": 2, "width": 2, "nodes": 3}
 
 
-def config(tree: dict[str, Any], drafter: str = "eagle", temperature: float = 1.0, **acceptance: Any) -> DecodingConfig:
+def config(
+    tree: dict[str, Any], drafter: str = "eagle", temperature: float = 1.0, **acceptance: Any
+) -> DecodingConfig:
     mapping = {"drafter": drafter, "tree": tree, "acceptance": acceptance}
     return DecodingConfig.from_mapping(mapping).with_sampling(Sampling(temperature=temperature))
 
@@ -40,10 +42,15 @@ def test_rules_and_sizes_share_a_recording_but_kinds_of_children_do_not() -> Non
         (config(CHAIN, temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, "jacobi", temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, verification="block"), ("acceptance", "verification")),
-        (config({"policy": "branching", "length": 4, "width": 2, "depth": 1}, "jacobi"), ("tree", "policy")),
+        (
+            config({"policy": "branching", "length": 4, "width": 2, "depth": 1}, "jacobi"),
+            ("tree", "policy"),
+        ),
     ],
 )
-def test_what_replay_cannot_describe_is_refused(setting: DecodingConfig, path: tuple[str, ...]) -> None:
+def test_what_replay_cannot_describe_is_refused(
+    setting: DecodingConfig, path: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         recording_key(setting)
     assert refused.value.path == path

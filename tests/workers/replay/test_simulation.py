@@ -40,7 +40,9 @@ def rounds(policy: TreePolicy, rule: AcceptanceRule) -> tuple[RecordedSteps, flo
     return steps, IMAGES * (GRID.tokens - 1) / passes
 
 
-def simulated_length(steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule) -> float:
+def simulated_length(
+    steps: RecordedSteps, recorded: TreePolicy, policy: Adjacency, rule: AcceptanceRule
+) -> float:
     def outcomes_of(tree: TreePolicy) -> StepOutcomes:
         kept, levels = subtree(steps, recorded, tree)
         return step_outcomes(steps, rule, NeighbourTables(), kept=kept, levels=levels)
@@ -65,15 +67,23 @@ def test_the_nearest_step_is_of_the_same_image() -> None:
 
 @pytest.mark.parametrize("initialisation", ["horizontal", "vertical", "random", "tokenflock"])
 def test_simulated_lengths_are_those_of_a_run(initialisation: str) -> None:
-    """The exact rule's own run within 3 %, a relaxed one's, which meets other states, within 8 %: 300 images of 6
-    tokens each.
+    """The exact rule's own run within 3 %, a relaxed one's, which meets other states, within 8 %:
+    300 images of 6 tokens each.
     """
     policy = Adjacency(
         initialisation=initialisation,  # type: ignore[arg-type]
-        depth_range=(1, 3), width_range=(1, 3), depth_step=1, width_step=1, start_depth=2, start_width=2, nodes=4,
-    )  # fmt: skip
+        depth_range=(1, 3),
+        width_range=(1, 3),
+        depth_step=1,
+        width_step=1,
+        start_depth=2,
+        start_width=2,
+        nodes=4,
+    )
     recorded = union_policy([policy])
     steps, _ = rounds(recorded, AcceptanceRule())
     for rule, tolerance in ((AcceptanceRule(), 0.03), (RELAXED, 0.08)):
         _, measured = rounds(policy, rule)
-        assert simulated_length(steps, recorded, policy, rule) == pytest.approx(measured, rel=tolerance)
+        assert simulated_length(steps, recorded, policy, rule) == pytest.approx(
+            measured, rel=tolerance
+        )

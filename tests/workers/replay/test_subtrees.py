@@ -1,4 +1,6 @@
-"""A policy's tree is found inside a recorded larger one: against the trees that decoding drafts by that policy."""
+"""A policy's tree is found inside a recorded larger one: against the trees that decoding drafts by
+that policy.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ CODES, LENGTH, IMAGES = 6, 6, 200
 SMALL = ((0,), (1,), (0, 0), (0, 0, 0))
 OTHER = ((0,), (1,), (2,), (1, 0), (1, 1))
 ADAPTING = Adjacency(
-    depth_range=(2, 4), width_range=(1, 2), depth_step=1, width_step=1, start_depth=3, start_width=2, nodes=6
+    depth_range=(2, 4),
+    width_range=(1, 2),
+    depth_step=1,
+    width_step=1,
+    start_depth=3,
+    start_width=2,
+    nodes=6,
 )
 
 
@@ -31,7 +39,9 @@ class Paths:
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: torch.Tensor) -> None:
         parents = tree.shape.parents.expand(batch.size, -1)
-        self.of_rows = [paths(tree.tokens[row], parents[row], tree.exists[row]) for row in range(batch.size)]
+        self.of_rows = [
+            paths(tree.tokens[row], parents[row], tree.exists[row]) for row in range(batch.size)
+        ]
 
 
 def paths(tokens: torch.Tensor, parents: torch.Tensor, kept: torch.Tensor) -> set[tuple[int, ...]]:
@@ -50,7 +60,9 @@ def tables() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def engine(policy: TreePolicy) -> tabular.TabularEngine:
-    return tabular.TabularEngine(DecodingConfig(Eagle(), policy, EXACT, Sampling()), *tables(), LENGTH)
+    return tabular.TabularEngine(
+        DecodingConfig(Eagle(), policy, EXACT, Sampling()), *tables(), LENGTH
+    )
 
 
 @torch.inference_mode()
@@ -77,7 +89,9 @@ def node_parents(steps: RecordedSteps) -> torch.Tensor:
     for index in range(steps.inner.shape[1]):
         for rank in range(steps.children.shape[2]):
             child = steps.children[:, index, rank]
-            parents.scatter_(1, torch.where(child < 0, nodes, child)[:, None], steps.inner[:, index, None] - 1)
+            parents.scatter_(
+                1, torch.where(child < 0, nodes, child)[:, None], steps.inner[:, index, None] - 1
+            )
     return parents[:, :nodes]
 
 
@@ -100,7 +114,9 @@ def node_parents(steps: RecordedSteps) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_a_policys_trees_are_in_the_recorded_ones(policies: tuple[TreePolicy, ...], own: TreePolicy) -> None:
+def test_a_policys_trees_are_in_the_recorded_ones(
+    policies: tuple[TreePolicy, ...], own: TreePolicy
+) -> None:
     union = union_policy(policies)
     steps = recorded_round(union)
     kept, levels = subtree(steps, union, own)
@@ -110,7 +126,9 @@ def test_a_policys_trees_are_in_the_recorded_ones(policies: tuple[TreePolicy, ..
     assert found == first_round(own)
 
 
-def test_the_least_likely_nodes_are_missing_from_a_union_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_likely_nodes_are_missing_from_a_union_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """None is added or put elsewhere."""
     own = Dynamic(4, 2, 9)
     expected = first_round(own)

@@ -13,9 +13,12 @@ from workers.replay.windows import neighbours, relaxed_weight, window_lengths
 
 
 @pytest.mark.parametrize(
-    ("lengths", "recorded"), [([5], (5,)), ([3, 6], (3, 6)), ([3, 4, 11], (3, 6, 11)), ([15, 3], (3, 5, 9, 15))]
+    ("lengths", "recorded"),
+    [([5], (5,)), ([3, 6], (3, 6)), ([3, 4, 11], (3, 6, 11)), ([15, 3], (3, 5, 9, 15))],
 )
-def test_recorded_lengths_span_all_and_at_most_double(lengths: list[int], recorded: tuple[int, ...]) -> None:
+def test_recorded_lengths_span_all_and_at_most_double(
+    lengths: list[int], recorded: tuple[int, ...]
+) -> None:
     assert window_lengths(lengths) == recorded
 
 
@@ -30,7 +33,9 @@ def test_a_length_is_between_its_neighbours() -> None:
 
 
 def test_a_rule_s_own_speed_is_what_it_emits_there() -> None:
-    """The recorded rules are at their own speeds; another one is where its line meets the diagonal."""
+    """The recorded rules are at their own speeds; another one is where its line meets the
+    diagonal.
+    """
     speeds = (2.0, 5.0)
     assert relaxed_weight(speeds, (2.0, 1.5)) == 0
     assert relaxed_weight(speeds, (6.0, 5.0)) == 1
@@ -43,7 +48,9 @@ def test_a_rule_s_own_speed_is_what_it_emits_there() -> None:
 def test_speeds_are_hardly_extrapolated() -> None:
     assert relaxed_weight((2.0, 2.2), (9.0, 8.9)) == 1.5
     assert relaxed_weight((2.0, 2.2), (0.9, 0.8)) == -0.5
-    assert relaxed_weight((2.0, 3.0), (2.1, 4.0)) == 1, "emits more the faster it slides, at any speed"
+    assert relaxed_weight((2.0, 3.0), (2.1, 4.0)) == 1, (
+        "emits more the faster it slides, at any speed"
+    )
     assert relaxed_weight((2.0, 2.0), (2.0, 2.0)) == 1
 
 
@@ -51,7 +58,9 @@ def test_predictions_are_interpolated_with_their_replicates() -> None:
     """Two blocks; lengths in logs. What both recordings share does not average out."""
     slow, fast = Estimate(2.0, 0.1, 12, (1.9, 2.1)), Estimate(8.0, 0.4, 12, (7.6, 8.4))
     first = Prediction({LENGTH: slow, "excess": Estimate(0.0, 0.0, 12, (0.0, 0.0))})
-    second = Prediction({LENGTH: fast, "excess": Estimate(0.2, 0.1, 12, (0.1, 0.3))}, approximate=True)
+    second = Prediction(
+        {LENGTH: fast, "excess": Estimate(0.2, 0.1, 12, (0.1, 0.3))}, approximate=True
+    )
     found = interpolate(first, second, 0.5)
     assert found.mean_accepted_length.value == pytest.approx(4.0)
     assert found.mean_accepted_length.replicates == pytest.approx((3.8, 4.2))

@@ -39,7 +39,9 @@ THREAD = "thread = threading.Thread(target=show); thread.start(); thread.join()"
 
 
 def allocator_environment() -> dict[str, str]:
-    return {name: value for name, value in process_environment(1).items() if name.startswith("MALLOC_")}
+    return {
+        name: value for name, value in process_environment(1).items() if name.startswith("MALLOC_")
+    }
 
 
 def faults(start: str, **variables: str) -> tuple[int, int]:
@@ -52,7 +54,8 @@ def faults(start: str, **variables: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("start", "variables"), [("keep_freed_memory(); show()", {}), (THREAD, allocator_environment())]
+    ("start", "variables"),
+    [("keep_freed_memory(); show()", {}), (THREAD, allocator_environment())],
 )
 def test_a_large_block_is_used_again(start: str, variables: dict[str, str]) -> None:
     first, more = faults(start, **variables)

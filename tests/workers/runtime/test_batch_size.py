@@ -36,14 +36,20 @@ def peak(shapes: Models, config: DecodingConfig, batch: int) -> int:
 
 
 def test_a_cpu_takes_the_same_batch_for_every_config(shapes: Models) -> None:
-    assert {automatic_batch(shapes, preset(name), None) for name in ("vanilla", "eagle2", "sjd")} == {MAX_ON_CPU}
+    assert {
+        automatic_batch(shapes, preset(name), None) for name in ("vanilla", "eagle2", "sjd")
+    } == {MAX_ON_CPU}
 
 
 @pytest.mark.parametrize("name", ["vanilla", "eagle1"])
 def test_a_gpu_takes_the_largest_power_of_two_that_fits(name: str, shapes: Models) -> None:
-    """By the dry run's memory, graphs included: the next larger one does not fit, but for what pictures take."""
+    """By the dry run's memory, graphs included: the next larger one does not fit, but for what
+    pictures take.
+    """
     config = preset(name)
-    sizes = [automatic_batch(shapes, config, peak(shapes, config, batch)) for batch in (1, 16, 40, 64)]
+    sizes = [
+        automatic_batch(shapes, config, peak(shapes, config, batch)) for batch in (1, 16, 40, 64)
+    ]
     assert sizes == [1, 16, 32, 64]
     assert automatic_batch(shapes, config, peak(shapes, config, 64) - 1) == 32
     assert automatic_batch(shapes, config, 1 << 50) == MAX_ON_GPU
@@ -52,7 +58,11 @@ def test_a_gpu_takes_the_largest_power_of_two_that_fits(name: str, shapes: Model
 
 def test_larger_trees_have_smaller_batches(shapes: Models) -> None:
     memory = peak(shapes, preset("vanilla"), 64)
-    assert automatic_batch(shapes, preset("adt"), memory) < automatic_batch(shapes, preset("vanilla"), memory) == 64
+    assert (
+        automatic_batch(shapes, preset("adt"), memory)
+        < automatic_batch(shapes, preset("vanilla"), memory)
+        == 64
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +72,9 @@ def evaluator(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Evalua
     return Evaluator(WorkerSpec(store=str(store), device="cpu", models=models, captions=captions))
 
 
-def test_a_worker_follows_the_rule_for_its_memory(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_follows_the_rule_for_its_memory(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the networks of metrics; at most the images of the shard; once for each config."""
     config = DecodingConfig(sampling=evaluator.models.target.sampling)
     shard, calls = QualityShard(config, 0, 12, 50, "auto"), list[int | None]()
@@ -89,7 +101,9 @@ def test_a_shard_has_the_same_name_and_images_at_any_batch(evaluator: Evaluator)
     assert QualityShard.from_mapping(automatic.to_mapping()) == automatic
     assert evaluator.make(automatic)["ran"]
     assert not evaluator.make(fixed)["ran"]
-    table = read_shard(evaluator.storage, automatic.name(evaluator.experiment), ["batch", "tokens"])[0]
+    table = read_shard(
+        evaluator.storage, automatic.name(evaluator.experiment), ["batch", "tokens"]
+    )[0]
     assert set(table["batch"].to_pylist()) == {6}
     evaluator.storage.remove(automatic.name(evaluator.experiment))
     evaluator.make(fixed)

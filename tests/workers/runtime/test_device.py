@@ -18,7 +18,10 @@ CPU = torch.device("cpu")
     ("flags", "dtype"),
     [
         ({"avx2": True}, torch.float32),
-        ({"avx2": True, "avx512_f": True, "avx512_vnni": True, "avx512_bf16": False}, torch.float32),
+        (
+            {"avx2": True, "avx512_f": True, "avx512_vnni": True, "avx512_bf16": False},
+            torch.float32,
+        ),
         ({"avx512_f": True, "avx512_bf16": True}, torch.bfloat16),
         ({"amx_tile": True, "amx_bf16": True}, torch.bfloat16),
     ],
@@ -37,18 +40,31 @@ def test_a_cpu_trains_in_bfloat16_only_with_instructions_for_it(
     assert training_dtype(CPU, False)[0] == torch.float32
 
 
-def test_an_older_torch_leaves_the_answer_to_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_torch_leaves_the_answer_to_linux(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     info = tmp_path / "cpuinfo"
     monkeypatch.setattr(device, "_CPUINFO", info)
     assert training_dtype(CPU)[0] == torch.float32  # not Linux
-    for flags, dtype in (("avx2 avx512f", torch.float32), ("avx2 avx512f avx512_bf16", torch.bfloat16)):
+    for flags, dtype in (
+        ("avx2 avx512f", torch.float32),
+        ("avx2 avx512f avx512_bf16", torch.bfloat16),
+    ):
         info.write_text(f"processor : 0\nflags : fpu {flags}\n")
         assert training_dtype(CPU)[0] == dtype
 
 
 @pytest.mark.parametrize("supported", [False, True])
-def test_a_gpu_trains_in_bfloat16_if_it_is_not_emulated(supported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_trains_in_bfloat16_if_it_is_not_emulated(
+    supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported or including_emulation)
-    assert training_dtype(torch.device("cuda"))[0] == (torch.bfloat16 if supported else torch.float32)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation: supported or including_emulation,
+    )
+    assert training_dtype(torch.device("cuda"))[0] == (
+        torch.bfloat16 if supported else torch.float32
+    )

@@ -34,16 +34,24 @@ def earlier(tmp_path: Path) -> EarlierImages:
     return EarlierImages(storage, {CONFIG.digest(): list(FILES)})
 
 
-def tokens(earlier: EarlierImages, captions: range, text: str = "caption", samples: int = 2) -> list[list[int]] | None:
+def tokens(
+    earlier: EarlierImages, captions: range, text: str = "caption", samples: int = 2
+) -> list[list[int]] | None:
     shard = QualityShard(CONFIG, captions.start, captions.stop, samples, 4)
-    requests = [Request(number, f"{text} {number}", sample) for number in captions for sample in range(samples)]
+    requests = [
+        Request(number, f"{text} {number}", sample)
+        for number in captions
+        for sample in range(samples)
+    ]
     table = earlier.find(shard, requests)
     found: list[list[int]] | None = None if table is None else table["tokens"].to_pylist()
     return found
 
 
 def test_rows_come_in_the_order_of_the_requests(earlier: EarlierImages) -> None:
-    assert tokens(earlier, range(1, 5)) == [[10 * caption + sample] for caption in range(1, 5) for sample in (0, 1)]
+    assert tokens(earlier, range(1, 5)) == [
+        [10 * caption + sample] for caption in range(1, 5) for sample in (0, 1)
+    ]
     assert tokens(earlier, range(2), samples=1) == [[0], [10]]
 
 
@@ -73,7 +81,9 @@ def test_a_store_that_does_not_respond_has_no_images(
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_files_that_cannot_be_read_count_as_missing(earlier: EarlierImages, tmp_path: Path, is_known: bool) -> None:
+def test_files_that_cannot_be_read_count_as_missing(
+    earlier: EarlierImages, tmp_path: Path, is_known: bool
+) -> None:
     if is_known:
         assert tokens(earlier, range(5)) is not None
     (tmp_path / "shards" / "one").write_bytes(b"torn")

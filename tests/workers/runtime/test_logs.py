@@ -85,7 +85,13 @@ def test_tasks_and_errors_stand_in_the_workers_own_log(tmp_path: Path, broken: N
 
 def test_a_worker_that_does_not_come_up_says_why_in_its_log(tmp_path: Path, broken: None) -> None:
     with pytest.raises(ValueError, match="no such folder"):
-        Worker({"store": str(tmp_path), "worker": "worker-0", "models": {"name": "nowhere", "where": ""}}).facts()
+        Worker(
+            {
+                "store": str(tmp_path),
+                "worker": "worker-0",
+                "models": {"name": "nowhere", "where": ""},
+            }
+        ).facts()
     text = read(tmp_path, "worker-0")
     assert "ERROR loading nowhere for auto: failed after" in text
     assert "ValueError: nowhere: no such folder of weights" in text
@@ -106,7 +112,9 @@ def test_warnings_of_libraries_are_there_as_well(tmp_path: Path) -> None:
     assert "WARNING half of the weights are zero" in read(tmp_path, "a")
 
 
-def test_elsewhere_than_in_a_folder_there_is_no_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_elsewhere_than_in_a_folder_there_is_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from pyarrow.fs import LocalFileSystem
 
     storage = Storage(str(tmp_path), filesystem=LocalFileSystem())

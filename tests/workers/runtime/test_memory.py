@@ -28,7 +28,9 @@ class Device:
 SHORT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore words")
 
 
-@pytest.mark.parametrize("error", [SHORT, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+@pytest.mark.parametrize(
+    "error", [SHORT, MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
 def test_halved_from_then_on(error: BaseException) -> None:
     device = Device(4, error)
     made = in_chunks(device.work, range(19), 8)
@@ -68,11 +70,17 @@ def test_nothing_to_do() -> None:
 
 
 @pytest.mark.parametrize(("share", "limited"), [(1.0, False), (0.5, True), (0.25, True)])
-def test_a_worker_takes_its_share_of_a_gpu(share: float, limited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_takes_its_share_of_a_gpu(
+    share: float, limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     total, fractions = 80 << 30, list[tuple[float, int | None]]()
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total))
     monkeypatch.setattr(
-        torch.cuda, "set_per_process_memory_fraction", lambda fraction, index: fractions.append((fraction, index))
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total)
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda fraction, index: fractions.append((fraction, index)),
     )
     available = limit_memory(torch.device("cuda"), share)
     assert available == total * share - RESERVED_BYTES

@@ -1,4 +1,6 @@
-"""A worker's numbers: the same for the same weights, apart by what changed, and sensitive to every part that draws."""
+"""A worker's numbers: the same for the same weights, apart by what changed, and sensitive to every
+part that draws.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from workers.runtime.numerics import max_difference, measure_numerics
 CAPTIONS = ["a red circle", "a blue square", "never encoded"]
 
 
-def measure(change: Callable[[Target], object] = lambda target: None, scale: float = 1.0) -> dict[str, Any]:
+def measure(
+    change: Callable[[Target], object] = lambda target: None, scale: float = 1.0
+) -> dict[str, Any]:
     """Of a target that was changed, with an extractor whose features are scaled pixels."""
     target = toy_target()
     with torch.no_grad():
@@ -45,7 +49,9 @@ def test_the_same_weights_give_the_same_numbers() -> None:
 
 @pytest.mark.parametrize("factor", [1 + 1e-6, 1 + 1e-3])
 def test_the_difference_is_relative_to_the_largest_number(factor: float) -> None:
-    assert max_difference(measure(), measure(scale_head(factor))) == pytest.approx(factor - 1, rel=0.2)
+    assert max_difference(measure(), measure(scale_head(factor))) == pytest.approx(
+        factor - 1, rel=0.2
+    )
     assert max_difference(measure(), measure(scale=factor)) == pytest.approx(factor - 1, rel=0.2)
 
 

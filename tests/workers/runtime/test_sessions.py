@@ -35,7 +35,9 @@ from workers.runtime.sessions import time_session
 
 VANILLA = DecodingConfig(sampling=Sampling(temperature=1.0, cfg=1.0))
 CHAINS = tuple(
-    DecodingConfig.from_mapping({"drafter": "eagle", "tree": {"policy": "chain", "length": length}}, VANILLA.sampling)
+    DecodingConfig.from_mapping(
+        {"drafter": "eagle", "tree": {"policy": "chain", "length": length}}, VANILLA.sampling
+    )
     for length in range(1, 6)
 )
 REQUESTS = [Request(number, "a large red ring") for number in range(4)]
@@ -44,12 +46,16 @@ REQUESTS = [Request(number, "a large red ring") for number in range(4)]
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     """Of a tiny model."""
-    models = load_entry(folder_entry(tiny_scenes(tmp_path_factory.mktemp("weights"))), torch.device("cpu"))
+    models = load_entry(
+        folder_entry(tiny_scenes(tmp_path_factory.mktemp("weights"))), torch.device("cpu")
+    )
     return Engines(models, 0, lambda: False)
 
 
 @pytest.mark.parametrize(("precision", "repetitions"), [(0.0, 3), (10.0, 1)])
-def test_a_session_ends_when_its_costs_are_precise(precision: float, repetitions: int, engines: Engines) -> None:
+def test_a_session_ends_when_its_costs_are_precise(
+    precision: float, repetitions: int, engines: Engines
+) -> None:
     session = TimingSession((VANILLA, CHAINS[2]), 0, 2, (1, 2), 3, precision)
     rows, *_ = time_session(engines, REQUESTS[:2], session)
     assert {row["repetition"] for row in rows if row["batch"] == 1} == set(range(repetitions))
@@ -65,10 +71,14 @@ def test_each_session_has_an_order_of_its_own(engines: Engines) -> None:
 
 
 def test_a_session_builds_an_engine_once(engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many settings take turns: another start would be timed with the first of its batches."""
+    """However many settings take turns: another start would be timed with the first of its
+    batches.
+    """
     built, build = list[DecodingConfig](), CancellableEngine.__init__
 
-    def count(engine: CancellableEngine, target: Any, config: DecodingConfig, *rest: Any, **options: Any) -> None:
+    def count(
+        engine: CancellableEngine, target: Any, config: DecodingConfig, *rest: Any, **options: Any
+    ) -> None:
         built.append(config)
         build(engine, target, config, *rest, **options)
 
@@ -80,7 +90,9 @@ def test_a_session_builds_an_engine_once(engines: Engines, monkeypatch: pytest.M
 
 
 class GraphClock:
-    """CPU time in which a pass that runs eagerly or is captured takes a second, and all else next to nothing."""
+    """CPU time in which a pass that runs eagerly or is captured takes a second, and all else next
+    to nothing.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -120,17 +132,27 @@ class GraphClock:
 
 @pytest.mark.parametrize("batch", [1, 4])
 def test_timed_batches_only_replay_graphs(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows leave a batch of drafts one by one, so each batch meets keys of its own; vanilla's rows end together."""
+    """Rows leave a batch of drafts one by one, so each batch meets keys of its own; vanilla's rows
+    end together.
+    """
     monkeypatch.setattr(RoundGraphs, "failure", None)
     clock = GraphClock(monkeypatch)
-    configs = (VANILLA, CHAINS[3], DecodingConfig(Eagle(), Dynamic(3, 3, 8), EXACT, VANILLA.sampling))
+    configs = (
+        VANILLA,
+        CHAINS[3],
+        DecodingConfig(Eagle(), Dynamic(3, 3, 8), EXACT, VANILLA.sampling),
+    )
     requests = [Request(number, "a large red ring") for number in range(3 * batch)]
-    rows, *_ = time_session(clock.engines(), requests, TimingSession(configs, 0, 3 * batch, (batch,), 1))
+    rows, *_ = time_session(
+        clock.engines(), requests, TimingSession(configs, 0, 3 * batch, (batch,), 1)
+    )
     assert len(rows) == 3 * 3
     assert max(row["seconds"] for row in rows) < 0.1
 
 
-def test_costs_for_predictions_are_those_of_replayed_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_for_predictions_are_those_of_replayed_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(RoundGraphs, "failure", None)
     clock = GraphClock(monkeypatch)
     config, build = DecodingConfig(Eagle(), Chain(4), EXACT, VANILLA.sampling), Engine.__init__
@@ -146,7 +168,9 @@ def test_costs_for_predictions_are_those_of_replayed_graphs(monkeypatch: pytest.
     assert row["cost_per_pass"] < 1e-3
 
 
-def test_a_session_in_which_graphs_are_given_up_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_in_which_graphs_are_given_up_is_timed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(RoundGraphs, "failure", None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     calls: list[int] = []
@@ -156,14 +180,19 @@ def test_a_session_in_which_graphs_are_given_up_is_timed_again(monkeypatch: pyte
         if len(calls) == 2:
             monkeypatch.setattr(RoundGraphs, "failure", "an operation cannot be captured")
         row = {"caption_ids": [0], "repetition": 0, "batch": calls[-1], "turn": len(calls)}
-        return [{"setting": name, **row, "seconds": 1.0, "prefill": 0.0, "passes": 1, "wall": 1.0} for name in settings]
+        return [
+            {"setting": name, **row, "seconds": 1.0, "prefill": 0.0, "passes": 1, "wall": 1.0}
+            for name in settings
+        ]
 
     monkeypatch.setattr(sessions, "time_in_turn", time)
     target = SimpleNamespace(device=torch.device("cuda:0"), encode=lambda captions, guided: None)
     engines = cast(Engines, SimpleNamespace(models=SimpleNamespace(target=target)))
     configs = (preset("vanilla"), preset("sjd"))
     session = TimingSession(configs, 0, 8, (1, 8), 1)
-    table, facts = sessions.run_session(engines, [Caption(number, "a") for number in range(8)], session)
+    table, facts = sessions.run_session(
+        engines, [Caption(number, "a") for number in range(8)], session
+    )
     assert calls == [1, 8, 1, 8]
     assert table.column("turn").to_pylist() == [3, 3, 4, 4]
     assert facts["timed_on"] == "a GPU, without CUDA graphs"

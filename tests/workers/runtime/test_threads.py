@@ -1,4 +1,6 @@
-"""How many threads a process has, and how they wait: as the environment that OpenMP reads, and as torch has it."""
+"""How many threads a process has, and how they wait: as the environment that OpenMP reads, and as
+torch has it.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,25 @@ print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"], os.environ["OMP_WA
 
 
 def thread_environment(count: int) -> dict[str, str]:
-    return {name: value for name, value in process_environment(count).items() if not name.startswith("MALLOC_")}
+    return {
+        name: value
+        for name, value in process_environment(count).items()
+        if not name.startswith("MALLOC_")
+    }
 
 
 def run(code: str, **variables: str) -> tuple[list[str], str]:
     """The lines that a new process prints, and what OpenMP says of itself when it is loaded."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))}
-    environment |= {"OMP_DISPLAY_ENV": "VERBOSE", "PYTHONPATH": str(Path(__file__).parents[3])} | variables
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))
+    }
+    environment |= {
+        "OMP_DISPLAY_ENV": "VERBOSE",
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+    } | variables
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
     return ran.stdout.splitlines(), ran.stderr
 
 
@@ -43,7 +56,9 @@ def run(code: str, **variables: str) -> tuple[list[str], str]:
         (None, {"OMP_NUM_THREADS": "1"}, "1 1 PASSIVE"),
     ],
 )
-def test_openmp_and_torch_have_the_threads(count: int | None, variables: dict[str, str], expected: str) -> None:
+def test_openmp_and_torch_have_the_threads(
+    count: int | None, variables: dict[str, str], expected: str
+) -> None:
     lines, openmp = run(SHOW.format(count=count), **variables)
     assert lines[0] == expected
     _, wanted, policy = expected.split()
@@ -61,7 +76,9 @@ def test_spins_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> No
     }  # fmt: skip
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, folder: Path, *, count: int, own: int, limit: str, load: str) -> None:
+def machine(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *, count: int, own: int, limit: str, load: str
+) -> None:
     """A machine of `count` cores, of which this process may use `own`."""
     for name, text in (("_CPU_LIMIT", limit), ("_LOAD", load)):
         file = folder / name

@@ -1,11 +1,21 @@
-"""Scenes depend on (seed, index) alone, show what their caption says, and captions go to attributes and back."""
+"""Scenes depend on (seed, index) alone, show what their caption says, and captions go to attributes
+and back.
+"""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from workers.scenes.captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_INDEX, SLOTS, caption, parse
+from workers.scenes.captions import (
+    BACKGROUND_COLOURS,
+    COLOURS,
+    SHAPES,
+    SLOT_INDEX,
+    SLOTS,
+    caption,
+    parse,
+)
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 
@@ -57,11 +67,26 @@ def test_every_caption_parses_back() -> None:
     [
         ("a large red circle", "a large red circle on a smooth grey background"),
         ("Big RED disc!", "a large red circle on a smooth grey background"),
-        ("a blue ring, small, on a gray checkered background", "a small blue ring on a checkered grey background"),
-        ("small green star at the top", "a small green star at the top on a smooth grey background"),
-        ("on a cloudy pink background, a red cross", "a large red cross on a cloudy pink background"),
-        ("red ring right of a blue star", "a large blue star left of a large red ring on a smooth grey background"),
-        ("a red ring below a tiny blue star", "a small blue star above a large red ring on a smooth grey background"),
+        (
+            "a blue ring, small, on a gray checkered background",
+            "a small blue ring on a checkered grey background",
+        ),
+        (
+            "small green star at the top",
+            "a small green star at the top on a smooth grey background",
+        ),
+        (
+            "on a cloudy pink background, a red cross",
+            "a large red cross on a cloudy pink background",
+        ),
+        (
+            "red ring right of a blue star",
+            "a large blue star left of a large red ring on a smooth grey background",
+        ),
+        (
+            "a red ring below a tiny blue star",
+            "a small blue star above a large red ring on a smooth grey background",
+        ),
         (
             "a spotted white ring on top of a black cross on a striped background",
             "a large white dotted ring above a large black cross on a striped grey background",
@@ -97,12 +122,17 @@ def test_objects_stand_where_the_caption_says(shape: str) -> None:
     index = range(8)
 
     def mean_places(text: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Mean (x, y) [8, 2] of red and of blue pixels, and the number of red ones [8], in eight images."""
+        """Mean (x, y) [8, 2] of red and of blue pixels, and the number of red ones [8], in eight
+        images.
+        """
         image = render(row_of(text).expand(8, -1), 0, index, grain=False)
         red = ((image[:, 0] - image[:, 1:].amax(1)) > 0.2).float()
         blue = ((image[:, 2] - image[:, :2].amax(1)) > 0.2).float()
         axis = torch.arange(IMAGE_SIZE, dtype=torch.float32)
-        place = [torch.stack([(m.sum(d) * axis).sum(1) / m.sum((1, 2)) for d in (1, 2)], 1) for m in (red, blue)]
+        place = [
+            torch.stack([(m.sum(d) * axis).sum(1) / m.sum((1, 2)) for d in (1, 2)], 1)
+            for m in (red, blue)
+        ]
         return place[0], place[1], red.sum((1, 2))
 
     red, blue, large = mean_places(f"a large red {shape} left of a large blue {shape}")

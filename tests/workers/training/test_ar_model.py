@@ -1,4 +1,6 @@
-"""Training of targets: the loss falls, resuming equals not stopping, training's forward pass is the model's."""
+"""Training of targets: the loss falls, resuming equals not stopping, training's forward pass is the
+model's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,15 @@ from workers.training.forward import features
 from workers.training.loop import batch_indices
 
 SMALL = TransformerConfig(
-    dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
+    dim=32,
+    n_layers=2,
+    n_heads=2,
+    ffn_dim=48,
+    vocab_size=16,
+    prompt_rope="identity",
+    prompt_len=12,
+    rows=4,
+    cols=4,
 )
 RUN = MuonConfig(steps=12, batch=8, warmup=3, save_every=6, log_every=6, bf16=False)
 
@@ -59,7 +69,9 @@ def test_training_forward_is_the_models_own(options: dict[str, object]) -> None:
     torch.manual_seed(0)
     body = Transformer(dataclasses.replace(SMALL, **options))  # type: ignore[arg-type]
     x, positions = torch.randn(3, 20, 32), torch.arange(20)
-    torch.testing.assert_close(features(body, x, positions), body(x, positions), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        features(body, x, positions), body(x, positions), atol=2e-5, rtol=1e-4
+    )
 
 
 def test_loss_falls_and_the_model_learns_its_captions(tmp_path: Path) -> None:
@@ -86,9 +98,12 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
         if "held out" in line:
             raise Killed
 
-    with pytest.raises(Killed):  # dies after the first save's evaluation, before its checkpoint: starts again
+    # dies after the first save's evaluation, before its checkpoint: starts again
+    with pytest.raises(Killed):
         train_target(model(), data, data, RUN, tmp_path / "b", name="toy", log=kill)
-    _, started_again = train_target(model(), data, data, RUN, tmp_path / "b", name="toy", resume=True, log=quiet)
+    _, started_again = train_target(
+        model(), data, data, RUN, tmp_path / "b", name="toy", resume=True, log=quiet
+    )
     assert started_again == curve
 
     def kill_later(line: str) -> None:
@@ -97,12 +112,16 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 
     with pytest.raises(Killed):
         train_target(model(), data, data, RUN, tmp_path / "c", name="toy", log=kill_later)
-    again, resumed = train_target(model(1), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
+    again, resumed = train_target(
+        model(1), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet
+    )
     assert resumed == curve
     other = dataclasses.replace(RUN, steps=24, save_every=3)
     with pytest.raises(ValueError, match=r"another steps \(12, now 24\)"):
         train_target(model(), data, data, other, tmp_path / "c", name="toy", resume=True, log=quiet)
-    file, checkpoint = (tmp_path / "c" / f"target.{end}" for end in ("safetensors", "checkpoint.pt"))
+    file, checkpoint = (
+        tmp_path / "c" / f"target.{end}" for end in ("safetensors", "checkpoint.pt")
+    )
     exported = file.read_bytes()
     file.unlink()
     train_target(model(), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
@@ -122,7 +141,9 @@ def test_files_carry_the_model(tmp_path: Path) -> None:
     save(tmp_path / "m.safetensors", made, made.settings())
     read = load_model(tmp_path / "m.safetensors")
     data = examples(4)
-    left, right = (evaluate_target(m.as_target(), data, scales=())["cross-entropy cond"] for m in (made, read))
+    left, right = (
+        evaluate_target(m.as_target(), data, scales=())["cross-entropy cond"] for m in (made, read)
+    )
     assert left == pytest.approx(right, rel=2e-2), "fp16 on disk"
 
 
@@ -131,7 +152,10 @@ def test_captions_are_dropped_at_the_stated_rate() -> None:
     torch.nn.init.normal_(made.head.weight)
     loss = ar_loss(made, data)
     with torch.no_grad():
-        values = {float(loss(torch.zeros(1, dtype=torch.int64), generator)) for generator in generators(60)}
+        values = {
+            float(loss(torch.zeros(1, dtype=torch.int64), generator))
+            for generator in generators(60)
+        }
     assert len(values) == 2, "each draw sees either the caption or the null prompt"
 
 
@@ -154,7 +178,9 @@ def test_schedule_rises_stays_and_falls_to_zero() -> None:
 
 
 def test_an_independent_drafter_learns_what_the_target_draws(tmp_path: Path) -> None:
-    """The target's token is the same everywhere for a caption, so a small model learns its probabilities."""
+    """The target's token is the same everywhere for a caption, so a small model learns its
+    probabilities.
+    """
     target = model()
     torch.nn.init.normal_(target.head.weight, std=0.4)
     data = examples(64)
@@ -164,12 +190,16 @@ def test_an_independent_drafter_learns_what_the_target_draws(tmp_path: Path) -> 
         for n in range(16):
             x = torch.cat([target.conditioner.embed(codes), target.embed(tokens[:, :n])], dim=1)
             logits = target.head(features(target.transformer, x, torch.arange(x.shape[1]))[:, -1])
-            tokens[:, n] = torch.multinomial(logits.softmax(-1), 1, generator=torch.Generator().manual_seed(n))[:, 0]
+            tokens[:, n] = torch.multinomial(
+                logits.softmax(-1), 1, generator=torch.Generator().manual_seed(n)
+            )[:, 0]
     drawn = Examples(data.captions, tokens)
     small = build_model(dataclasses.replace(SMALL, n_layers=1), {"kind": "scenes"}, 1)
     before = evaluate_drafter(target.as_target(), small.as_target(), drawn)["TV"]
     config = dataclasses.replace(RUN, steps=60, ema=0.9)
-    average, _ = train_target(small, drawn, drawn, config, tmp_path, name="toy", component="independent", log=quiet)
+    average, _ = train_target(
+        small, drawn, drawn, config, tmp_path, name="toy", component="independent", log=quiet
+    )
     assert (tmp_path / "independent.safetensors").exists()
     assert evaluate_drafter(target.as_target(), average.as_target(), drawn)["TV"] < 0.9 * before
 
@@ -183,7 +213,8 @@ def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, int, in
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"steps": 0}, "at least 1 step"), ({"batch": 0}, "1 example"), ({"ema": 1.0}, "ema")]
+    ("change", "message"),
+    [({"steps": 0}, "at least 1 step"), ({"batch": 0}, "1 example"), ({"ema": 1.0}, "ema")],
 )
 def test_senseless_configs_are_refused(change: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -51,10 +51,15 @@ def random_examples(target: Target, count: int = 12) -> Examples:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_teacher_forced_pass_gives_the_features_of_decoding(name: str) -> None:
-    """At temperature 0 each token is the likeliest under the features of the tokens before it, padding or not."""
+    """At temperature 0 each token is the likeliest under the features of the tokens before it,
+    padding or not.
+    """
     target = toy_target(config=CONFIGS[name], sampling=Sampling(temperature=0.0, cfg=1.0))
     requests = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
-    drawn = {result.request: result.tokens for result in Engine(target, DecodingConfig(), batch_size=3).run(requests)}
+    drawn = {
+        result.request: result.tokens
+        for result in Engine(target, DecodingConfig(), batch_size=3).run(requests)
+    }
     tokens = torch.stack([drawn[request] for request in requests]).clone()
     features = teacher_forced(target, target.encode(CAPTIONS, guided=False), tokens[:, :-1])
     assert torch.equal(target.head(features[:, target.prompt_len - 1 :]).argmax(-1), tokens)
@@ -68,7 +73,8 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
     captions, tokens = data.pick(torch.arange(len(data)), target.device)
     prompt = target.encode(captions, guided=True)
     with torch.no_grad():
-        ((trained, _),) = draft_levels(target, layer, encode_pairs(target, captions, tokens))  # [R, N - 1, V]
+        # [R, N - 1, V]
+        ((trained, _),) = draft_levels(target, layer, encode_pairs(target, captions, tokens))
     trained = apply_cfg(trained, CFG)
     drafter = EagleDrafter(target, layer, filler=prompt_filler(target)).eval().requires_grad_(False)
     features = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1))
@@ -81,10 +87,14 @@ def test_the_layer_is_trained_on_what_it_drafts_from(name: str) -> None:
     torch.testing.assert_close(drafter.root_logits(batch), trained[:, 0], atol=1e-4, rtol=1e-4)
     for start, stop in ((1, 4), (4, 9)):
         emitted = torch.full((len(CAPTIONS),), stop - start)
-        drafter.commit(batch, tokens[:, start:stop], features[:, last + start : last + stop], emitted)
+        drafter.commit(
+            batch, tokens[:, start:stop], features[:, last + start : last + stop], emitted
+        )
         batch.commit(tokens[:, start:stop], emitted, tokens[:, stop - 1])
         batch.max_emitted = stop
-        torch.testing.assert_close(drafter.root_logits(batch), trained[:, stop - 1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            drafter.root_logits(batch), trained[:, stop - 1], atol=1e-4, rtol=1e-4
+        )
 
 
 def published_loss(target: Target, data: Examples, layer: EagleLayer, *, null: bool) -> float:
@@ -95,8 +105,12 @@ def published_loss(target: Target, data: Examples, layer: EagleLayer, *, null: b
     inputs = slots(target, Prompt(prompt.embeds[rows], prompt.valid[rows]), tokens)
     total, count = 0.0, 0
     with torch.no_grad():
-        out = layer(inputs.embeddings, inputs.features, inputs.positions, inputs.mask)[:, -inputs.labels.shape[1] :]
-        for predicted, true in zip(out.flatten(0, 1).double(), inputs.labels.flatten(0, 1).double(), strict=True):
+        out = layer(inputs.embeddings, inputs.features, inputs.positions, inputs.mask)[
+            :, -inputs.labels.shape[1] :
+        ]
+        for predicted, true in zip(
+            out.flatten(0, 1).double(), inputs.labels.flatten(0, 1).double(), strict=True
+        ):
             gap = (predicted - true).abs()
             distance = torch.where(gap < 1, gap.square() / 2, gap - 0.5).mean()
             weight = target.head.weight.double()
@@ -121,7 +135,10 @@ def test_medusa_starts_as_the_targets_head() -> None:
     inputs = encode_pairs(target, captions, tokens)
     features = inputs.features[:, target.prompt_len - 1 :]
     for shared in (True, False):
-        rows = [logits for logits, _ in draft_levels(target, new_medusa(target, 3, shared_head=shared), inputs)]
+        rows = [
+            logits
+            for logits, _ in draft_levels(target, new_medusa(target, 3, shared_head=shared), inputs)
+        ]
         assert [row.shape[1] for row in rows] == [15, 14, 13]
         torch.testing.assert_close(rows[2], target.head(features[:, :13]))
 
@@ -130,7 +147,9 @@ def test_shares_of_a_batch_come_to_the_whole_batch(monkeypatch: pytest.MonkeyPat
     target = toy_target()
     data, indices = random_examples(target), torch.tensor([7, 0, 3, 11])
 
-    def gradient(group: ProcessGroup, config: Distillation | GuidedDistillation) -> tuple[float, Tensor]:
+    def gradient(
+        group: ProcessGroup, config: Distillation | GuidedDistillation
+    ) -> tuple[float, Tensor]:
         monkeypatch.setattr(ProcessGroup, "current", lambda: group)
         layer, generator = new_eagle(target, 0), torch.Generator().manual_seed(9)
         if isinstance(config, GuidedDistillation):
@@ -143,7 +162,8 @@ def test_shares_of_a_batch_come_to_the_whole_batch(monkeypatch: pytest.MonkeyPat
 
     for config in (Distillation(caption_dropout=0.5), GuidedDistillation()):
         whole, one, two = (
-            gradient(group, config) for group in (ProcessGroup(), ProcessGroup(0, 2), ProcessGroup(1, 2))
+            gradient(group, config)
+            for group in (ProcessGroup(), ProcessGroup(0, 2), ProcessGroup(1, 2))
         )
         assert one[0] != pytest.approx(two[0], rel=1e-3)
         assert (one[0] + two[0]) / 2 == pytest.approx(whole[0], rel=1e-6)
@@ -164,11 +184,16 @@ def test_figures_count_hits_under_the_guided_probabilities() -> None:
     target = toy_target(sampling=Sampling(cfg=3.0))
     data, layer = random_examples(target, 6), new_eagle(target, 0)
     figures = evaluate_drafter(target, layer, data, scales=(1.0, 3.0), batch=4)
-    assert set(figures) == {f"{name}{suffix}" for name in ("top-1", "top-3", "TV") for suffix in ("", " cfg 3")}
+    assert set(figures) == {
+        f"{name}{suffix}" for name in ("top-1", "top-3", "TV") for suffix in ("", " cfg 3")
+    }
     inputs = encode_pairs(target, *data.pick(torch.arange(6), target.device))
     with torch.no_grad():
         ((logits, _),) = draft_levels(target, layer, inputs)
-        pair = [rows.view(2, -1, target.vocab_size) for rows in (logits, head_logits(target, inputs.labels))]
+        pair = [
+            rows.view(2, -1, target.vocab_size)
+            for rows in (logits, head_logits(target, inputs.labels))
+        ]
     for suffix, scale in (("", 1.0), (" cfg 3", 3.0)):
         p, q = (rows[1] + scale * (rows[0] - rows[1]) for rows in pair)
         ranks = (p > p.gather(1, q.argmax(1, keepdim=True))).sum(1)

@@ -1,5 +1,5 @@
-"""The training-time test of EAGLE-3: unrolled levels against drafting with a cache, its loss against the formula, and a
-draft vocabulary of the most frequent codes.
+"""The training-time test of EAGLE-3: unrolled levels against drafting with a cache, its loss
+against the formula, and a draft vocabulary of the most frequent codes.
 """
 
 from __future__ import annotations
@@ -58,13 +58,22 @@ def test_unrolled_levels_equal_drafting_with_a_cache(name: str) -> None:
     captions, tokens = data.pick(torch.arange(len(data)), target.device)
     with torch.no_grad():
         levels = [
-            logits for logits, _ in draft_levels(target, layer, encode_pairs(target, captions, tokens, layer.taps))
+            logits
+            for logits, _ in draft_levels(
+                target, layer, encode_pairs(target, captions, tokens, layer.taps)
+            )
         ]
     assert [logits.shape[1] for logits in levels] == [15 - j for j in range(UNROLLED)]
-    drafter = Eagle3Drafter(target, layer, filler=prompt_filler(target)).eval().requires_grad_(False)
+    drafter = (
+        Eagle3Drafter(target, layer, filler=prompt_filler(target)).eval().requires_grad_(False)
+    )
     prompt = target.encode(captions, guided=True)
     taps = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1), layer.taps)[..., BASE.dim :]
-    batch, everyone, last = open_batch(target, streams=2), torch.arange(len(CAPTIONS)), target.prompt_len - 1
+    batch, everyone, last = (
+        open_batch(target, streams=2),
+        torch.arange(len(CAPTIONS)),
+        target.prompt_len - 1,
+    )
     drafter.prepare(batch, UNROLLED, UNROLLED)
     batch.admit(everyone, everyone, tokens[:, 0], prompt.valid)
     drafter.admit(everyone, prompt, CAPTIONS, taps[:, : last + 1], tokens[:, 0])
@@ -72,7 +81,9 @@ def test_unrolled_levels_equal_drafting_with_a_cache(name: str) -> None:
     for stop in (1, 4, 8):
         if stop > count:
             emitted = torch.full((len(CAPTIONS),), stop - count)
-            drafter.commit(batch, tokens[:, count:stop], taps[:, last + count : last + stop], emitted)
+            drafter.commit(
+                batch, tokens[:, count:stop], taps[:, last + count : last + stop], emitted
+            )
             batch.commit(tokens[:, count:stop], emitted, tokens[:, stop - 1])
             batch.max_emitted = count = stop
         logits = drafter.root_logits(batch)[:, None]
@@ -80,12 +91,16 @@ def test_unrolled_levels_equal_drafting_with_a_cache(name: str) -> None:
             trained = apply_cfg(levels[j][:, stop - 1], CFG)
             is_drafted = trained > -100
             assert is_drafted.any(0).nonzero()[:, 0].tolist() == layer.ids.tolist()
-            torch.testing.assert_close(logits[:, 0][is_drafted], trained[is_drafted], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                logits[:, 0][is_drafted], trained[is_drafted], atol=1e-4, rtol=1e-4
+            )
             logits = drafter.expand(batch, tokens[:, stop + j, None], None)
 
 
 def test_the_loss_is_the_published_one() -> None:
-    """Cross-entropy over the codes that are drafted, only where the likeliest code is one of them; no other terms."""
+    """Cross-entropy over the codes that are drafted, only where the likeliest code is one of them;
+    no other terms.
+    """
     target = toy_target(config=SIZES["LlamaGen"])
     layer, data = toy_eagle3(SIZES["LlamaGen"]), random_examples(target, 5)
     config = Distillation(cross_entropy=1.0, noise=0.0, caption_dropout=0.0)
@@ -97,12 +112,17 @@ def test_the_loss_is_the_published_one() -> None:
         expected = 0.0
         for j, (logits, predicted) in enumerate(draft_levels(target, layer, inputs)):
             assert predicted is None
-            q, p = teacher[:, j:, layer.ids].softmax(-1), logits[:5, :, layer.ids].double().softmax(-1)
+            q, p = (
+                teacher[:, j:, layer.ids].softmax(-1),
+                logits[:5, :, layer.ids].double().softmax(-1),
+            )
             counts = torch.isin(teacher[:, j:].argmax(-1), layer.ids)
             assert 0.2 < counts.double().mean() < 0.95
             expected -= 0.8**j * float(((q * p.log()).sum(-1) * counts).mean())
     assert float(loss) == pytest.approx(expected, rel=1e-5)
-    assert torch.equal(drafted_probs(new_eagle3(target, 0), teacher.softmax(-1)), teacher.softmax(-1))
+    assert torch.equal(
+        drafted_probs(new_eagle3(target, 0), teacher.softmax(-1)), teacher.softmax(-1)
+    )
 
 
 def test_gradients_flow_through_all_levels() -> None:
@@ -110,7 +130,8 @@ def test_gradients_flow_through_all_levels() -> None:
     for make in (drafter_loss, guided_loss):
         layer, data = new_eagle3(target, 0, torch.arange(0, 24, 2)), random_examples(target, 3)
         config = GuidedDistillation() if make is guided_loss else Distillation(noise=0.0)
-        value: Tensor = make(target, layer, data, config)(torch.arange(3), torch.Generator().manual_seed(0))  # type: ignore[arg-type]
+        loss = make(target, layer, data, config)  # type: ignore[arg-type]
+        value: Tensor = loss(torch.arange(3), torch.Generator().manual_seed(0))
         assert 0 < float(value) < 100
         value.backward()  # type: ignore[no-untyped-call]
         for name, weight in layer.named_parameters():
@@ -127,7 +148,9 @@ def test_the_most_frequent_codes_are_drafted() -> None:
 @pytest.mark.parametrize("draft_vocab", [None, 12])
 def test_training_helps_and_the_file_decodes(tmp_path: Path, draft_vocab: int | None) -> None:
     target = toy_target(config=SIZES["LlamaGen"])
-    recipe = DrafterRecipe.of("eagle3", batch=8, steps=60, save_every=20, rate=4e-3, draft_vocab=draft_vocab)
+    recipe = DrafterRecipe.of(
+        "eagle3", batch=8, steps=60, save_every=20, rate=4e-3, draft_vocab=draft_vocab
+    )
     assert (recipe.noise, recipe.cross_entropy) == (0.0, 1.0)
     captions = [Caption(i, "abcdefgh"[i % 8 :]) for i in range(40)]
     tokens = sample_images(target, captions, tmp_path / "images", identity="toy", log=quiet)
@@ -142,7 +165,10 @@ def test_training_helps_and_the_file_decodes(tmp_path: Path, draft_vocab: int | 
     assert after["TV level 7"] < before["TV level 7"]
     assert len(drafter.layer.ids) == (draft_vocab or 24)
     engine = Engine(target, DecodingConfig(Eagle3(), Chain(3)), drafter, batch_size=3)
-    lengths = [r.statistics.mean_accepted_length for r in engine.run(Request(i, c) for i, c in enumerate(CAPTIONS))]
+    lengths = [
+        r.statistics.mean_accepted_length
+        for r in engine.run(Request(i, c) for i, c in enumerate(CAPTIONS))
+    ]
     assert sum(lengths) / 3 > 1.05
 
 

@@ -1,4 +1,6 @@
-"""Training an EAGLE drafter for any target: it helps, it resumes on the same curve, and a job states its inputs."""
+"""Training an EAGLE drafter for any target: it helps, it resumes on the same curve, and a job
+states its inputs.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,15 @@ def test_training_helps_and_keeps_the_best(tmp_path: Path) -> None:
     assert header["held_out"]["top-3"] == max(held_out) > before["top-3"] + 0.1
     drafter = load_drafter(target, "eagle", path)
     requests = [Request(i, caption) for i, caption in enumerate(CAPTIONS)]
-    emitted = [r.statistics.mean_accepted_length for r in Engine(target, SETTING, drafter, batch_size=3).run(requests)]
+    emitted = [
+        r.statistics.mean_accepted_length
+        for r in Engine(target, SETTING, drafter, batch_size=3).run(requests)
+    ]
     untrained = EagleDrafter(target, new_eagle(target, 0)).eval().requires_grad_(False)
-    random = [r.statistics.mean_accepted_length for r in Engine(target, SETTING, untrained, batch_size=3).run(requests)]
+    random = [
+        r.statistics.mean_accepted_length
+        for r in Engine(target, SETTING, untrained, batch_size=3).run(requests)
+    ]
     assert sum(emitted) > sum(random)
 
 
@@ -83,7 +91,9 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     whole, broken = ((tmp_path / name) for name in ("whole", "broken"))
     assert (whole / JOURNAL).read_bytes() == (broken / JOURNAL).read_bytes()
     assert (whole / WEIGHTS).read_bytes() == (broken / WEIGHTS).read_bytes()
-    states = [torch.load(folder / CHECKPOINT, weights_only=True)["model"] for folder in (whole, broken)]
+    states = [
+        torch.load(folder / CHECKPOINT, weights_only=True)["model"] for folder in (whole, broken)
+    ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
@@ -93,7 +103,9 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
 def job(tmp_path: Path, recipe: DrafterRecipe = QUICK, captions: int = 70) -> DrafterJob:
     weights = tiny_folder(tmp_path / "weights")
     found = read_captions(captions_file(tmp_path / "captions.txt", captions))
-    return DrafterJob(entry=folder_entry(weights), captions=tuple(found), out=tmp_path / "out", recipe=recipe)
+    return DrafterJob(
+        entry=folder_entry(weights), captions=tuple(found), out=tmp_path / "out", recipe=recipe
+    )
 
 
 def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> None:
@@ -106,7 +118,9 @@ def test_a_job_draws_once_and_says_what_it_was_begun_with(tmp_path: Path) -> Non
     first, said = path.read_bytes(), []
     assert wanted.run(cpu, log=said.append).read_bytes() == first
     assert not any(line.startswith("generated") for line in said)
-    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / IMAGES).iterdir()} == drawn
+    assert {
+        file.name: file.stat().st_mtime_ns for file in (tmp_path / "out" / IMAGES).iterdir()
+    } == drawn
     other = replace(wanted, recipe=replace(QUICK, rate=1e-3))
     with pytest.raises(ValueError, match=r"eagle.job.json: .* another rate \(0.002, now 0.001\)"):
         other.run(cpu, resume=True, log=quiet)
@@ -146,7 +160,10 @@ def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) 
     with pytest.raises(Killed):
         first.run(cpu, log=kill)
     first.run(cpu, log=said.append)
-    assert [line.split(" loss")[0] for line in said if " loss" in line] == ["eagle step 2/3", "eagle step 3/3"]
+    assert [line.split(" loss")[0] for line in said if " loss" in line] == [
+        "eagle step 2/3",
+        "eagle step 3/3",
+    ]
     (first.out / WEIGHTS).unlink()
     first.run(cpu, log=quiet)
     assert (first.out / WEIGHTS).exists(), "a finished training is exported again"
@@ -155,7 +172,9 @@ def test_a_restarted_group_resumes_and_another_one_starts_again(tmp_path: Path) 
     assert sum(" loss" in line for line in said) == 3
 
 
-def test_worse_weights_do_not_replace_better_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worse_weights_do_not_replace_better_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Held-out figures rise to the second save and fall at the third."""
     figures = iter([0.5, 0.9, 0.7])
     monkeypatch.setattr(job_module, "evaluate_drafter", lambda *_, **__: {"top-3": next(figures)})
@@ -182,13 +201,21 @@ def test_weights_without_figures_are_replaced(tmp_path: Path) -> None:
     assert read_config(path)["held_out"]["top-3"] >= 0
 
 
-@pytest.mark.parametrize("drafter", [Eagle(), Medusa(), Independent()], ids=lambda drafter: drafter.kind)
-def test_the_drafter_of_a_job_loads_into_its_target(drafter: Eagle | Medusa | Independent, tmp_path: Path) -> None:
-    done = replace(job(tmp_path, captions=12), kind=drafter.kind).run(torch.device("cpu"), log=quiet)
+@pytest.mark.parametrize(
+    "drafter", [Eagle(), Medusa(), Independent()], ids=lambda drafter: drafter.kind
+)
+def test_the_drafter_of_a_job_loads_into_its_target(
+    drafter: Eagle | Medusa | Independent, tmp_path: Path
+) -> None:
+    done = replace(job(tmp_path, captions=12), kind=drafter.kind).run(
+        torch.device("cpu"), log=quiet
+    )
     assert read_config(done)["held_out"]["top-3"] > 0
     done.replace(tmp_path / "weights" / done.name)
     models, setting = load_folder(tmp_path / "weights"), DecodingConfig(drafter, Chain(2))
-    (result,) = Engine(models.target, setting, models.drafters[drafter.kind]).run([Request(0, "red small star")])
+    (result,) = Engine(models.target, setting, models.drafters[drafter.kind]).run(
+        [Request(0, "red small star")]
+    )
     assert result.statistics.mean_accepted_length >= 1
 
 

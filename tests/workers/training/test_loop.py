@@ -1,4 +1,6 @@
-"""The training loop: its dtype follows the device and changes no result, and its first line does not wait long."""
+"""The training loop: its dtype follows the device and changes no result, and its first line does
+not wait long.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,28 @@ from workers.training.examples import Examples
 from workers.training.loop import FIRST_LINE_S, LINE_INTERVAL_S, Figures, Pace, TrainConfig, train
 
 TARGET = TransformerConfig(
-    dim=32, n_layers=2, n_heads=2, ffn_dim=48, vocab_size=16, prompt_rope="identity", prompt_len=12, rows=4, cols=4
+    dim=32,
+    n_layers=2,
+    n_heads=2,
+    ffn_dim=48,
+    vocab_size=16,
+    prompt_rope="identity",
+    prompt_len=12,
+    rows=4,
+    cols=4,
 )
 CODEC = VQConfig(
-    codebook_size=32, code_dim=4, channels=8, multipliers=(1, 1, 2), encoder_blocks=1, decoder_blocks=1, z_channels=8,
-    groups=4, level_attention=False, mid_attention=False,
-)  # fmt: skip
+    codebook_size=32,
+    code_dim=4,
+    channels=8,
+    multipliers=(1, 1, 2),
+    encoder_blocks=1,
+    decoder_blocks=1,
+    z_channels=8,
+    groups=4,
+    level_attention=False,
+    mid_attention=False,
+)
 
 
 def quiet(_: str) -> None: ...
@@ -38,7 +56,9 @@ def quiet(_: str) -> None: ...
 def train_small_target(config: TrainConfig, out: Path) -> list[Figures]:
     """A target on images whose tokens follow from their captions, with Muon."""
     rows = sample_attributes(0, range(64))
-    data = Examples([caption(row) for row in rows.tolist()], (rows[:, 6:7] * 2 + torch.arange(16) % 3) % 16)
+    data = Examples(
+        [caption(row) for row in rows.tolist()], (rows[:, 6:7] * 2 + torch.arange(16) % 3) % 16
+    )
     model = build_model(TARGET, {"kind": "scenes"}, 0)
     return train_target(model, data, data, config, out, name="toy", log=quiet)[1]
 
@@ -65,7 +85,9 @@ def train_small_codec(config: TrainConfig, out: Path) -> list[Figures]:
 def test_bfloat16_changes_a_loss_curve_less_than_the_seed_does(
     recipe: Callable[[TrainConfig, Path], list[Figures]], config: TrainConfig, tmp_path: Path
 ) -> None:
-    """By less than 1 %, in means of ten steps and held-out metrics. Another order of the examples changes more."""
+    """By less than 1 %, in means of ten steps and held-out metrics. Another order of the examples
+    changes more.
+    """
 
     def curve(name: str, **changes: object) -> Tensor:
         entries = recipe(replace(config, **changes), tmp_path / name)  # type: ignore[arg-type]
@@ -73,7 +95,11 @@ def test_bfloat16_changes_a_loss_curve_less_than_the_seed_does(
         held_out = [value for key, value in entries[-1].items() if key not in ("step", "loss")]
         return torch.cat([losses.view(-1, 10).mean(1), torch.tensor(held_out)])
 
-    single, mixed, other = curve("fp32", bf16=False), curve("bf16", bf16=True), curve("seed", bf16=False, seed=1)
+    single, mixed, other = (
+        curve("fp32", bf16=False),
+        curve("bf16", bf16=True),
+        curve("seed", bf16=False, seed=1),
+    )
     difference = ((mixed - single).abs() / single).max()
     assert 0 < difference < 0.01 < ((other - single).abs() / single).max()
 

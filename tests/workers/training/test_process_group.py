@@ -1,4 +1,6 @@
-"""A process on its own is a group of one. tests/integration/test_training.py trains in a group of two."""
+"""A process on its own is a group of one. tests/integration/test_training.py trains in a group of
+two.
+"""
 
 from __future__ import annotations
 

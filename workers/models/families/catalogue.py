@@ -1,4 +1,5 @@
-"""Families of targets. A family is one class in one file: its keys in models.yaml, and how its files are loaded.
+"""Families of targets. A family is one class in one file: its keys in models.yaml, and how its
+files are loaded.
 
 Every module of this package registers its own; plugins register others.
 """
@@ -24,9 +25,10 @@ FAMILIES: Registry[type[Family]] = Registry("model family", "workers.models.fami
 class Family(Params, ABC):
     """A family of targets; an instance is what one entry of models.yaml says about its target.
 
-    Fields are the family's keys in the entry. A string without a fixed list of choices is a path. published: entries of
-    published models by name, with the official names of their files. on_hub: entries of models.yaml for checkpoints on
-    the Hugging Face Hub, by name, with `drafters` where there are any.
+    Fields are the family's keys in the entry. A string without a fixed list of choices is a path.
+    published: entries of published models by name, with the official names of their files. on_hub:
+    entries of models.yaml for checkpoints on the Hugging Face Hub, by name, with `drafters` where
+    there are any.
     """
 
     kind: ClassVar[str]
@@ -38,7 +40,8 @@ class Family(Params, ABC):
         """The target on a device.
 
         Raises:
-            WeightsError, ValueError: a file is missing, damaged, or of another family or size; the message names it.
+            WeightsError, ValueError: a file is missing, damaged, or of another family or size; the
+                message names it.
         """
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
@@ -47,13 +50,21 @@ class Family(Params, ABC):
         Raises:
             ValueError: the entry does not determine the architecture.
         """
-        raise ValueError(f"the architecture of the family {self.kind} is not known without its files")
+        raise ValueError(
+            f"the architecture of the family {self.kind} is not known without its files"
+        )
 
     @property
     def paths(self) -> dict[str, str | None]:
         """The values of the keys that are paths."""
-        values = {field.key: getattr(self, field.name) for field in self.fields().values() if not field.choices}
-        return {key: value for key, value in values.items() if value is None or isinstance(value, str)}
+        values = {
+            field.key: getattr(self, field.name)
+            for field in self.fields().values()
+            if not field.choices
+        }
+        return {
+            key: value for key, value in values.items() if value is None or isinstance(value, str)
+        }
 
     @property
     def target_files(self) -> dict[str, str]:
@@ -62,9 +73,13 @@ class Family(Params, ABC):
 
     @property
     def name_notes(self) -> list[str]:
-        """What the published names of its files say that contradicts the entry. The files themselves do not say it."""
+        """What the published names of its files say that contradicts the entry. The files
+        themselves do not say it.
+        """
         return []
 
     def drafter_file(self, kind: str) -> Path | None:
-        """Where the target's own folder may hold a drafter of a kind; None for families without such a folder."""
+        """Where the target's own folder may hold a drafter of a kind; None for families without
+        such a folder.
+        """
         return None

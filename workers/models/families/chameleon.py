@@ -1,15 +1,17 @@
 """Chameleon's architecture as a target (Chameleon Team, 2024), and Anole-7B (Chern et al., 2024).
 
-Captions become token ids. Prompts are padded on the left, and padding is masked. Image tokens are codes of the VQGAN
-(id - 4): the head is cut down to them, which equals masking all other ids before every filter.
+Captions become token ids. Prompts are padded on the left, and padding is masked. Image tokens are
+codes of the VQGAN (id - 4): the head is cut down to them, which equals masking all other ids before
+every filter.
 
-Attention sees rotary angles only as differences of positions, so a stream may start at any position. The official code
-counts the unconditional stream from its own first token; here it ends at the same position as the conditional one.
+Attention sees rotary angles only as differences of positions, so a stream may start at any
+position. The official code counts the unconditional stream from its own first token; here it ends
+at the same position as the conditional one.
 
-Checkpoints are in Hugging Face's layout, and their VQGAN is in taming's. Every tensor is loaded or known to be unused.
-The norms of queries and keys have a row for each head or, as in Lumina-mGPT's own files, one for all heads.
-The head keeps only the image ids: a target generates images. The embedding keeps all ids, because prompts need them.
-Sizes come from the tensors' shapes.
+Checkpoints are in Hugging Face's layout, and their VQGAN is in taming's. Every tensor is loaded or
+known to be unused. The norms of queries and keys have a row for each head or, as in Lumina-mGPT's
+own files, one for all heads. The head keeps only the image ids: a target generates images. The
+embedding keeps all ids, because prompts need them. Sizes come from the tensors' shapes.
 """
 
 from __future__ import annotations
@@ -26,17 +28,31 @@ from torch import Tensor, nn
 
 from search_spaces.params import Range
 from search_spaces.trial import Sampling
-from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors, read_json_object
+from workers.models.checkpoint_files import (
+    WeightsError,
+    describe_contents,
+    load_tensors,
+    read_json_object,
+)
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.conditioners import TokenPrompts
 from workers.models.target import Target
 from workers.models.transformer import Transformer, TransformerConfig
-from workers.models.vq import CHAMELEON, CODEC_LANDMARKS, VQConfig, VQModel, infer_config, load_codec
+from workers.models.vq import (
+    CHAMELEON,
+    CODEC_LANDMARKS,
+    VQConfig,
+    VQModel,
+    infer_config,
+    load_codec,
+)
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 BEGIN_TEXT, PADDING, END_IMAGE, BEGIN_IMAGE, END_TURN = 0, 1, 8196, 8197, 8710
-SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}  # tokenizer spelling
-SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)  # LANTERN's, for all models of this architecture
+# tokenizer spelling
+SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}
+# LANTERN's, for all models of this architecture
+SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)
 VOCABULARY_7B = 65536
 
 FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4
@@ -49,9 +65,15 @@ Tokenizer = Callable[[str], list[int]]
 
 
 def _vq_mappings(levels: int) -> list[KeyMapping]:
-    """taming's names for a codec of n levels. Its decoder counts them from the finest, `VQModel` from the coarsest."""
+    """taming's names for a codec of n levels. Its decoder counts them from the finest, `VQModel`
+    from the coarsest.
+    """
     same_names = [
-        *(f"{side}.{part}.{{...}}" for side in ("encoder", "decoder") for part in ("conv_in", "norm_out", "conv_out")),
+        *(
+            f"{side}.{part}.{{...}}"
+            for side in ("encoder", "decoder")
+            for part in ("conv_in", "norm_out", "conv_out")
+        ),
         "quantize.embedding.weight",
         "quant_conv.{...}",
         "post_quant_conv.{...}",
@@ -61,11 +83,19 @@ def _vq_mappings(levels: int) -> list[KeyMapping]:
         for index, name in enumerate(("block_1", "attn_1", "block_2")):
             mappings.append(KeyMapping(f"{side}.mid.{name}.{{...}}", f"{side}.mid.{index}.{{...}}"))
     for level in range(levels):
-        for side, direction, index in (("encoder", "down", level), ("decoder", "up", levels - 1 - level)):
+        for side, direction, index in (
+            ("encoder", "down", level),
+            ("decoder", "up", levels - 1 - level),
+        ):
             source, target = f"{side}.{direction}.{level}", f"{side}.conv_blocks.{index}"
-            mappings.append(KeyMapping(f"{source}.block.{{b}}.{{...}}", f"{target}.res.{{b}}.{{...}}"))
             mappings.append(
-                KeyMapping(f"{source}.{direction}sample.conv.{{...}}", f"{target}.{direction}sample.conv.{{...}}")
+                KeyMapping(f"{source}.block.{{b}}.{{...}}", f"{target}.res.{{b}}.{{...}}")
+            )
+            mappings.append(
+                KeyMapping(
+                    f"{source}.{direction}sample.conv.{{...}}",
+                    f"{target}.{direction}sample.conv.{{...}}",
+                )
             )
     return mappings
 
@@ -89,32 +119,38 @@ class ChameleonCheckpoint:
         """`highest_id`: the last id that the family's prompts use.
 
         Raises:
-            WeightsError: the file is missing, damaged, or not a Chameleon model in Hugging Face's layout.
+            WeightsError: the file is missing, damaged, or not a Chameleon model in Hugging Face's
+                layout.
         """
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
         self.tensors = load_tensors(path, (_EMBEDDING, _HEAD))
         #: The VQGAN's tensors in the checkpoint, under the names of its own file.
-        self._own_vqgan = {name.removeprefix(_VQ): self.tensors[name] for name in self.tensors if name.startswith(_VQ)}
+        self._own_vqgan = {
+            name.removeprefix(_VQ): self.tensors[name]
+            for name in self.tensors
+            if name.startswith(_VQ)
+        }
         for name in (_EMBEDDING, f"{_LAYER.format(l=0)}.self_attn.q_norm.weight"):
             if name not in self.tensors:
                 raise WeightsError(
-                    f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing; its first tensor is "
-                    f"{next(iter(self.tensors), 'missing')}{describe_contents(self.tensors)}. Give the folder that "
-                    "holds model.safetensors.index.json"
+                    f"{path}: not a Chameleon model in Hugging Face's layout: {name} is missing; "
+                    "its first tensor is "
+                    f"{next(iter(self.tensors), 'missing')}{describe_contents(self.tensors)}. "
+                    "Give the folder that holds model.safetensors.index.json"
                 )
         config = self.folder / "config.json"
         if config.is_file() and read_json_object(config).get("swin_norm"):
             raise WeightsError(
-                f"{config}: swin_norm is on, as in Chameleon-30B, whose norms are placed differently; give a 7B "
-                "checkpoint"
+                f"{config}: swin_norm is on, as in Chameleon-30B, whose norms are placed "
+                "differently; give a 7B checkpoint"
             )
         self.vocabulary = self._shape(_EMBEDDING)[0]
         for name in (_EMBEDDING, _HEAD):
             if self._shape(name)[0] <= highest_id:
                 raise WeightsError(
-                    f"{path}: {name} has {self._shape(name)[0]} rows, but this family uses ids up to {highest_id}: "
-                    "this is not its vocabulary"
+                    f"{path}: {name} has {self._shape(name)[0]} rows, but this family uses ids up "
+                    f"to {highest_id}: this is not its vocabulary"
                 )
 
     def config(self, **geometry: Any) -> TransformerConfig:
@@ -125,7 +161,11 @@ class ChameleonCheckpoint:
         """
         first = _LAYER.format(l=0)
         channels = self._shape(f"{first}.self_attn.q_norm.weight")[-1]
-        found = {int(hit[1]) for name in self.tensors if (hit := re.match(r"model\.layers\.(\d+)\.", name))}
+        found = {
+            int(hit[1])
+            for name in self.tensors
+            if (hit := re.match(r"model\.layers\.(\d+)\.", name))
+        }
         return TransformerConfig(
             dim=self._shape(_EMBEDDING)[1],
             n_layers=max(found) + 1,
@@ -140,22 +180,26 @@ class ChameleonCheckpoint:
         )
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
-        """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is missing or unknown."""
+        """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is
+        missing or unknown.
+        """
         mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan).multipliers))
         load_weights(parts, self.tensors, mappings, where=self.path, dtype=dtype)
 
     def codec(self, vq: str | Path | None) -> VQModel:
-        """The codec, in fp32, from a VQGAN file (`vqgan.ckpt`) or, without one, from the checkpoint.
+        """The codec, in fp32, from a VQGAN file (`vqgan.ckpt`) or, without one, from the
+        checkpoint.
 
         Raises:
-            WeightsError: the file is not usable, its sizes do not fit the target, or its codebook differs from the
-                checkpoint's; there is no file, and the checkpoint contains no decoder.
+            WeightsError: the file is not usable, its sizes do not fit the target, or its codebook
+                differs from the checkpoint's; there is no file, and the checkpoint contains no
+                decoder.
         """
         own = self._own_vqgan
         if vq is None and "decoder.conv_in.weight" not in own:
             raise WeightsError(
-                f"{self.path}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); give `vq`, the path "
-                "of vqgan.ckpt"
+                f"{self.path}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); "
+                "give `vq`, the path of vqgan.ckpt"
             )
         tensors, where = (own, self.path) if vq is None else (load_tensors(vq, CODEC_LANDMARKS), vq)
         codebook, config = own.get("quantize.embedding.weight"), _vqgan_config(tensors)
@@ -164,12 +208,16 @@ class ChameleonCheckpoint:
         mappings = [*_vq_mappings(len(config.multipliers)), training]
         codec = load_codec(tensors, config, mappings, codes=CODES, geometry=geometry, where=where)
         if codebook is not None and _differ(codebook.float(), codec.quantize.embedding.weight):
-            raise WeightsError(f"{vq}: its codebook differs from the one in {self.path}: the two do not match")
+            raise WeightsError(
+                f"{vq}: its codebook differs from the one in {self.path}: the two do not match"
+            )
         return codec
 
     def _shape(self, name: str) -> torch.Size:
         if name not in self.tensors:
-            raise WeightsError(f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint")
+            raise WeightsError(
+                f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint"
+            )
         return self.tensors[name].shape
 
 
@@ -178,7 +226,9 @@ def _vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:
 
 
 def _differ(left: Tensor, right: Tensor) -> bool:
-    """Whether two copies of a codebook differ by more than bfloat16 rounding; False on the meta device."""
+    """Whether two copies of a codebook differ by more than bfloat16 rounding; False on the meta
+    device.
+    """
     if left.is_meta or right.is_meta:
         return False
     return bool((left - right).abs().max() > 0.01 * right.abs().max())
@@ -188,9 +238,9 @@ def _differ(left: Tensor, right: Tensor) -> bool:
 class ImageFormat:
     """What a model of this architecture generates, and how it is prompted.
 
-    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt. rows, cols: codes in a
-    column and in a row. row_end: id of the fixed token after every row, if there is one. special_tokens: spelling and
-    id of tokens that the tokenizer must have.
+    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt.
+    rows, cols: codes in a column and in a row. row_end: id of the fixed token after every row, if
+    there is one. special_tokens: spelling and id of tokens that the tokenizer must have.
     """
 
     name: str
@@ -202,7 +252,9 @@ class ImageFormat:
     row_end: int | None = None
     special_tokens: Mapping[str, int] = field(default_factory=SPECIAL_TOKENS.copy)
 
-    def parts(self, config: TransformerConfig, vocabulary: int, tokenizer: Tokenizer) -> nn.ModuleDict:
+    def parts(
+        self, config: TransformerConfig, vocabulary: int, tokenizer: Tokenizer
+    ) -> nn.ModuleDict:
         """A `transformer` and its `conditioner`, without weights."""
 
         def encode(caption: str) -> list[int]:
@@ -220,37 +272,56 @@ class ImageFormat:
         body, conditioner = parts["transformer"], parts["conditioner"]
         assert isinstance(body, Transformer)
         assert isinstance(conditioner, TokenPrompts)
-        end = None if self.row_end is None else conditioner.words.weight[self.row_end].detach().clone()
+        end = (
+            None
+            if self.row_end is None
+            else conditioner.words.weight[self.row_end].detach().clone()
+        )
         target = Target(f"{self.name}-{size}", body, conditioner, codec, SAMPLING, row_end=end)
         return target.eval().requires_grad_(False)
 
 
 ANOLE = ImageFormat(
-    "anole", prefix="", suffix=(END_TURN, BEGIN_IMAGE), null=(BEGIN_TEXT, BEGIN_IMAGE), rows=32, cols=32
+    "anole",
+    prefix="",
+    suffix=(END_TURN, BEGIN_IMAGE),
+    null=(BEGIN_TEXT, BEGIN_IMAGE),
+    rows=32,
+    cols=32,
 )  # 512 px
 
 
-def load_tokenizer(path: str | Path, special_tokens: Mapping[str, int] = SPECIAL_TOKENS) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, or of the folder that holds it. It adds no special tokens.
+def load_tokenizer(
+    path: str | Path, special_tokens: Mapping[str, int] = SPECIAL_TOKENS
+) -> Tokenizer:
+    """The tokenizer of a `tokenizer.json`, or of the folder that holds it. It adds no special
+    tokens.
 
     Raises:
         WeightsError: the file is missing or not a tokenizer, or it lacks one of `special_tokens`.
     """
-    from transformers import PreTrainedTokenizerFast  # lazy: the import takes seconds and other families skip it
+    # lazy: the import takes seconds and other families skip it
+    from transformers import PreTrainedTokenizerFast
 
     path = Path(path)
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise WeightsError(f"{file}: no such file; give `tokenizer`, the tokenizer.json that came with the model")
+        raise WeightsError(
+            f"{file}: no such file; give `tokenizer`, the tokenizer.json that came with the model"
+        )
     try:
         loaded: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))  # type: ignore[no-untyped-call]
     except Exception as error:  # the library raises plain Exception
-        raise WeightsError(f"{file}: not a tokenizer ({str(error).partition(chr(10))[0]})") from error
+        raise WeightsError(
+            f"{file}: not a tokenizer ({str(error).partition(chr(10))[0]})"
+        ) from error
     backend = loaded.backend_tokenizer
     for token, expected in special_tokens.items():
         if (found := backend.token_to_id(token)) != expected:
             problem = "is missing" if found is None else f"is {found} in it"
-            raise WeightsError(f"{file}: not Chameleon's tokenizer: {token} {problem}, not {expected}")
+            raise WeightsError(
+                f"{file}: not Chameleon's tokenizer: {token} {problem}, not {expected}"
+            )
     return lambda text: list(backend.encode(text, add_special_tokens=False).ids)
 
 
@@ -259,8 +330,12 @@ class ChameleonFamily(Family):
     """Keys and loading of all models of this architecture."""
 
     transformer: Annotated[str, "folder (or file) of the model in Hugging Face's layout"]
-    vq: Annotated[str | None, "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder"] = None
-    tokenizer: Annotated[str | None, "tokenizer.json, or its folder; default: in the model's folder"] = None
+    vq: Annotated[
+        str | None, "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder"
+    ] = None
+    tokenizer: Annotated[
+        str | None, "tokenizer.json, or its folder; default: in the model's folder"
+    ] = None
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 128
 
     @property
@@ -281,15 +356,27 @@ class ChameleonFamily(Family):
         config = checkpoint.config(**self._geometry)
         parts = image.parts(config, checkpoint.vocabulary, tokenizer)
         checkpoint.fill(parts, config.channels, dtype)
-        size = "7b" if (config.dim, config.n_layers) == (4096, 32) else f"{config.dim}x{config.n_layers}"
+        size = (
+            "7b"
+            if (config.dim, config.n_layers) == (4096, 32)
+            else f"{config.dim}x{config.n_layers}"
+        )
         return image.target(size, parts, checkpoint.codec(self.vq)).to(device)
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
-        """The 7B target: 32 layers of width 4096 (Chameleon Team, 2024). Its tokenizer ignores the caption."""
+        """The 7B target: 32 layers of width 4096 (Chameleon Team, 2024). Its tokenizer ignores the
+        caption.
+        """
         config = TransformerConfig(
-            dim=4096, n_layers=32, n_heads=32, ffn_dim=11008, vocab_size=CODES, rope="line", qk_norm=True,
+            dim=4096,
+            n_layers=32,
+            n_heads=32,
+            ffn_dim=11008,
+            vocab_size=CODES,
+            rope="line",
+            qk_norm=True,
             **self._geometry,
-        )  # fmt: skip
+        )
         parts = self.image.parts(config, VOCABULARY_7B, lambda text: []).to("meta", dtype)
         return self.image.target("7b", parts, skip_init(lambda: VQModel(CHAMELEON)).to("meta"))
 
@@ -298,7 +385,12 @@ class ChameleonFamily(Family):
         """The transformer's config as far as prompts and images determine it."""
         image = self.image
         row_ends = image.row_end is not None
-        return {"prompt_len": self.prompt_tokens, "rows": image.rows, "cols": image.cols, "row_ends": row_ends}
+        return {
+            "prompt_len": self.prompt_tokens,
+            "rows": image.rows,
+            "cols": image.cols,
+            "row_ends": row_ends,
+        }
 
 
 @FAMILIES.register

@@ -1,9 +1,11 @@
-"""Conditioners that several families share: a caption as a few small integers of the model's own, or as token ids.
+"""Conditioners that several families share: a caption as a few small integers of the model's own,
+or as token ids.
 
-A `CodedConditioner` reads a caption as a fixed number of small integers, one prompt token each. `codes` turns captions
-into integers, which subclasses define; `embed` turns those into prompt embeddings. Training stores the integers. Every
-caption fills every prompt position, so there is no padding to mask. `TokenPrompts` reads a caption as token ids, padded
-on the left (Chameleon, Lumina-mGPT, Janus and Emu3).
+A `CodedConditioner` reads a caption as a fixed number of small integers, one prompt token each.
+`codes` turns captions into integers, which subclasses define; `embed` turns those into prompt
+embeddings. Training stores the integers. Every caption fills every prompt position, so there is no
+padding to mask. `TokenPrompts` reads a caption as token ids, padded on the left (Chameleon,
+Lumina-mGPT, Janus and Emu3).
 
 Shape legend: B captions, P prompt positions, D width.
 """
@@ -24,7 +26,9 @@ from workers.scenes.captions import SLOTS, parse
 
 
 class CodedConditioner(nn.Module, ABC):
-    """An embedding per value, plus one per position if positions share values; the null prompt is learned."""
+    """An embedding per value, plus one per position if positions share values; the null prompt is
+    learned.
+    """
 
     kind: ClassVar[str]
 
@@ -64,7 +68,9 @@ class CodedConditioner(nn.Module, ABC):
 
 
 class SceneConditioner(CodedConditioner):
-    """Captions of procedural scenes: one prompt token per attribute slot, each slot with its own values."""
+    """Captions of procedural scenes: one prompt token per attribute slot, each slot with its own
+    values.
+    """
 
     kind = "scenes"
 
@@ -81,7 +87,9 @@ class SceneConditioner(CodedConditioner):
 
 
 class WordConditioner(CodedConditioner):
-    """One prompt token per word, up to `length`; a shorter caption is padded with a learned blank (code 0)."""
+    """One prompt token per word, up to `length`; a shorter caption is padded with a learned blank
+    (code 0).
+    """
 
     kind = "words"
 
@@ -96,10 +104,14 @@ class WordConditioner(CodedConditioner):
             unknown = [word for word in found if word not in self.words]
             if unknown:
                 raise ValueError(
-                    f"caption {caption!r}: unknown word {unknown[0]!r}; known words: {preview(list(self.words), 30)}"
+                    f"caption {caption!r}: unknown word {unknown[0]!r}; known words: "
+                    f"{preview(list(self.words), 30)}"
                 )
             if not found or len(found) > self.prompt_len:
-                raise ValueError(f"caption {caption!r} has {len(found)} words; this model reads 1 to {self.prompt_len}")
+                raise ValueError(
+                    f"caption {caption!r} has {len(found)} words; this model reads 1 to "
+                    f"{self.prompt_len}"
+                )
             row[: len(found)] = torch.tensor([self.words[word] for word in found])
         return rows
 
@@ -127,10 +139,11 @@ def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner
 
 
 class TokenPrompts(nn.Module):
-    """Captions to prompts of P tokens, with the caption's tokens at the end and masked padding before them.
+    """Captions to prompts of P tokens, with the caption's tokens at the end and masked padding
+    before them.
 
-    words [W, D]: the embedding of all ids. encode: a caption to the ids of its whole prompt. null: ids of the
-    unconditional prompt. padding: the id of masked positions.
+    words [W, D]: the embedding of all ids. encode: a caption to the ids of its whole prompt. null:
+    ids of the unconditional prompt. padding: the id of masked positions.
     """
 
     def __init__(
@@ -158,8 +171,9 @@ class TokenPrompts(nn.Module):
             rows.append(self._encode(caption))
             if len(rows[-1]) > self.prompt_len:
                 raise ValueError(
-                    f"caption {caption[:60]!r} needs a prompt of {len(rows[-1])} tokens, the limit is "
-                    f"{self.prompt_len}: shorten it, or load the model with a larger prompt_tokens"
+                    f"caption {caption[:60]!r} needs a prompt of {len(rows[-1])} tokens, the limit "
+                    f"is {self.prompt_len}: shorten it, or load the model with a larger "
+                    "prompt_tokens"
                 )
         return rows
 
@@ -168,7 +182,10 @@ class TokenPrompts(nn.Module):
         device = self.words.weight.device
         lengths = torch.tensor([len(row) for row in rows])
         valid = torch.arange(self.prompt_len) >= self.prompt_len - lengths[:, None]
-        ids = torch.tensor([[self.padding] * (self.prompt_len - len(row)) + list(row) for row in rows], device=device)
+        ids = torch.tensor(
+            [[self.padding] * (self.prompt_len - len(row)) + list(row) for row in rows],
+            device=device,
+        )
         return Prompt(self.words(ids), valid.to(device))
 
     def forward(self, captions: Sequence[str]) -> Prompt:

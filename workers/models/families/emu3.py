@@ -1,8 +1,9 @@
 """Emu3-Gen (Wang et al., 2024) in the layout of `transformers`, through its own forward.
 
-The official sequence is [start, caption and style, image start, "H*W", image token, row, line end, row, line end, ...]:
-the codes of a row have their own names in the vocabulary, and row ends are processed as Lumina's are
-(`workers.decoding.row_ends`). The unconditional stream is the official negative prompt.
+The official sequence is [start, caption and style, image start, "H*W", image token, row, line end,
+row, line end, ...]: the codes of a row have their own names in the vocabulary, and row ends are
+processed as Lumina's are (`workers.decoding.row_ends`). The unconditional stream is the official
+negative prompt.
 """
 
 from __future__ import annotations
@@ -26,24 +27,34 @@ from workers.models.target import Target
 SAMPLING = Sampling(temperature=1.0, top_k=2048, cfg=3.0)
 STYLE = " masterpiece, film grained, best quality."
 NEGATIVE = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, "
+    "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
+    "username, blurry."
 )
 CODE, LINE_END = "<|visual token {code:06d}|>", "<|extra_200|>"
 
 
-def build_prompts(words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer, rows: int, cols: int) -> TokenPrompts:
+def build_prompts(
+    words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer, rows: int, cols: int
+) -> TokenPrompts:
     """Captions to prompts for images of rows x cols codes.
 
     Raises:
         WeightsError: another model's tokenizer, or the negative prompt is too long.
     """
-    start, wrapper = tokenizer.special_token("bos_token"), tokenizer.special_token("image_wrapper_token")
+    start, wrapper = (
+        tokenizer.special_token("bos_token"),
+        tokenizer.special_token("image_wrapper_token"),
+    )
     end = f"{tokenizer.special_token('boi_token')}{rows}*{cols}{wrapper}"
     negative = tokenizer(start + NEGATIVE + end)
     if len(negative) > prompt_len:
-        raise WeightsError(f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens")
-    return TokenPrompts(words, prompt_len, lambda caption: tokenizer(start + caption + STYLE + end), negative)
+        raise WeightsError(
+            f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens"
+        )
+    return TokenPrompts(
+        words, prompt_len, lambda caption: tokenizer(start + caption + STYLE + end), negative
+    )
 
 
 class Emu3Codec(HFCodec):
@@ -60,7 +71,8 @@ class Emu3Codec(HFCodec):
     def decode_ids(self, ids: Tensor) -> Tensor:
         """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols].
 
-        One image at a time: the decoder makes four frames of each at full size, which are gigabytes at 720 pixels.
+        One image at a time: the decoder makes four frames of each at full size, which are gigabytes
+        at 720 pixels.
         """
         images = torch.cat([self.vq.decode(image[None]) for image in ids])
         scaled: Tensor = 2 * (images * self.deviation + self.mean) - 1
@@ -73,7 +85,9 @@ class Emu3(Family):
     """Emu3-Gen for images of one size."""
 
     kind: ClassVar[str] = "emu3"
-    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {"emu3-gen": {"checkpoint": "hf://BAAI/Emu3-Gen-hf"}}
+    on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "emu3-gen": {"checkpoint": "hf://BAAI/Emu3-Gen-hf"}
+    }
 
     checkpoint: Annotated[str, "folder of an Emu3ForConditionalGeneration with its tokenizer"]
     width: Annotated[int, "of the images, pixels", Range(8)] = 720
@@ -82,9 +96,8 @@ class Emu3(Family):
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
         """
-        Raises:
-            WeightsError: a file is missing, damaged, or of another family or size.
-            ValueError: a size that is not a multiple of the codec's patch; the negative prompt is too long.
+        Raises: WeightsError: a file is missing, damaged, or of another family or size. ValueError:
+            a size that is not a multiple of the codec's patch; the negative prompt is too long.
         """
         from transformers import Emu3ForConditionalGeneration
 
@@ -96,11 +109,18 @@ class Emu3(Family):
         decoder, vq = whole.model.text_model, whole.model.vqmodel
         patch = vq.spatial_scale_factor
         if self.width % patch or self.height % patch:
-            raise ValueError(f"width {self.width} and height {self.height} must be multiples of {patch} px")
+            raise ValueError(
+                f"width {self.width} and height {self.height} must be multiples of {patch} px"
+            )
         ids, line_end = _code_ids(folder, whole.config, vq.config.codebook_size)
         rows, cols = self.height // patch, self.width // patch
         config = decoder_config(
-            decoder.config, codes=len(ids), prompt_len=self.prompt_tokens, rows=rows, cols=cols, row_ends=True
+            decoder.config,
+            codes=len(ids),
+            prompt_len=self.prompt_tokens,
+            rows=rows,
+            cols=cols,
+            row_ends=True,
         )
         words, codec = decoder.get_input_embeddings(), Emu3Codec(vq, *_image_statistics(folder))
         assert isinstance(words, nn.Embedding)
@@ -108,7 +128,10 @@ class Emu3(Family):
         head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
         body = HFDecoder(config, decoder, words.weight.detach()[ids].clone(), head)
         conditioner = build_prompts(words, self.prompt_tokens, tokenizer, rows, cols)
-        name, end = f"emu3-{self.width}x{self.height}-{config.dim}x{config.n_layers}", words.weight.detach()[line_end]
+        name, end = (
+            f"emu3-{self.width}x{self.height}-{config.dim}x{config.n_layers}",
+            words.weight.detach()[line_end],
+        )
         target = Target(name, body, conditioner, codec, SAMPLING, row_end=end.clone())
         return target.to(device).eval().requires_grad_(False)
 
@@ -119,7 +142,8 @@ def _code_ids(folder: Path, config: Any, codes: int) -> tuple[list[int], int]:
     names = [CODE.format(code=code) for code in range(codes)]
     if missing := [name for name in (*names, LINE_END) if name not in vocabulary]:
         raise WeightsError(
-            f"{folder / 'config.json'}: vocabulary_map lacks {len(missing)} tokens, the first is {missing[0]}"
+            f"{folder / 'config.json'}: vocabulary_map lacks {len(missing)} tokens, the first is "
+            f"{missing[0]}"
         )
     return [vocabulary[name] for name in names], vocabulary[LINE_END]
 
@@ -132,5 +156,7 @@ def _image_statistics(folder: Path) -> tuple[list[float], list[float]]:
     config = config.get("image_processor", config)
     for key in ("image_mean", "image_std"):
         if not isinstance(config.get(key), list) or len(config[key]) != 3:
-            raise WeightsError(f"{path}: {key} is missing; without it, decoded images have the wrong colours")
+            raise WeightsError(
+                f"{path}: {key} is missing; without it, decoded images have the wrong colours"
+            )
     return config["image_mean"], config["image_std"]

@@ -1,8 +1,10 @@
-"""Janus and Janus-Pro (Wu et al., 2024; Chen et al., 2025) in the layout of `transformers`, through its own forward.
+"""Janus and Janus-Pro (Wu et al., 2024; Chen et al., 2025) in the layout of `transformers`, through
+its own forward.
 
-Prompts are those of Janus-Pro's official code: a chat with one request, followed by the token that begins an image.
-(Janus-1.3B's names the roles without bars.) The unconditional stream keeps a prompt's first and last token and replaces
-those between with padding tokens, which attention does see.
+Prompts are those of Janus-Pro's official code: a chat with one request, followed by the token that
+begins an image. (Janus-1.3B's names the roles without bars.) The unconditional stream keeps a
+prompt's first and last token and replaces those between with padding tokens, which attention does
+see.
 """
 
 from __future__ import annotations
@@ -31,18 +33,23 @@ class JanusPrompts(TokenPrompts):
     def __init__(self, words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer) -> None:
         start = tokenizer.special_token("bos_token") + REQUEST
         end = ANSWER + tokenizer.special_token("boi_token")
-        super().__init__(words, prompt_len, lambda caption: tokenizer(start + caption.strip() + end))
+        super().__init__(
+            words, prompt_len, lambda caption: tokenizer(start + caption.strip() + end)
+        )
         self._inner = tokenizer(tokenizer.special_token("pad_token"))[0]
 
     def null(self, prompt: Prompt) -> Prompt:
         inner = prompt.valid & prompt.valid.roll(1, 1)
-        inner[:, 0], inner[:, -1] = False, False  # the first token has no valid one before it; the last is last
+        # the first token has no valid one before it; the last is last
+        inner[:, 0], inner[:, -1] = False, False
         padding = self.words.weight[self._inner]
         return Prompt(torch.where(inner[..., None], padding, prompt.embeds), prompt.valid)
 
 
 class JanusCodec(HFCodec):
-    """The model's own VQ decoder. Codes are normalised before decoding, and distances are measured between those."""
+    """The model's own VQ decoder. Codes are normalised before decoding, and distances are measured
+    between those.
+    """
 
     @property
     def codebook(self) -> Tensor:
@@ -73,16 +80,21 @@ class Janus(Family):
 
         from workers.models.hf_decoder import HFDecoder, decoder_config
 
-        whole = load_pretrained(self.checkpoint, JanusForConditionalGeneration, dtype, keep="model.vqmodel.")
+        whole = load_pretrained(
+            self.checkpoint, JanusForConditionalGeneration, dtype, keep="model.vqmodel."
+        )
         tokenizer = HFTokenizer(self.checkpoint)
         model, decoder = whole.model, whole.model.language_model
         codes, side = model.vqmodel.config.num_embeddings, model.vqmodel.config.num_patches
-        config = decoder_config(decoder.config, codes=codes, prompt_len=self.prompt_tokens, rows=side, cols=side)
+        config = decoder_config(
+            decoder.config, codes=codes, prompt_len=self.prompt_tokens, rows=side, cols=side
+        )
         with torch.no_grad():
             code_embeddings = model.generation_aligner(model.generation_embeddings.weight)
         words, codec = decoder.get_input_embeddings(), JanusCodec(model.vqmodel)
         assert isinstance(words, nn.Embedding)
-        head = nn.Sequential(*model.generation_head.children())  # two linear layers: its logits are accumulated in fp32
+        # two linear layers: its logits are accumulated in fp32
+        head = nn.Sequential(*model.generation_head.children())
         body = HFDecoder(config, decoder, code_embeddings, head)
         conditioner = JanusPrompts(words, self.prompt_tokens, tokenizer)
         target = Target(f"janus-{config.dim}x{config.n_layers}", body, conditioner, codec, SAMPLING)

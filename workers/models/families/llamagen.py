@@ -1,8 +1,10 @@
-"""LlamaGen (Sun et al., 2024): class- and text-conditional targets of all published sizes, from its official files.
+"""LlamaGen (Sun et al., 2024): class- and text-conditional targets of all published sizes, from its
+official files.
 
-The family defines its sizes, the names in its checkpoints (official ones, and those converted to Hugging Face naming),
-a prompt of one class embedding or of 120 caption features, and its VQ-16 tokenizer. Prompt positions are rotated by
-*zero* (`prompt_rope`), so their order has no influence on the score that an image token gives them.
+The family defines its sizes, the names in its checkpoints (official ones, and those converted to
+Hugging Face naming), a prompt of one class embedding or of 120 caption features, and its VQ-16
+tokenizer. Prompt positions are rotated by *zero* (`prompt_rope`), so their order has no influence
+on the score that an image token gives them.
 """
 
 from __future__ import annotations
@@ -55,10 +57,13 @@ SIZES: Mapping[str, LlamaGenSize] = {
     "7B": LlamaGenSize(4096, 32, 32),
 }
 
-_TRANSFORMER_NAME = re.compile(r"\b(?P<kind>c2i|t2i)_(?:X*L|B|\dB)_(?:stage\d_)?(?P<pixels>256|384|512)(?!\d)")
+_TRANSFORMER_NAME = re.compile(
+    r"\b(?P<kind>c2i|t2i)_(?:X*L|B|\dB)_(?:stage\d_)?(?P<pixels>256|384|512)(?!\d)"
+)
 _VQ_NAME = re.compile(r"\bvq_ds(?P<factor>8|16)_(?P<kind>c2i|t2i)")
 
-# text: the settings of the official demo; class: the official guidance scale without top-k, as in the LANTERN paper
+# text: the settings of the official demo; class: the official guidance scale without top-k, as in
+# the LANTERN paper
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
@@ -67,7 +72,9 @@ CLASSES = 1000  # of ImageNet
 
 
 class ClassConditioner(nn.Module):
-    """One prompt position: the class's embedding. A caption is a class number, or one of `names` if given."""
+    """One prompt position: the class's embedding. A caption is a class number, or one of `names` if
+    given.
+    """
 
     def __init__(self, dim: int, classes: int = CLASSES, names: Sequence[str] = ()) -> None:
         super().__init__()
@@ -94,7 +101,9 @@ class ClassConditioner(nn.Module):
         if text in self._numbers:
             number, *others = self._numbers[text]
             if others:
-                raise ValueError(f"{caption!r} is the name of several classes; give {number} or {others[0]}")
+                raise ValueError(
+                    f"{caption!r} is the name of several classes; give {number} or {others[0]}"
+                )
             return number
         if text.isascii() and text.isdigit() and int(text) < self.null_class:
             return int(text)
@@ -106,7 +115,9 @@ class ClassConditioner(nn.Module):
 
 
 class CaptionConditioner(nn.Module):
-    """120 prompt positions: T5 features through a two-layer MLP, with the caption's at the end and padding before."""
+    """120 prompt positions: T5 features through a two-layer MLP, with the caption's at the end and
+    padding before.
+    """
 
     uncond_embedding: Tensor
 
@@ -115,17 +126,22 @@ class CaptionConditioner(nn.Module):
         self.fc1 = nn.Linear(CAPTION_DIM, dim, bias=False)
         self.fc2 = nn.Linear(dim, dim, bias=False)
         # NaN until it is loaded, so that a file without it cannot go unnoticed
-        self.register_buffer("uncond_embedding", torch.empty(CAPTION_TOKENS, CAPTION_DIM).fill_(torch.nan))
-        # in a tuple, because an encoder that is a module must not be a submodule: it has its own dtype and device
+        self.register_buffer(
+            "uncond_embedding", torch.empty(CAPTION_TOKENS, CAPTION_DIM).fill_(torch.nan)
+        )
+        # in a tuple, because an encoder that is a module must not be a submodule: it has its own
+        # dtype and device
         self._encoder = (encoder,)
         self.encoder_bytes: int = getattr(encoder, "bytes", 0)
 
     def project(self, features: Tensor) -> Tensor:
-        """Caption features [..., CAPTION_DIM] -> embeddings [..., dim] (`cap_proj` in the official files). It has no
-        biases, so zeroed padding stays zero.
+        """Caption features [..., CAPTION_DIM] -> embeddings [..., dim] (`cap_proj` in the official
+        files). It has no biases, so zeroed padding stays zero.
         """
         weight = self.fc1.weight
-        out: Tensor = self.fc2(F.gelu(self.fc1(features.to(weight.device, weight.dtype)), approximate="tanh"))
+        out: Tensor = self.fc2(
+            F.gelu(self.fc1(features.to(weight.device, weight.dtype)), approximate="tanh")
+        )
         return out
 
     def check(self, captions: Sequence[str]) -> None:
@@ -153,7 +169,9 @@ class CaptionConditioner(nn.Module):
         return Prompt(self.project(features), valid.to(self.fc1.weight.device))
 
     def null(self, prompt: Prompt) -> Prompt:
-        """The learned null caption for every row, under the caption's own mask, as in the official code."""
+        """The learned null caption for every row, under the caption's own mask, as in the official
+        code.
+        """
         embeds = self.project(self.uncond_embedding)
         return Prompt(embeds.expand_as(prompt.embeds), prompt.valid)
 
@@ -161,8 +179,8 @@ class CaptionConditioner(nn.Module):
 class FlanT5XLShapes:
     """flan-t5-xl's encoder on the meta device: its size in bytes and the shapes of its features.
 
-    24 layers of width 2048, 32 heads of 64, a gated feed-forward of 5120, 32128 words; one table of 32 relative
-    distances (Raffel et al. 2020; Chung et al. 2022).
+    24 layers of width 2048, 32 heads of 64, a gated feed-forward of 5120, 32128 words; one table of
+    32 relative distances (Raffel et al. 2020; Chung et al. 2022).
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -172,11 +190,15 @@ class FlanT5XLShapes:
 
     def __call__(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
         shape = (len(captions), CAPTION_TOKENS)
-        return torch.empty(*shape, CAPTION_DIM, device="meta"), torch.empty(shape, dtype=torch.bool, device="meta")
+        return torch.empty(*shape, CAPTION_DIM, device="meta"), torch.empty(
+            shape, dtype=torch.bool, device="meta"
+        )
 
 
 def pad_left(features: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Right-padded features [B, L, F] with validity [B, L], moved to the end in order; padding becomes zero."""
+    """Right-padded features [B, L, F] with validity [B, L], moved to the end in order; padding
+    becomes zero.
+    """
     length = valid.shape[1]
     gap = length - valid.sum(1, keepdim=True)
     source = (torch.arange(length, device=valid.device) - gap) % length
@@ -232,21 +254,40 @@ _VQ = [KeyMapping("quantize.codebook_used", None), KeyMapping("{...}", "{...}")]
 
 
 def build_parts(
-    size: LlamaGenSize, codes: int, side: int, text: TextEncoder | None, class_names: Sequence[str] = ()
+    size: LlamaGenSize,
+    codes: int,
+    side: int,
+    text: TextEncoder | None,
+    class_names: Sequence[str] = (),
 ) -> nn.ModuleDict:
-    """An untrained transformer over side x side tokens and its conditioner: captions with `text`, else classes."""
+    """An untrained transformer over side x side tokens and its conditioner: captions with `text`,
+    else classes.
+    """
     body = Transformer(
         TransformerConfig(
-            dim=size.dim, n_layers=size.layers, n_heads=size.heads, ffn_dim=size.ffn, vocab_size=codes,
-            rope="grid", prompt_rope="zero", rows=side, cols=side, prompt_len=1 if text is None else CAPTION_TOKENS,
+            dim=size.dim,
+            n_layers=size.layers,
+            n_heads=size.heads,
+            ffn_dim=size.ffn,
+            vocab_size=codes,
+            rope="grid",
+            prompt_rope="zero",
+            rows=side,
+            cols=side,
+            prompt_len=1 if text is None else CAPTION_TOKENS,
         )
-    )  # fmt: skip
-    conditioner = ClassConditioner(size.dim, names=class_names) if text is None else CaptionConditioner(size.dim, text)
+    )
+    conditioner = (
+        ClassConditioner(size.dim, names=class_names)
+        if text is None
+        else CaptionConditioner(size.dim, text)
+    )
     return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
 
 
 def load_vq16(path: str | Path, codes: int) -> VQModel:
-    """LlamaGen's tokenizer from its official file, of any size, in fp32, for a target with `codes` codes.
+    """LlamaGen's tokenizer from its official file, of any size, in fp32, for a target with `codes`
+    codes.
 
     Raises:
         WeightsError: the file is missing, damaged or of another kind, or does not fit the target.
@@ -259,7 +300,11 @@ def load_vq16(path: str | Path, codes: int) -> VQModel:
 def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int) -> Target:
     body, conditioner = parts["transformer"], parts["conditioner"]
     assert isinstance(body, Transformer)
-    kind, sampling = ("c2i", CLASS_SAMPLING) if isinstance(conditioner, ClassConditioner) else ("t2i", TEXT_SAMPLING)
+    kind, sampling = (
+        ("c2i", CLASS_SAMPLING)
+        if isinstance(conditioner, ClassConditioner)
+        else ("t2i", TEXT_SAMPLING)
+    )
     target = Target(f"llamagen-{kind}-{label}-{image_size}", body, conditioner, codec, sampling)
     return target.eval().requires_grad_(False)
 
@@ -272,14 +317,16 @@ def _naming(tensors: Mapping[str, Tensor], where: str | Path) -> tuple[str, list
             return mappings[0].sources[0], mappings
     first = f"its first tensor is {next(iter(tensors))}" if tensors else "it has no tensors"
     raise WeightsError(
-        f"{where}: not a LlamaGen transformer, which has {_OFFICIAL[0].source} or {_CONVERTED[0].source}; "
-        f"{first}{describe_contents(tensors)}"
+        f"{where}: not a LlamaGen transformer, which has {_OFFICIAL[0].source} or "
+        f"{_CONVERTED[0].source}; {first}{describe_contents(tensors)}"
     )
 
 
 def _count_layers(tensors: Mapping[str, Tensor]) -> int:
     """The number of transformer layers in a checkpoint."""
-    return len({found[1] for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))})
+    return len(
+        {found[1] for name in tensors if (found := re.match(r"(?:model\.)?layers\.(\d+)\.", name))}
+    )
 
 
 def _published_entries() -> dict[str, dict[str, Any]]:
@@ -291,7 +338,12 @@ def _published_entries() -> dict[str, dict[str, Any]]:
     }
     for size in ("B", "L", "XL", "XXL", "3B"):
         for side in (256, 384) if size in ("B", "L") else (384,):
-            keys = {"transformer": f"c2i_{size}_{side}.pt", "vq": "vq_ds16_c2i.pt", "size": size, "image_size": side}
+            keys = {
+                "transformer": f"c2i_{size}_{side}.pt",
+                "vq": "vq_ds16_c2i.pt",
+                "size": size,
+                "image_size": side,
+            }
             entries[f"llamagen-{size.lower()}-c2i" + ("-256" if side == 256 else "")] = keys
     return entries
 
@@ -311,7 +363,9 @@ def _hub_entries() -> dict[str, dict[str, Any]]:
 @FAMILIES.register
 @dataclass(frozen=True, slots=True)
 class LlamaGen(Family):
-    """Text- and class-conditional LlamaGen from official files, or from ones converted to Hugging Face naming."""
+    """Text- and class-conditional LlamaGen from official files, or from ones converted to Hugging
+    Face naming.
+    """
 
     kind: ClassVar[str] = "llamagen"
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published_entries()
@@ -320,28 +374,42 @@ class LlamaGen(Family):
     transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
     vq: Annotated[str, "file of the VQ-16 tokenizer"]
     image_size: Annotated[int, "pixels along a side of its images", Range(16)]
-    text: Annotated[str | None, "folder of the T5 encoder (flan-t5-xl), for text-conditional models"] = None
-    size: Annotated[str | None, "published size; default: read from the checkpoint", Choices(SIZES)] = None
+    text: Annotated[
+        str | None, "folder of the T5 encoder (flan-t5-xl), for text-conditional models"
+    ] = None
+    size: Annotated[
+        str | None, "published size; default: read from the checkpoint", Choices(SIZES)
+    ] = None
     heads: Annotated[int | None, "attention heads, for unpublished sizes", Range(1)] = None
-    class_names: Annotated[str | None, "file with one class name per line, for class-conditional models"] = None
+    class_names: Annotated[
+        str | None, "file with one class name per line, for class-conditional models"
+    ] = None
 
     def check(self) -> None:
         if self.size is not None and self.heads is not None:
-            raise ConfigError(("heads",), f"size {self.size} already determines the heads; remove one of the two")
+            raise ConfigError(
+                ("heads",), f"size {self.size} already determines the heads; remove one of the two"
+            )
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
-        """The target; the checkpoint determines whether it is class- or text-conditional. The VQ decoder stays in fp32,
-        as in the official code.
+        """The target; the checkpoint determines whether it is class- or text-conditional. The VQ
+        decoder stays in fp32, as in the official code.
 
         Raises:
             WeightsError: a file is missing, damaged, or of another family or size.
             ValueError: options that cannot be combined.
         """
-        tensors = load_tensors(self.transformer, [mappings[0].sources[0] for mappings in (_OFFICIAL, _CONVERTED)])
+        tensors = load_tensors(
+            self.transformer, [mappings[0].sources[0] for mappings in (_OFFICIAL, _CONVERTED)]
+        )
         embedding, mappings = _naming(tensors, self.transformer)
         codes, width = tensors[embedding].shape
         label, size = self._find_size(width, _count_layers(tensors))
-        text = self._text_encoder(device, dtype) if any(".cap_proj." in name for name in tensors) else None
+        text = (
+            self._text_encoder(device, dtype)
+            if any(".cap_proj." in name for name in tensors)
+            else None
+        )
         names = () if self.class_names is None else read_class_names(self.class_names)
         codec = load_vq16(self.vq, codes)
         side = self._grid_side(codec.config.factor)
@@ -356,54 +424,88 @@ class LlamaGen(Family):
         transformer = _TRANSFORMER_NAME.search(body)
         vq = _VQ_NAME.search(codec)
         if transformer and int(transformer["pixels"]) != self.image_size:
-            fix = f"image_size {self.image_size}; set image_size to {transformer['pixels']}, or rename the file"
-            notes.append(f"by its name, {body} makes images of {transformer['pixels']} pixels, the entry has {fix}")
+            fix = (
+                f"image_size {self.image_size}; set image_size to {transformer['pixels']}, or "
+                "rename the file"
+            )
+            notes.append(
+                f"by its name, {body} makes images of {transformer['pixels']} pixels, the entry "
+                f"has {fix}"
+            )
         if transformer and vq and vq["factor"] != "16":
-            fix = f"published transformers such as {body} have 16; give vq_ds16_{transformer['kind']}.pt"
-            notes.append(f"by its name, {codec} has {vq['factor']} pixels per code along a side, {fix}")
+            fix = (
+                f"published transformers such as {body} have 16; give "
+                f"vq_ds16_{transformer['kind']}.pt"
+            )
+            notes.append(
+                f"by its name, {codec} has {vq['factor']} pixels per code along a side, {fix}"
+            )
         elif transformer and vq and vq["kind"] != transformer["kind"]:
             fix = f"give vq_ds16_{transformer['kind']}.pt"
-            notes.append(f"by their names, {body} is of {transformer['kind']} and {codec} of {vq['kind']}; {fix}")
+            notes.append(
+                f"by their names, {body} is of {transformer['kind']} and {codec} of {vq['kind']}; "
+                f"{fix}"
+            )
         return notes
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:
         """A published size; text-conditional if the entry names `text`."""
         if self.size is None:
-            raise ValueError(f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}")
-        config, size, text = VQConfig(), SIZES[self.size], None if self.text is None else FlanT5XLShapes(dtype)
+            raise ValueError(
+                f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}"
+            )
+        config, size, text = (
+            VQConfig(),
+            SIZES[self.size],
+            None if self.text is None else FlanT5XLShapes(dtype),
+        )
         side = self._grid_side(config.factor)
-        parts = skip_init(lambda: build_parts(size, config.codebook_size, side, text)).to("meta", dtype)
-        return _assemble(parts, skip_init(lambda: VQModel(config)).to("meta"), self.size, self.image_size)
+        parts = skip_init(lambda: build_parts(size, config.codebook_size, side, text)).to(
+            "meta", dtype
+        )
+        return _assemble(
+            parts, skip_init(lambda: VQModel(config)).to("meta"), self.size, self.image_size
+        )
 
     def _grid_side(self, pixels: int) -> int:
         """Codes along a side of an image. pixels: the side of a code."""
         if self.image_size % pixels:
-            raise ValueError(f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 or 512)")
+            raise ValueError(
+                f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 "
+                "or 512)"
+            )
         return self.image_size // pixels
 
     def _text_encoder(self, device: torch.device, dtype: torch.dtype) -> T5Encoder:
         if self.text is None:
             raise ValueError(
-                f"{self.transformer} is text-conditional: give `text`, the folder of its T5 encoder (flan-t5-xl)"
+                f"{self.transformer} is text-conditional: give `text`, the folder of its T5 "
+                "encoder (flan-t5-xl)"
             )
         encoder = T5Encoder(self.text, dtype=dtype, device=device)
         if encoder.width != CAPTION_DIM:
             raise WeightsError(
-                f"{self.text}: this T5 gives features of width {encoder.width}, LlamaGen reads {CAPTION_DIM}; give "
-                "flan-t5-xl"
+                f"{self.text}: this T5 gives features of width {encoder.width}, LlamaGen reads "
+                f"{CAPTION_DIM}; give flan-t5-xl"
             )
         return encoder
 
     def _find_size(self, dim: int, layers: int) -> tuple[str, LlamaGenSize]:
-        """Label and sizes: with the given number of heads, or of the published model with this width and depth."""
+        """Label and sizes: with the given number of heads, or of the published model with this
+        width and depth.
+        """
         mismatch = f"{self.transformer}: width {dim} and {layers} layers are not"
         if self.heads is not None:
             if dim % self.heads:
                 raise WeightsError(
-                    f"{self.transformer}: its width {dim} is not divisible by heads {self.heads}; correct `heads`"
+                    f"{self.transformer}: its width {dim} is not divisible by heads {self.heads}; "
+                    "correct `heads`"
                 )
             return f"{dim}x{layers}", LlamaGenSize(dim, layers, self.heads)
-        label = next((label for label, size in SIZES.items() if (size.dim, size.layers) == (dim, layers)), None)
+        label = next(
+            (label for label, size in SIZES.items() if (size.dim, size.layers) == (dim, layers)),
+            None,
+        )
         if self.size is not None and self.size != label:
             raise WeightsError(f"{mismatch} size {self.size} ({SIZES[self.size]})")
         if label is None:

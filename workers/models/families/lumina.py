@@ -1,10 +1,12 @@
-"""Lumina-mGPT (Liu et al., 2024): Chameleon's architecture, for images of any aspect ratio with a token after each row.
+"""Lumina-mGPT (Liu et al., 2024): Chameleon's architecture, for images of any aspect ratio with a
+token after each row.
 
-The official sequence of an image is [8197, height, width, row, 8803, row, 8803, ..., 8196]. The three tokens before
-the first row are forced and belong to the prompt. The row ends are processed together with the row's last code
-(`workers.decoding.row_ends`) and are not tokens of the image; tokens after the last code have no effect. So an image of
-48 x 48 codes has 2304 tokens here, while the published code counts 2353 generated ones: its accepted lengths include
-the forced tokens, and its vanilla decoding spends a pass on each of them.
+The official sequence of an image is [8197, height, width, row, 8803, row, 8803, ..., 8196]. The
+three tokens before the first row are forced and belong to the prompt. The row ends are processed
+together with the row's last code (`workers.decoding.row_ends`) and are not tokens of the image;
+tokens after the last code have no effect. So an image of 48 x 48 codes has 2304 tokens here, while
+the published code counts 2353 generated ones: its accepted lengths include the forced tokens, and
+its vanilla decoding spends a pass on each of them.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Lumina(ChameleonFamily):
         "lumina-mgpt-7b-768": {"transformer": "Lumina-mGPT-7B-768", "vq": "vqgan.ckpt"}
     }
     on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "lumina-mgpt-7b-768": {"transformer": "hf://Alpha-VLLM/Lumina-mGPT-7B-768", "vq": "vqgan.ckpt"}
+        "lumina-mgpt-7b-768": {
+            "transformer": "hf://Alpha-VLLM/Lumina-mGPT-7B-768",
+            "vq": "vqgan.ckpt",
+        }
     }
     width: Annotated[int, "of the images, pixels", Range(_UNIT_PX, _MAX_UNITS * _UNIT_PX)] = 768
     height: Annotated[int, "of the images, pixels", Range(_UNIT_PX, _MAX_UNITS * _UNIT_PX)] = 768
@@ -55,18 +60,30 @@ class Lumina(ChameleonFamily):
         if not (found := re.search(r"Lumina-mGPT-7B-(512|768|1024)", self.transformer)):
             return []
         side = int(found[1])
-        if 0.75 <= self.width * self.height / side**2 <= 1.33:  # other shapes have about the same area
+        # other shapes have about the same area
+        if 0.75 <= self.width * self.height / side**2 <= 1.33:
             return []
         size = f"the entry has width {self.width} and height {self.height}"
-        return [f"by its name, {found[0]} makes images of about {side} x {side} pixels, {size}; set them to {side}"]
+        return [
+            f"by its name, {found[0]} makes images of about {side} x {side} pixels, {size}; set "
+            f"them to {side}"
+        ]
 
     @property
     def image(self) -> ImageFormat:
         """The unconditional prompt has only the image's first tokens."""
-        start = (BEGIN_IMAGE, _SIZE_ZERO + self.height // _UNIT_PX, _SIZE_ZERO + self.width // _UNIT_PX)
+        start = (
+            BEGIN_IMAGE,
+            _SIZE_ZERO + self.height // _UNIT_PX,
+            _SIZE_ZERO + self.width // _UNIT_PX,
+        )
         return ImageFormat(
-            name=f"lumina-mgpt-{self.width}" + ("" if self.width == self.height else f"x{self.height}"),
-            prefix=f"Generate an image of {self.width}x{self.height} according to the following prompt:\n",
+            name=f"lumina-mgpt-{self.width}"
+            + ("" if self.width == self.height else f"x{self.height}"),
+            prefix=(
+                f"Generate an image of {self.width}x{self.height} according to the following "
+                "prompt:\n"
+            ),
             suffix=(END_TURN, *start),
             null=start,
             rows=self.height // _CODE_PX,

@@ -1,8 +1,9 @@
-"""The built-in family, and every model that the recipes make: a folder with one weight file per part.
+"""The built-in family, and every model that the recipes make: a folder with one weight file per
+part.
 
-A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `eagle3`, `medusa` and `independent` as
-safetensors. Each file's header carries its config, so sizes, captions and grid come from the folder. The built-in model
-generates procedural scenes.
+A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `eagle3`, `medusa` and
+`independent` as safetensors. Each file's header carries its config, so sizes, captions and grid
+come from the folder. The built-in model generates procedural scenes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from workers.models.vq import load_vq
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
 BUILTIN_PARTS = ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent")
 
-#: Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures it).
+#: Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures
+#: it).
 SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 
@@ -52,7 +54,10 @@ class ARModel(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """The config in its file's header, from which `build_ar_model` makes it again."""
-        return {"transformer": asdict(self.transformer.config), "conditioner": self.conditioner.settings()}
+        return {
+            "transformer": asdict(self.transformer.config),
+            "conditioner": self.conditioner.settings(),
+        }
 
     def as_target(self) -> Target:
         """A target without a codec that shares these weights."""
@@ -79,7 +84,8 @@ class Scenes(Family):
         """The target of the folder. The codec stays in fp32.
 
         Raises:
-            WeightsError: the tokenizer or the target is missing, damaged or of another kind; or the two do not match.
+            WeightsError: the tokenizer or the target is missing, damaged or of another kind; or the
+                two do not match.
         """
         folder = Path(self.folder)
         codec = load_vq(folder / "tokenizer.safetensors")
@@ -87,8 +93,8 @@ class Scenes(Family):
         body = model.to(dtype).transformer
         if codec.config.codebook_size != body.config.vocab_size:
             raise WeightsError(
-                f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target {body.config.vocab_size}; "
-                "train the target on this tokenizer's tokens"
+                f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target "
+                f"{body.config.vocab_size}; train the target on this tokenizer's tokens"
             )
         sampling = Sampling.from_mapping(config["sampling"]) if "sampling" in config else SAMPLING
         target = Target(config.get("name", folder.name), body, model.conditioner, codec, sampling)
@@ -96,7 +102,9 @@ class Scenes(Family):
 
     @property
     def target_files(self) -> dict[str, str]:
-        return {part: str(Path(self.folder) / f"{part}.safetensors") for part in ("tokenizer", "target")}
+        return {
+            part: str(Path(self.folder) / f"{part}.safetensors") for part in ("tokenizer", "target")
+        }
 
     def drafter_file(self, kind: str) -> Path:
         return Path(self.folder) / f"{kind}.safetensors"
