@@ -14,11 +14,12 @@ import argparse
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from orchestrator.run.progress import Progress, TimeLeft
-from orchestrator.store.checked_text import read_lines
-from orchestrator.store.files import EVENTS, find_sweep, read_sweep_text
+from orchestrator.run.time_left import TimeLeft, estimate_time_left
+from orchestrator.store.events import Event, Launch, TrialFinished, read_events
+from orchestrator.store.files import find_sweep, read_sweep_text
+from orchestrator.store.progress import SweepProgress
 from search_spaces.sweep import SweepConfig
 
 MOMENTS = (0.25, 0.5, 0.75)
@@ -45,19 +46,17 @@ class Moment(NamedTuple):
         return self.forecast is not None and self.forecast.low <= self.left <= self.forecast.high
 
 
-def replay(events: Sequence[Any], sweep: SweepConfig) -> list[Moment]:
+def replay(events: Sequence[Event], sweep: SweepConfig) -> list[Moment]:
     """The last run in a log, which starts with its `launch` and ends with its last trial."""
-    start = max(index for index, event in enumerate(events) if event["event"] == "launch")
+    start = max(index for index, event in enumerate(events) if isinstance(event, Launch))
     run = events[start:]
-    times = [datetime.fromisoformat(event["at"]).timestamp() for event in run]
-    end = max(
-        at for at, event in zip(times, run, strict=True) if event["event"] == "trial_finished"
-    )
-    state = Progress(sweep.budget.trials, sweep.budget.images)
+    times = [datetime.fromisoformat(event.at).timestamp() for event in run]
+    end = max(at for at, event in zip(times, run, strict=True) if isinstance(event, TrialFinished))
+    state = SweepProgress(sweep.budget.trials, sweep.budget.images)
     moments = []
     for at, event in zip(times, run, strict=True):
         state.update(event, at)
-        moments.append(Moment(at - times[0], end - at, state.time_left(at)))
+        moments.append(Moment(at - times[0], end - at, estimate_time_left(state, at)))
     return [moment for moment in moments if moment.left > 0]
 
 
@@ -87,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         storage = find_sweep(location)
         sweep = SweepConfig.parse(read_sweep_text(storage), location)
         print(location)
-        print_moments(replay(read_lines(storage, EVENTS)[0], sweep))
+        print_moments(replay(list(filter(None, read_events(storage))), sweep))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from orchestrator.cluster.tasks import EventSink, Task, TaskResult, Workers
+from orchestrator.cluster.tasks import Task, TaskResult, Workers
 from orchestrator.run.build import Build
 from orchestrator.run.driver import Driver
 from orchestrator.run.search import Search
 from orchestrator.run.trial import Plan, Trials
+from orchestrator.store.events import EventSink
 from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

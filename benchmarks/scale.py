@@ -57,9 +57,11 @@ from orchestrator.cluster.placement import Slots
 from orchestrator.cluster.pool import Pool
 from orchestrator.launch.launch import launch
 from orchestrator.launch.options import LaunchOptions
-from orchestrator.run.progress import Progress, event_sink
+from orchestrator.run.progress import event_sink
 from orchestrator.run.racing import as_told
+from orchestrator.store.events import Event, Shard, TrialFinished, TrialRevived
 from orchestrator.store.files import EVENTS, SHARDS
+from orchestrator.store.progress import SweepProgress
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import sync
 from orchestrator.views.study import StudyView, default_journal
@@ -103,8 +105,8 @@ def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> d
     storage = Storage(folder / str(workers))
     storage.write("store.id", b"simulated")
     spec = {"store": storage.uri, "seconds": shard_s, "experiment": _EXPERIMENT.to_mapping()}
-    events: list[Mapping[str, Any]] = []
-    sink = event_sink(Progress(sweep.budget.trials), events.append, storage.path(EVENTS))
+    events: list[Event] = []
+    sink = event_sink(SweepProgress(sweep.budget.trials), events.append, storage.path(EVENTS))
     with (
         mock.patch.object(pool_module, "actor_class", simulated_actor),
         connected(None, Slots(workers), os.cpu_count() or 1) as slots,
@@ -119,8 +121,8 @@ def efficiency(workers: int, shard_s: float, per_worker: int, folder: Path) -> d
         begin = time.monotonic()
         driver.run()
         wall_s = time.monotonic() - begin
-    drawn = [event for event in events if event["event"] == "shard"]
-    busy_s = sum(event["seconds"] for event in drawn)
+    drawn = [event for event in events if isinstance(event, Shard)]
+    busy_s = sum(shard.seconds for shard in drawn)
     return {
         "workers": workers,
         "shard_s": shard_s,
@@ -139,7 +141,7 @@ def memory_mb() -> float:
 def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
     """Launch a sweep to its end, with made-up results."""
     storage, pools, before = Storage(folder / sweep.name), list[FilePool](), memory_mb()
-    sink = event_sink(Progress(sweep.budget.trials), lambda event: None, storage.path(EVENTS))
+    sink = event_sink(SweepProgress(sweep.budget.trials), lambda event: None, storage.path(EVENTS))
     folder.joinpath(sweep.name).mkdir(parents=True)
     folder.joinpath(sweep.name, SHARDS).mkdir()
     study = StudyView(
@@ -249,12 +251,12 @@ def racing_s(trials: int, folder: Path) -> dict[str, float]:
         "search": {"sampler": "random", "parallel": 8},
         "racing": {"rungs": rungs, "stop": "dominated"},
     }
-    events, finished_s = list[Mapping[str, Any]](), 0.0
+    events, finished_s = list[Event](), 0.0
 
-    def emit(event: Mapping[str, Any]) -> None:
+    def emit(event: Event) -> None:
         nonlocal finished_s
         events.append(event)
-        if event["event"] == "trial_finished":
+        if isinstance(event, TrialFinished):
             finished_s = time.process_time() - begin
 
     sweep, objectives = SweepConfig.read("quickstart", changes), list(map(Metric, NAMES, WAYS))
@@ -265,7 +267,7 @@ def racing_s(trials: int, folder: Path) -> dict[str, float]:
         "trials": trials,
         "stopped": sum(record.stop is not None for record in records),
         "revived": sum(record.is_revived for record in records),
-        "steps": sum(event["event"] == "trial_revived" for event in events),
+        "steps": sum(isinstance(event, TrialRevived) for event in events),
         "until_finished_s": finished_s,
         "revival_s": time.process_time() - begin - finished_s,
     }

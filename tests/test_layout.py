@@ -59,7 +59,6 @@ STILL_LONG = (
     "orchestrator.front.joint:",
     "orchestrator.launch.",
     "orchestrator.report.page:",
-    "orchestrator.run.progress",
     "orchestrator.run.racing",
     "orchestrator.run.trial:",
     "orchestrator.shown.plots",

@@ -284,39 +284,41 @@ def _run(
     """
     from orchestrator.launch.launch import launch as launch_sweep
     from orchestrator.run import progress
+    from orchestrator.store import events
     from orchestrator.store.files import EVENTS, IDENTITY
     from orchestrator.store.locks import check_lock
+    from orchestrator.store.progress import SweepProgress
     from orchestrator.views.follower import Views
     from orchestrator.views.mlflow import MlflowView
     from orchestrator.views.notices import Notices
     from workers.runtime.process import cores
 
-    budget, events = config.budget, storage.path(EVENTS)
-    state = progress.Progress(
-        budget.trials, budget.images, is_upper_bound=budget.plateau is not None
-    )
+    budget = config.budget
+    file = storage.path(EVENTS)
+    state = SweepProgress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
     mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
     notices = (
-        Notices(options.notify, config.name, storage, _resume_command()) if options.notify else None
+        Notices(options.notify, config.name, storage, state, _resume_command())
+        if options.notify
+        else None
     )
     kept = [*_sweep_views(config, storage, options.study), *filter(None, (mlflow, notices))]
-    views = Views(storage, kept, lambda text: record({"event": "note", "note": text}))
-    if events is not None:
-        events.parent.mkdir(parents=True, exist_ok=True)
+    views = Views(storage, kept, lambda text: record(events.Note(note=text)))
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
     ending: Ending = "failed"
     is_sweep = storage.exists(IDENTITY)
     try:
         with progress.choose_view(state, as_json=as_json) as view:
-            record = progress.event_sink(state, view, events, *([notices.hear] if notices else []))
+            record = progress.event_sink(state, view, file)
 
-            def emit(event: Any) -> None:
+            def emit(event: events.Event) -> None:
                 nonlocal is_sweep
-                event = (
-                    event | {"resume": _resume_command()} if event["event"] == "launch" else event
-                )
+                if isinstance(event, events.Launch):
+                    event = replace(event, resume=_resume_command())
                 check_lock(storage, lock)
                 record(event)
-                is_sweep = is_sweep or event["event"] == "identity"
+                is_sweep = is_sweep or isinstance(event, events.Identified)
 
             with progress.recorded_end(record):
                 outcome = launch_sweep(config, storage, options, views, emit, cores=cores())
@@ -339,7 +341,8 @@ def _run(
                 _finish(views, ending)
             if notices:
                 notices.tell_early_failure(ending)
-    typer.echo(_summary(storage, mlflow, outcome, state.plateau), err=as_json)
+    plateau = "" if state.plateau is None else state.plateau.text
+    typer.echo(_summary(storage, mlflow, outcome, plateau), err=as_json)
     if problem is not None:
         raise CommandError(problem, FAILED)
 

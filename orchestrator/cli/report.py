@@ -96,12 +96,12 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
     """
     from orchestrator.report.page import page_data, render
     from orchestrator.report.server import ReportServer, version_of
-    from orchestrator.store.launches import RUNNING, find_launch
+    from orchestrator.store.launches import find_launch
     from orchestrator.store.sweep import Sweep
 
     def make(version: str) -> str:
         opened = Sweep.open(storage, prices.device, prices.batch)
-        decode = find_launch(storage).state != RUNNING
+        decode = not find_launch(storage).is_running
         return render(page_data([opened], say, decode=decode), version)
 
     with ends_with(

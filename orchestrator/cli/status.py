@@ -101,11 +101,10 @@ def status(
             raise CommandError("--watch shows one sweep; add its name", WRONG_USAGE)
         show(*_list_sweeps(), as_json=as_json)
         return
-    from orchestrator.store.launches import RUNNING
 
     def read() -> tuple[str, bool]:
-        facts, lines = _read_status(sweep, long=long, as_json=as_json)
-        return output_text(facts, lines, as_json=as_json), facts["launch"]["state"] == RUNNING
+        now, facts, lines = _read_status(sweep, long=long, as_json=as_json)
+        return output_text(facts, lines, as_json=as_json), now.launch.is_running
 
     if watch is None:
         typer.echo(read()[0])
@@ -175,8 +174,10 @@ def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:
     typer.echo(text)
 
 
-def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, Any], list[str]]:
-    """The status as data and as lines of text."""
+def _read_status(
+    sweep: str, *, long: bool, as_json: bool
+) -> tuple[SweepStatus, dict[str, Any], list[str]]:
+    """The status, also as data and as lines of text."""
     from orchestrator.front.choices import choices_mapping, choose, default_limit
     from orchestrator.front.front import front_of
     from orchestrator.front.front_trial import Trial
@@ -204,17 +205,16 @@ def _read_status(sweep: str, *, long: bool, as_json: bool) -> tuple[dict[str, An
             "",
             *choice_lines(front, choices.values()),
         ]
-    return facts, lines
+    return now, facts, lines
 
 
 def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
-    from orchestrator.store.launches import RUNNING
     from orchestrator.text import clean, counted, describe_duration
 
     planned = f" of {now.planned}" if now.planned is not None else ""
     numbers = ", ".join(str(number) for number in now.running)
-    word = "running" if now.launch.state == RUNNING else "started, not finished"
+    word = "running" if now.launch.is_running else "started, not finished"
     running = f"; {word}: {numbers}" if numbers else ""
     kinds = (("failed", now.failed), ("stopped", now.stopped))
     failed = "".join(f", {len(trials)} of them {word}" for word, trials in kinds if trials)

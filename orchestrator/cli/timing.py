@@ -55,7 +55,7 @@ def time_sweep(
     `report` and `compare` show them with --device and --batch. Sessions are stored in the sweep by
     device, threads and batch, each when it has finished.
     """
-    from orchestrator.store.launches import RUNNING, find_launch
+    from orchestrator.store.launches import find_launch
 
     opened = q.open_sweep(sweep)
     if SPEEDUP not in opened.identity.metrics:
@@ -63,7 +63,7 @@ def time_sweep(
             f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed",
             WRONG_USAGE,
         )
-    if (launch := find_launch(opened.storage)).state == RUNNING:
+    if (launch := find_launch(opened.storage)).is_running:
         raise CommandError(
             f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED
         )

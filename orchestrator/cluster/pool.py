@@ -36,13 +36,12 @@ from orchestrator.cluster.placement import (
     WorkerAgreement,
 )
 from orchestrator.cluster.tasks import (
-    EventSink,
     PoolError,
     SweepError,
     Task,
     TaskResult,
-    lost_event,
 )
+from orchestrator.store import events
 from search_spaces.params import ConfigError
 from workers.actor import actor_class
 from workers.data.shards import TimingSession
@@ -214,7 +213,7 @@ class Pool:
         spec: Mapping[str, Any],
         slots: Slots,
         environment: Mapping[str, str] | None = None,
-        emit: EventSink = lambda event: None,
+        emit: events.EventSink = lambda event: None,
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
     ) -> None:
@@ -373,7 +372,7 @@ class Pool:
                 self._released += 1
 
     def _warn(self, note: str) -> None:
-        self._emit({"event": "workers", "alive": self.alive, "note": note})
+        self._emit(events.Workers(self.alive, note=note))
 
     def _remove(self, worker: PoolWorker) -> None:
         self._workers.remove(worker)
@@ -406,7 +405,7 @@ class Pool:
             return None
         self._remove(worker)
         what = f"{worker.name} on {worker.node}" if worker.node else worker.name
-        self._emit(lost_event(what, death, self.alive))
+        self._emit(events.Workers.losing(what, death, self.alive))
         self._suspects[worker.node_id] = worker.node
         # the whole node may have died: give the others no task before they reply
         for other in self._workers:
@@ -461,11 +460,8 @@ class Pool:
         self._monitor.check_node()
         self._nodes = alive_nodes()
         for node in self._suspects.keys() - self._node_ids:
-            self._emit(
-                lost_event(
-                    f"node {self._suspects.pop(node)}", "it has left the cluster", self.alive
-                )
-            )
+            what = f"node {self._suspects.pop(node)}"
+            self._emit(events.Workers.losing(what, "it has left the cluster", self.alive))
         for _ in range(self._target_count() - len(self._workers)):
             labels = self._placement.next_labels([worker.labels for worker in self._workers])
             self._workers.append(self._start_worker(labels))

@@ -11,13 +11,8 @@ from datetime import datetime
 from typing import Any, Protocol, Self
 
 from orchestrator.store.records import TrialRecord
-from orchestrator.text import counted
 from search_spaces.sweep_sections import Budget
 from workers.data.shards import MeasureTask, Serializable
-
-Event = Mapping[str, Any]  # `event` names its kind
-EventSink = Callable[[Event], None]
-
 
 SWEEP = -1  # in the place of a trial: what all trials need
 
@@ -92,14 +87,6 @@ class Outcome:
     stopped_by: str
     lost: Collection[int] = ()
     untimed: str = ""
-
-
-def lost_event(what: str, cause: str, alive: int) -> dict[str, Any]:
-    """The event of a worker that was lost after it had started, or of its node; `alive` workers are
-    left.
-    """
-    note = f"lost {what} ({cause}); {counted(alive, 'worker')} left"
-    return {"event": "workers", "alive": alive, "lost": what, "note": note}
 
 
 class Workers(Protocol):

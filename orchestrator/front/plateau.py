@@ -22,6 +22,7 @@ import numpy as np
 from orchestrator.front.compare import reference_point, sampled_hypervolumes
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
+from orchestrator.store import events
 from orchestrator.store.files import read_sweep_yaml, read_trials
 from orchestrator.store.records import FAILED, TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -63,14 +64,9 @@ class PlateauState:
             f"{plateau}{reached}"
         )
 
-    def to_event(self) -> dict[str, Any]:
+    def to_event(self) -> events.Plateau:
         """For the launch's events, and what they tell `status`."""
-        return {
-            "event": "plateau",
-            **asdict(self),
-            "is_reached": self.is_reached,
-            "text": self.text,
-        }
+        return events.Plateau(**asdict(self), is_reached=self.is_reached, text=self.text)
 
 
 def _percent(share: float) -> str:

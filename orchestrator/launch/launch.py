@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 from orchestrator.cluster.cluster import alive_nodes, connected
 from orchestrator.cluster.placement import Placement, check_demand
 from orchestrator.cluster.pool import Pool
-from orchestrator.cluster.tasks import SWEEP, ClusterLost, EventSink, Outcome, PoolError, Task
+from orchestrator.cluster.tasks import SWEEP, ClusterLost, Outcome, PoolError, Task
 from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.preflight import check_enqueued, models_entry
@@ -25,10 +24,10 @@ from orchestrator.replay.predict import prediction_task, read_pool
 from orchestrator.replay.sampler import SettingsPool
 from orchestrator.run.build import Build
 from orchestrator.run.driver import Driver
-from orchestrator.run.progress import utc_now
 from orchestrator.run.search import Search
 from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
+from orchestrator.store import events
 from orchestrator.store.checked_text import drop_damaged_lines
 from orchestrator.store.files import (
     EARLIER,
@@ -55,11 +54,10 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import CLIP_FOLDER, NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.reference import FILE
-from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask, plan_quality
+from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
 from workers.data.storage import Storage
 from workers.loading.hub import reference_of
 from workers.loading.models import Capabilities
-from workers.metrics.registry import uses_timings
 from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
@@ -94,7 +92,7 @@ def launch(
     storage: Storage,
     options: LaunchOptions,
     views: Views,
-    emit: EventSink,
+    emit: events.EventSink,
     *,
     cores: int,
 ) -> Outcome:
@@ -107,16 +105,16 @@ def launch(
         PoolError, StudyError, IdentityError, ConfigError, SweepError: the message names the fix.
     """
     lost_at: list[int] = []  # the number of shards whenever a cluster was lost
-    note: dict[str, str] = {}
+    note = None
     while True:
-        emit({"event": "launch", **note})
+        emit(events.Launch(note=note))
         try:
             return _launch(sweep, storage, options, views, emit, cores)
         except ClusterLost as error:
             lost_at.append(len(storage.names(SHARDS)))
             if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
                 raise
-            note = {"note": f"{error}; starting another"}
+            note = f"{error}; starting another"
 
 
 def _launch(
@@ -124,7 +122,7 @@ def _launch(
     storage: Storage,
     options: LaunchOptions,
     views: Views,
-    emit: EventSink,
+    emit: events.EventSink,
     cores: int,
 ) -> Outcome:
     """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
@@ -135,7 +133,7 @@ def _launch(
         if options.address
         else "starting Ray on this machine"
     )
-    emit({"event": "phase", "phase": phase})
+    emit(events.Phase(phase))
     with connected(options.address, options.slots, cores, environment, placement) as slots:
         if options.address:
             check_demand(options.slots, alive_nodes())
@@ -148,7 +146,7 @@ def _launch(
         with closing(
             Pool(spec, slots, variables, emit, placement, _stored_facts(storage, earlier))
         ) as pool:
-            emit({"event": "phase", "phase": "loading the models"})
+            emit(events.Phase("loading the models"))
             records = _read_records(storage, emit)  # while the workers load their models
             facts = pool.first_facts()
             capabilities = Capabilities.from_mapping(facts["capabilities"])
@@ -159,10 +157,9 @@ def _launch(
             earlier_trials = _take_over(sweep, facts, earlier, storage, emit)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
-            emit({"event": "identity", "objectives": identity.to_mapping()["objectives"]})
-            if earlier.sources:
-                emit(_copies_event(sweep, facts, earlier))
-            emit({"event": "workers", "alive": pool.alive})
+            objectives = [events.Objective(o.name, o.direction) for o in identity.objectives]
+            emit(events.Identified(tuple(objectives)))
+            emit(events.Workers(pool.alive))
             build = Build(storage, pool, emit)
             reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
             build.want(SWEEP, reference)
@@ -203,7 +200,7 @@ def _launch(
             )
 
 
-def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
+def _read_records(storage: Storage, emit: events.EventSink) -> Sequence[TrialRecord]:
     """The trials' records. Damaged lines of the events are removed, with a note."""
     records = read_trials(storage)
     if lines := drop_damaged_lines(storage, EVENTS):
@@ -215,8 +212,8 @@ def _read_records(storage: Storage, emit: EventSink) -> Sequence[TrialRecord]:
     return records
 
 
-def _emit_note(emit: EventSink, note: str) -> None:
-    emit({"event": "note", "note": note})
+def _emit_note(emit: events.EventSink, note: str) -> None:
+    emit(events.Note(note=note))
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
@@ -285,7 +282,7 @@ def _take_over(
     facts: Mapping[str, Any],
     earlier: Earlier,
     storage: Storage,
-    emit: EventSink,
+    emit: events.EventSink,
 ) -> list[TrialRecord]:
     """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell
     the search.
@@ -306,27 +303,6 @@ def _take_over(
     else:  # a launch that was killed here may have left another file
         storage.remove(EARLIER)
     return earlier.told
-
-
-def _copies_event(sweep: SweepConfig, facts: Mapping[str, Any], earlier: Earlier) -> dict[str, Any]:
-    """How many shards of each of the first trials will be copied, and how many shards and images a
-    trial has.
-    """
-    captions, quality, rungs = (
-        facts["captions"],
-        sweep.quality,
-        sweep.racing.rungs if sweep.racing else (),
-    )
-    copied = Counter(number for number, *_ in earlier.copies(sweep, captions))
-    vanilla, count = DecodingConfig(sampling=sweep.sampling), captions["count"]
-    shards = len(plan_quality(vanilla, count, quality.shard, quality.samples, quality.batch, rungs))
-    shards += uses_timings(sweep.requested_metrics)
-    return {
-        "event": "copies",
-        "copied": copied,
-        "shards": shards,
-        "images": count * quality.samples,
-    }
 
 
 def _configs(records: Sequence[TrialRecord]) -> list[DecodingConfig]:
@@ -399,7 +375,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
             "files": {key: reference_of(path) for key, path in models_entry(sweep).files.items()},
             "samples": sweep.quality.samples,
             "timing": sweep.timing.to_mapping(),
-            "started": utc_now(),
+            "started": events.utc_now(),
             "target": capabilities.target,
             "grid": [capabilities.rows, capabilities.cols],
             "image_size": capabilities.image_size,

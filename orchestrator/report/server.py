@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from orchestrator.errors import explain
 from orchestrator.store.files import TRIALS
-from orchestrator.store.launches import RUNNING, find_launch
+from orchestrator.store.launches import find_launch
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 
@@ -27,7 +27,7 @@ def version_of(storage: Storage) -> str:
     its launch.
     """
     state = (
-        find_launch(storage).state == RUNNING,
+        find_launch(storage).is_running,
         [_files(storage, folder) for folder in (TRIALS, TIMINGS)],
     )
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from sys import intern
 from typing import Any
 
-from orchestrator.cluster.tasks import EventSink, SweepError, Task, TaskResult, Workers
+from orchestrator.cluster.tasks import SweepError, Task, TaskResult, Workers
+from orchestrator.store import events
 from workers.data.records import ShardError, read_shard
 from workers.data.shards import FACTS, SHARDS, TIMINGS
 from workers.data.storage import Storage
@@ -60,7 +61,7 @@ class Build:
     on.
     """
 
-    def __init__(self, storage: Storage, workers: Workers, emit: EventSink) -> None:
+    def __init__(self, storage: Storage, workers: Workers, emit: events.EventSink) -> None:
         self.files = {
             intern(f"{folder}/{name}")
             for folder in (SHARDS, TIMINGS)
@@ -144,8 +145,8 @@ class Build:
                 self._take(result)
         if (alive := self._workers.alive) != self._alive:
             self._alive = alive
-            note = {} if alive else {"note": "no worker is running; waiting for one"}
-            self._emit({"event": "workers", "alive": alive, **note})
+            note = None if alive else "no worker is running; waiting for one"
+            self._emit(events.Workers(alive, note=note))
         self._submit_ready()
 
     def _take(self, result: TaskResult) -> None:
@@ -174,7 +175,7 @@ class Build:
             self._emit_phase(task)
             return
         facts = {key: output[key] for key in FACTS if key in output}
-        self._emit({"event": "shard", "trial": task.trial, "kind": task.kind, **facts})
+        self._emit(events.Shard(task.trial, task.kind, **facts))
 
     def _fail(self, task: Task, cause: str, *, permanent: bool) -> None:
         """End the task and the measurements that need it."""
@@ -245,7 +246,7 @@ class Build:
             raise SweepError(
                 f"{reason}: made {_MAX_REPEATS} times and damaged again; check the disk or bucket"
             )
-        self._emit({"event": "shard_damaged", "note": f"{reason}, so it is made again{kept}"})
+        self._emit(events.ShardDamaged(note=f"{reason}, so it is made again{kept}"))
         return True
 
     def _move(self, name: str) -> str:
@@ -264,4 +265,4 @@ class Build:
             waiting = dict.fromkeys(
                 wanted.task.about for wanted in self._wanted.values() if wanted.task.about
             )
-            self._emit({"event": "phase", "phase": "; ".join(waiting)})
+            self._emit(events.Phase("; ".join(waiting)))

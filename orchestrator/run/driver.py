@@ -11,10 +11,10 @@ sweep runs the same loop on a store that is not empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.cluster.tasks import Limits, Outcome, SweepError, seconds_taken
 from orchestrator.front.plateau import Plateau, PlateauState
-from orchestrator.run.progress import finished_event
 from orchestrator.run.racing import at_full_size, with_constraints
 from orchestrator.run.search import Proposal, Search
 from orchestrator.run.trial import (
@@ -25,6 +25,7 @@ from orchestrator.run.trial import (
     make_record,
     revive,
 )
+from orchestrator.store import events
 from orchestrator.store.files import write_trial
 from orchestrator.store.records import FAILED, STOPPED, TrialRecord
 from search_spaces.params import ConfigError
@@ -158,8 +159,8 @@ class Driver:
         self.search.tell(at_full_size(told, self.racing.finished[0]), objectives)
         if number not in known and number not in self._lost:
             self._write(told)
-        event = finished_event("trial_finished", self._records[number], self.trials.names)
-        self.trials.emit(event | {"new": number not in known})
+        event = events.TrialFinished.of(self._records[number], self.trials.names)
+        self.trials.emit(replace(event, new=number not in known))
 
     def _is_plateau(self) -> bool:
         """Whether the front no longer moves, by the trials that were told; emits how close it

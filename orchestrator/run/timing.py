@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
-from orchestrator.cluster.tasks import SWEEP, ClusterLost, EventSink, PoolError, SweepError, Task
+from orchestrator.cluster.tasks import SWEEP, ClusterLost, PoolError, SweepError, Task
 from orchestrator.errors import QueryError
 from orchestrator.front.choices import decisive_trials
 from orchestrator.front.front import front_of
 from orchestrator.run.build import Build
+from orchestrator.store import events
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, StepShape
@@ -205,7 +206,7 @@ def _sizes_of_front(settings: Sequence[object]) -> list[int]:
 
 
 def time_front(
-    sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: EventSink
+    sweep: Sweep, plan: PlanSession, sessions: Sequence[Task], build: Build, emit: events.EventSink
 ) -> str:
     """Time the front and the choices of a sweep whose trials have finished, at least once, and
     again as long as images are left for it (see the module).
@@ -251,5 +252,5 @@ def time_front(
         raise
     except (SweepError, PoolError, QueryError) as error:
         # the last one: the objectives have no front
-        emit({"event": "note", "note": f"the front was not timed once more: {error}"})
+        emit(events.Note(note=f"the front was not timed once more: {error}"))
         return str(error)

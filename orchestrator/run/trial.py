@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from orchestrator.cluster.tasks import EventSink, SweepError, Task
+from orchestrator.cluster.tasks import SweepError, Task
 from orchestrator.run.build import Build, Result
-from orchestrator.run.progress import finished_event, trial_event, utc_now
 from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.search import Proposal
 from orchestrator.run.timing import Sessions, session_of
+from orchestrator.store import events
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import (
     COMPLETE,
@@ -64,7 +64,7 @@ Steps = Generator[Task, Result, TrialRecord]
 
 def make_record(proposal: Proposal, state: State, **fields: Any) -> TrialRecord:
     """The record of a trial that ends now."""
-    now = utc_now()
+    now = events.utc_now()
     return TrialRecord(
         number=proposal.number,
         label=proposal.label,
@@ -176,7 +176,12 @@ class Trials:
     """
 
     def __init__(
-        self, plan: Plan, build: Build, objectives: Sequence[Metric], emit: EventSink, earlier: int
+        self,
+        plan: Plan,
+        build: Build,
+        objectives: Sequence[Metric],
+        emit: events.EventSink,
+        earlier: int,
     ) -> None:
         self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
         self.racing = EarlyStopping(sweep, objectives, earlier=earlier)
@@ -207,7 +212,7 @@ class Trials:
         history, timed_on = (
             (dict(stopped.history), dict(stopped.timed_on)) if stopped else ({}, dict[int, str]())
         )
-        started = stopped.started if stopped else utc_now()
+        started = stopped.started if stopped else events.utc_now()
         earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
 
         def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
@@ -217,9 +222,8 @@ class Trials:
             )
 
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
-        self._emit_start(
-            proposal, left[0], rungs[-1], "trial_resumed" if stopped else "trial_started"
-        )
+        kind = events.TrialResumed if stopped else events.TrialStarted
+        self._emit_start(kind, proposal, left[0], rungs[-1])
         for rung in left:
             result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
@@ -296,7 +300,9 @@ class Trials:
         ):
             raise SweepError(f"vanilla, the baseline of every metric, failed: {problem}")
 
-    def _emit_start(self, proposal: Proposal, first: Rung, last: Rung, event: str) -> None:
+    def _emit_start(
+        self, kind: type[events.TrialStarted], proposal: Proposal, first: Rung, last: Rung
+    ) -> None:
         """Say how many shards a trial has, and how many are missing. A stopped trial needs those of
         its next rung; of another, racing may stop it before the last.
         """
@@ -307,15 +313,17 @@ class Trials:
             name for name in names(sessions) if name not in made and not self.build.is_wanted(name)
         ]
         total = {*names(last.files), *own}
-        needed = {*names(first.files), *own} if event == "trial_resumed" else total
+        needed = {*names(first.files), *own} if kind is events.TrialResumed else total
         self.emit(
-            trial_event(event, proposal, self.names)
-            | {
-                "images": last.images,
-                "shards": len(needed.difference(made)),
-                "total_shards": len(total),
-            }
-            | {"config": proposal.config.flat()}
+            kind(
+                trial=proposal.number,
+                label=proposal.label,
+                setting=self.names.name(proposal.config),
+                images=last.images,
+                shards=len(needed.difference(made)),
+                total_shards=len(total),
+                config=proposal.config.flat(),
+            )
         )
 
 
@@ -431,13 +439,13 @@ def revive(
         assert record is not None
         if record.state != FAILED:
             replace_record(records, write, with_constraints(record, sweep.constraints, records))
-            trials.emit(finished_event("trial_revived", records[number], trials.names))
+            trials.emit(events.TrialRevived.of(records[number], trials.names))
         elif number in numbers:
             raise SweepError(f"trial {number} could not go on: {record.cause}")
         else:
             failed.add(number)
             note = f"trial {number} stays stopped: {record.cause}"
-            trials.emit({"event": "revival_failed", "trial": number, "note": note})
+            trials.emit(events.RevivalFailed(number, note=note))
     running.withdraw()
 
 

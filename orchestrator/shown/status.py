@@ -12,19 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.front.plateau import plateau_notes, plateau_state
 from orchestrator.store.files import EARLIER, EVENTS, Identity, command, planned_trials
-from orchestrator.store.launches import (
-    RUNNING,
-    EventLog,
-    Launch,
-    describe_event,
-    find_launch,
-    read_events,
-)
+from orchestrator.store.launches import Launch, describe_event, find_launch
 from orchestrator.store.prices import is_priced
+from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, State, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -33,10 +27,6 @@ from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 from workers.metrics.timings import Device
 from workers.runtime.logs import log_folder
-
-if TYPE_CHECKING:
-    from orchestrator.store.sweep import Sweep
-
 
 _MAX_LISTED = 10  # trials in a note
 
@@ -51,10 +41,9 @@ def timing_notes(sweep: Sweep) -> list[str]:
     place = [*_threads(machine.device), "--batch", str(machine.batch)]
     if untimed := [record.number for record in sweep.records if _is_untimed(record, sweep)]:
         several = len(untimed) > 1
-        trials = ", ".join(map(str, untimed[:_MAX_LISTED])) + (
-            ", ..." if len(untimed) > _MAX_LISTED else ""
-        )
-        chosen = [word for number in untimed[:_MAX_LISTED] for word in ("--trial", str(number))]
+        listed = untimed[:_MAX_LISTED]
+        trials = ", ".join(map(str, listed)) + (", ..." if len(listed) < len(untimed) else "")
+        chosen = [word for number in listed for word in ("--trial", str(number))]
         again = command(sweep.storage, "time", *chosen, *place)
         notes.append(
             f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, "
@@ -177,34 +166,26 @@ _MAX_TRIALS = 3  # in a warning
 
 @dataclass(frozen=True, slots=True)
 class SweepStatus:
-    """The progress of a sweep.
-
-    launch: the latest one. planned: trials in the budget, None if it has none. failed, stopped:
-    number and cause of each. running: trials that the latest launch started and did not finish.
-    images: those generated, each config's counted once. lost: workers and clusters that the launch
-    lost, with the time. events: the latest, described. idle_s: seconds since the last event or
-    trial, None if there was none. warnings: about the results. logs: folder of the workers' logs,
-    if it is on this machine. taken: what is taken over from earlier sweeps: their names (`sweeps`),
-    the number of images copied so far (in a bucket, of finished trials), and of trials that the
-    search was told. plateau: how close the front is to that of the budget, None without one (see
-    `PlateauState`).
-    """
+    """The progress of a sweep."""
 
     name: str
     place: str
-    launch: Launch
-    planned: int | None
+    launch: Launch  # the latest one
+    planned: int | None  # trials in the budget, None if it has none
     finished: int
-    failed: tuple[Mapping[str, Any], ...]
-    stopped: tuple[Mapping[str, Any], ...]
-    running: tuple[int, ...]
-    images: int
-    lost: tuple[str, ...]
-    events: tuple[str, ...]
-    idle_s: float | None
-    warnings: tuple[str, ...] = ()
-    logs: str | None = None
+    failed: tuple[Mapping[str, Any], ...]  # number and cause of each
+    stopped: tuple[Mapping[str, Any], ...]  # number and cause of each
+    running: tuple[int, ...]  # trials that the latest launch started and did not finish
+    images: int  # generated; each config's count once
+    lost: tuple[str, ...]  # workers and clusters that the launch lost, with the time
+    events: tuple[str, ...]  # the latest
+    idle_s: float | None  # since the last event or trial, None if there was none
+    warnings: tuple[str, ...] = ()  # about the results
+    logs: str | None = None  # folder of the workers' logs, if it is on this machine
+    # what is taken over from earlier sweeps: their names (`sweeps`), the number of images copied so
+    # far (in a bucket, of finished trials), and of trials that the search was told
     taken: Mapping[str, Any] | None = None
+    # how close the front is to that of the budget, None without one (see `PlateauState`)
     plateau: Mapping[str, Any] | None = None
 
 
@@ -215,58 +196,56 @@ def sweep_status(
     counts.
     """
     now = now or datetime.now(UTC)
-    log, records = read_events(storage), () if sweep is None else sweep.records
-    launch = find_launch(storage, log, now)
-    if launch.state == RUNNING and log.ends_damaged:  # it may be writing that line
-        log.damaged -= 1
+    records = () if sweep is None else sweep.records
+    progress = read_progress(storage)
+    launch = find_launch(storage, progress, now)
     finished = {record.number for record in records}
-    times = [
-        datetime.fromisoformat(stamp)
-        for stamp in [*(r.finished for r in records if r.finished), *log.last]
-    ]
+    moments = list(filter(None, [*(record.finished for record in records), progress.last]))
+    latest = max(map(datetime.fromisoformat, moments), default=None)
+    images = sum(record.images for record in records if record.duplicate_of is None)
+    images += sum(count for number, count in progress.images.items() if number not in finished)
+    is_running = launch.is_running
+    warnings = _damage(progress, records if storage.exists(EVENTS) else (), is_running=is_running)
+    warnings += [] if sweep is None else sweep_notes(sweep, is_running=is_running)
+    name = PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name
     logs = log_folder(storage)
     return SweepStatus(
-        name=(
-            PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name
-        ),
+        name=name,
         place=storage.display_name,
         launch=launch,
         planned=planned_trials(storage),
         finished=len(records),
         failed=_causes(records, FAILED),
         stopped=_causes(records, STOPPED),
-        running=tuple(sorted(log.started - finished)),
-        images=sum(record.images for record in records if record.duplicate_of is None)
-        + sum(images for number, images in log.images.items() if number not in finished),
-        lost=tuple(map(describe_event, log.lost)),
-        events=tuple(map(describe_event, log.recent)),
-        idle_s=max(0.0, (now - max(times)).total_seconds()) if times else None,
-        warnings=(
-            *_damage(log, records if storage.exists(EVENTS) else ()),
-            *([] if sweep is None else sweep_notes(sweep, is_running=launch.state == RUNNING)),
-        ),
+        running=tuple(sorted(progress.running.keys() - finished)),
+        images=images,
+        lost=tuple(map(describe_event, progress.lost)),
+        events=tuple(map(describe_event, progress.recent)),
+        idle_s=None if latest is None else max(0.0, (now - latest).total_seconds()),
+        warnings=tuple(warnings),
         logs=None if logs is None else str(logs),
-        taken=_taken(storage, log, records),
-        plateau=_plateau(storage, log, sweep),
+        taken=_taken(storage, progress, records),
+        plateau=_plateau(storage, progress, sweep),
     )
 
 
-def _plateau(storage: Storage, log: EventLog, sweep: Sweep | None) -> Mapping[str, Any] | None:
+def _plateau(
+    storage: Storage, progress: SweepProgress, sweep: Sweep | None
+) -> Mapping[str, Any] | None:
     """How close the front is to a plateau, as the launch last said; in a bucket, by the trials that
     are there.
     """
-    latest = log.plateau
-    if (
-        sweep is not None
-        and not storage.exists(EVENTS)
-        and (state := plateau_state(sweep)) is not None
-    ):
-        latest = state.to_event()
-    return latest and {key: value for key, value in latest.items() if key not in ("event", "at")}
+    latest = progress.plateau
+    if sweep is not None and not storage.exists(EVENTS):
+        state = plateau_state(sweep)
+        latest = None if state is None else state.to_event()
+    if latest is None:
+        return None
+    return {key: value for key, value in latest.to_mapping().items() if key not in ("event", "at")}
 
 
 def _taken(
-    storage: Storage, log: EventLog, records: Iterable[TrialRecord]
+    storage: Storage, progress: SweepProgress, records: Iterable[TrialRecord]
 ) -> Mapping[str, Any] | None:
     """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
     if not storage.exists(EARLIER):
@@ -282,22 +261,25 @@ def _taken(
     except (KeyError, TypeError, ValueError) as error:
         fix = "restore it; without it the sweep cannot be resumed"
         raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
-    copied = log.taken | Counter(
+    copied = progress.taken | Counter(
         {record.number: record.taken * (record.duplicate_of is None) for record in records}
     )
     return {"sweeps": names, "images": copied.total(), "trials": reported}
 
 
-def _damage(log: EventLog, records: Iterable[TrialRecord]) -> list[str]:
+def _damage(
+    progress: SweepProgress, records: Iterable[TrialRecord], *, is_running: bool
+) -> list[str]:
     """Sentences on what the events lack of these records."""
-    missing = [str(record.number) for record in records if record.number not in log.finished]
-    damaged = (
-        f"{counted(log.damaged, 'damaged line')} {'is' if log.damaged == 1 else 'are'} left out"
-    )
-    problems = [damaged] if log.damaged else []
-    problems += (
-        [f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing"] if missing else []
-    )
+    # the last line may be one that it is writing
+    damaged = progress.damaged - (is_running and progress.ends_damaged)
+    problems = []
+    if damaged:
+        verb = "is" if damaged == 1 else "are"
+        problems.append(f"{counted(damaged, 'damaged line')} {verb} left out")
+    missing = [str(record.number) for record in records if record.number not in progress.finished]
+    if missing:
+        problems.append(f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing")
     return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]
 
 

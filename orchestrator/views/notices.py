@@ -5,7 +5,6 @@ lost.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Any, Final
@@ -16,6 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from orchestrator.front.choices import choices_mapping, default_choices, default_limit
 from orchestrator.front.front import front_of
 from orchestrator.front.plateau import plateau_notes
+from orchestrator.store.progress import SweepProgress
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, redact_values, without_credentials
@@ -35,27 +35,22 @@ class Notices(View[Sweep]):
 
     end_timeout_s, short_timeout_s = 10.0, _TIMEOUT_S
 
-    def __init__(self, url: str, name: str, storage: Storage, resume: str) -> None:
+    def __init__(
+        self, url: str, name: str, storage: Storage, progress: SweepProgress, resume: str
+    ) -> None:
         super().__init__()
         self._url, self._resume = url, resume
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
-        self._lost: list[str] = []  # clusters, not told yet
-        self._cause = ""
+        self.progress = progress
+        self._told = 0  # clusters that were lost
         self.problem: str | None = None  # with which a launch that ran to its end has failed
         self._is_followed = False  # as a view
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Take from the launch's events what a notice is about. Returns at once."""
-        if event["event"] == "launch" and "note" in event:
-            self._lost.append(str(event["note"]))
-        elif event["event"] == "end":
-            self._cause = str(event.get("cause", ""))
-
     def update(self, source: Sweep) -> None:
         self._is_followed = True
-        while self._lost:  # another may be lost meanwhile
+        while lost := self.progress.lost_clusters[self._told :]:  # another may be lost meanwhile
             try:
-                self._post(_LOST, self._lost[0], self._results(source))
+                self._post(_LOST, lost[0], self._results(source))
             except HTTPError as error:
                 if self.may_recover:
                     raise
@@ -64,11 +59,11 @@ class Notices(View[Sweep]):
                     f"{self.explain(error)}"
                 )
                 self.may_recover = True  # the next notice
-            self._lost.pop(0)
+            self._told += 1
 
     def end(self, source: Sweep, how: Ending) -> None:
         reached = plateau_notes(source) if how == "finished" else []
-        cause = self.problem or self._cause or " ".join(reached)
+        cause = self.problem or self._failure() or " ".join(reached)
         self._post("failed" if self.problem else how, cause, self._results(source))
 
     def tell_early_failure(self, how: Ending) -> None:
@@ -77,7 +72,12 @@ class Notices(View[Sweep]):
         """
         if how == "failed" and not self._is_followed:
             with suppress(OSError, HTTPException):
-                self._post(how, self._cause, {})
+                self._post(how, self._failure(), {})
+
+    def _failure(self) -> str:
+        """Why the launch failed; "" if it has not."""
+        ended = self.progress.ended
+        return ended.cause or "" if ended is not None else ""
 
     def explain(self, error: Exception) -> str:
         return f"HTTP {error.code}" if isinstance(error, HTTPError) else super().explain(error)

@@ -16,8 +16,9 @@ from unittest import mock
 
 from orchestrator.cluster.placement import ANYWHERE, Placement, Slots
 from orchestrator.cluster.pool import _PERMANENT_ERRORS
-from orchestrator.cluster.tasks import EventSink, Task, TaskResult
+from orchestrator.cluster.tasks import Task, TaskResult
 from orchestrator.launch import launch
+from orchestrator.store.events import EventSink
 from workers.actor import Worker
 
 

@@ -36,17 +36,17 @@ CAPTIONS = 70  # more than the 64 channels of the features: fewer images have no
 HELD_COMMAND = """
 import sys, time
 from orchestrator.cli.app import main
-from orchestrator.run import progress
-left, append = sys.argv.pop(1).split(","), progress.append_line
+from orchestrator.store import events
+left, append = sys.argv.pop(1).split(","), events.append_event
 
-def append_and_wait(path, entry, **options):
-    append(path, entry, **options)
-    if left and entry["event"] == left[0]:
+def append_and_wait(path, event):
+    append(path, event)
+    if left and event.event == left[0]:
         left.pop(0)
     while not left:
         time.sleep(0.05)
 
-progress.append_line = append_and_wait
+events.append_event = append_and_wait
 main()
 """
 SWEEP = f"""

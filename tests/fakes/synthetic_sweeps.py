@@ -17,7 +17,9 @@ import pyarrow as pa
 import yaml
 from PIL import Image
 
+from orchestrator.store import events
 from orchestrator.store.files import EVENTS, SWEEP, Identity, write_identity, write_trial
+from orchestrator.store.names import SettingNames
 from orchestrator.store.records import EarlyStop, TrialRecord
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
@@ -202,9 +204,8 @@ def write_sweep(
     storage.write(SWEEP, yaml.safe_dump(planned, sort_keys=False).encode())
     write_identity(storage, facts)
     records: list[TrialRecord] = []
-    events: list[dict[str, Any]] = [
-        {"at": facts.started, "event": "launch", "note": "starting workers"}
-    ]
+    log: list[events.Event] = [events.Launch(at=facts.started, note="starting workers")]
+    names = SettingNames(facts.sampling)
     for number, (label, setting) in enumerate(made):
         twin = records[repeated[number]] if repeated and number in repeated else None
         record = _record(number, label, setting, rng, number in failed, twin)
@@ -215,8 +216,8 @@ def write_sweep(
         write_trial(storage, record)
         _write_pictures(storage, record.digest, rng)
         records.append(record)
-        events += _events(record)
-    storage.write(EVENTS, "".join(json.dumps(event) + "\n" for event in events).encode())
+        log += _events(record, names)
+    storage.write(EVENTS, "".join(json.dumps(event.to_mapping()) + "\n" for event in log).encode())
     return records
 
 
@@ -282,20 +283,12 @@ def _record(
     )
 
 
-def _events(record: TrialRecord) -> list[dict[str, Any]]:
+def _events(record: TrialRecord, names: SettingNames) -> list[events.Event]:
     """The events of a trial."""
-    about = {"trial": record.number, "label": record.label}
-    asked = {"at": record.started, "event": "trial_started", **about, "summary": "", "config": {}}
-    ended = {
-        "at": record.finished,
-        "event": "trial_finished",
-        **about,
-        "state": record.state,
-        "new": True,
-        "cause": record.cause,
-    }
-    metrics = {name: entry.value for name, entry in record.metrics.items()}
-    return [asked, {**ended, "images": record.images, "metrics": metrics}]
+    started = events.TrialStarted(
+        record.number, record.label, names.name(record.config), IMAGES, 1, 1, {}, at=record.started
+    )
+    return [started, replace(events.TrialFinished.of(record, names), at=record.finished)]
 
 
 def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator) -> TrialRecord:

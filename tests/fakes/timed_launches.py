@@ -13,6 +13,7 @@ from benchmarks.instant import InstantWorkers, Numbers, make_driver, plausible
 from benchmarks.simulated import write_session
 from orchestrator.cluster.tasks import Outcome, Task, TaskResult
 from orchestrator.run.timing import time_front
+from orchestrator.store.events import Note
 from orchestrator.store.files import read_trials
 from orchestrator.store.prices import read_prices
 from orchestrator.store.records import TrialRecord
@@ -202,7 +203,7 @@ def launch(
         trials.plan.session,
         trials.sessions.made,
         trials.build,
-        lambda event: notes.append(str(event["note"])) if event["event"] == "note" else None,
+        lambda event: notes.append(event.note or "") if isinstance(event, Note) else None,
     )
     found = {
         int(task.payload["number"]): task.name for task in workers.tasks if task.kind == "timing"

@@ -135,9 +135,6 @@ def test_more_captions_generate_the_others_alone(small: SweepRun, wider: SweepRu
         by_setting.setdefault(metadata["setting"], []).append(is_taken)
     vanilla = wider.records[0].digest
     assert sorted(by_setting[vanilla]) == [False] + [True] * (CAPTIONS // 14)
-    (copies,) = (event for event in wider.events if event["event"] == "copies")
-    assert copies["copied"].keys() == {str(number) for number in range(len(wider.records) - 1)}
-    assert {*copies["copied"].values()} == {CAPTIONS // 14}
     assert_every_image_once(wider, CAPTIONS + 14)
 
 

@@ -93,11 +93,12 @@ from pathlib import Path
 from unittest import mock
 from orchestrator.cli import app
 from orchestrator.errors import CommandError
-from orchestrator.run.progress import Progress, event_sink, recorded_end, show_lines
+from orchestrator.run.progress import event_sink, recorded_end, show_lines
+from orchestrator.store.progress import SweepProgress
 
 def command():
     file = Path(sys.argv[1])
-    progress = Progress(1, 1, is_upper_bound=False)
+    progress = SweepProgress(1, 1, is_upper_bound=False)
     try:
         with recorded_end(event_sink(progress, show_lines(progress), file)):
             print("ready", file=sys.stderr, flush=True)

@@ -24,6 +24,7 @@ from orchestrator.cli.status import status
 from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
 from orchestrator.front.front import front_of
+from orchestrator.store.events import TrialStarted
 from orchestrator.store.files import write_trial
 from orchestrator.store.locks import driver_lock
 from orchestrator.text import clean
@@ -510,12 +511,8 @@ def test_status_while_it_runs(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=4, budget=10)
     with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
         for number in (4, 5):
-            file.write(
-                json.dumps(
-                    {"at": "2026-01-02T03:01:00+00:00", "event": "trial_started", "trial": number}
-                )
-                + "\n"
-            )
+            event = TrialStarted(number, "", "", 8, 1, 1, {}, at="2026-01-02T03:01:00+00:00")
+            file.write(json.dumps(event.to_mapping()) + "\n")
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
     assert "4 of 10 finished; started, not finished: 4, 5" in run(status, tmp_path).out

@@ -33,7 +33,7 @@ from orchestrator.cli.launch import (
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
 from orchestrator.cluster.tasks import Outcome, PoolError
 from orchestrator.doctor.plan import peak_bytes
-from orchestrator.store import locks
+from orchestrator.store import events, locks
 from orchestrator.store.files import write_identity, write_trial
 from orchestrator.store.locks import Lock, driver_lock
 from orchestrator.store.records import EarlyStop, TrialRecord
@@ -517,7 +517,7 @@ def test_the_live_view_ends_before_the_report_is_written(
         emit: Callable[[Any], None],
         **rest: object,
     ) -> Any:
-        emit({"event": "identity", "objectives": []})
+        emit(events.Identified(()))
         if error is not None:
             raise error
         return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
@@ -583,10 +583,10 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(
         **rest: object,
     ) -> None:
         write_store()
-        emit({"event": "identity", "objectives": []})
+        emit(events.Identified(()))
         views.start(identity("tested"))
         lock.is_lost = True
-        emit({"event": "phase", "phase": "generating"})
+        emit(events.Phase("generating"))
 
     monkeypatch.setattr(
         "orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock)
@@ -641,7 +641,7 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
         **rest: object,
     ) -> None:
         write_store()
-        emit({"event": "identity", "objectives": []})
+        emit(events.Identified(()))
         raise full
 
     monkeypatch.setattr("orchestrator.launch.launch.launch", launch)

@@ -23,7 +23,8 @@ from orchestrator.cluster import pool as pool_module
 from orchestrator.cluster.placement import Slots
 from orchestrator.cluster.pool import Attempts, AwakeClock, Pool, describe_error
 from orchestrator.cluster.ray_internals import without_services
-from orchestrator.cluster.tasks import Event, PoolError, SweepError, Task, TaskResult
+from orchestrator.cluster.tasks import PoolError, SweepError, Task, TaskResult
+from orchestrator.store.events import Event, Workers
 from tests.fakes.ray_starts import start_ray
 from tests.fakes.waiting import HANG_S, wait_until
 from workers.data.storage import StorageError
@@ -145,26 +146,26 @@ def echoes(cluster: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def lost() -> list[Event]:
+def lost() -> list[Workers]:
     """The workers that the pool lost."""
     return []
 
 
-def build(log: Path, count: int, warnings: list[str], lost: list[Event], **spec: Any) -> Pool:
+def build(log: Path, count: int, warnings: list[str], lost: list[Workers], **spec: Any) -> Pool:
     slots = Slots(count, 0.5)
     environment = slots.environment(spec.get("threads"))
 
     def emit(event: Event) -> None:
-        if "lost" in event:
+        if isinstance(event, Workers) and event.lost is not None:
             lost.append(event)
         else:
-            warnings.append(event["note"])
+            warnings.append(event.note or "")
 
     return Pool({"log": str(log), **spec}, slots, environment, emit)
 
 
 @pytest.fixture
-def make(echoes: None, tmp_path: Path, warnings: list[str], lost: list[Event]) -> Iterator[Any]:
+def make(echoes: None, tmp_path: Path, warnings: list[str], lost: list[Workers]) -> Iterator[Any]:
     pools: list[Pool] = []
 
     def make(count: int = 2, **spec: Any) -> Pool:
@@ -286,7 +287,7 @@ def test_a_store_that_cannot_be_used_for_a_moment_is_no_fault_of_a_trial(single:
 
 
 def test_the_task_of_a_killed_worker_runs_again(
-    make: Any, tmp_path: Path, lost: list[Event]
+    make: Any, tmp_path: Path, lost: list[Workers]
 ) -> None:
     pool = make()
     for n in range(6):
@@ -300,11 +301,11 @@ def test_the_task_of_a_killed_worker_runs_again(
     collect_all(pool, 2)
     both_up(pool)  # a new worker took its place
     (dead,) = lost
-    assert dead["lost"] in (
+    assert dead.lost in (
         "worker-0 on worker-0",
         "worker-1 on worker-1",
     ), "the facts of `Echo` name the node so"
-    assert re.fullmatch(r"lost worker-\d on worker-\d \(.+\); \d workers? left", dead["note"])
+    assert re.fullmatch(r"lost worker-\d on worker-\d \(.+\); \d workers? left", dead.note or "")
 
 
 def test_a_task_that_kills_its_workers_is_given_up(make: Any, tmp_path: Path) -> None:
@@ -361,7 +362,7 @@ def pids(log: Path, n: int) -> list[int]:
 
 
 def test_a_silent_worker_is_replaced(
-    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Workers]
 ) -> None:
     """One worker is stopped while it runs a task."""
     pool, log = make(), tmp_path / "log"
@@ -383,12 +384,12 @@ def test_a_silent_worker_is_replaced(
     assert len(set(pids(log, 1))) == 2
     both_up(pool)
     (loss,) = lost
-    assert "no heartbeat for 60 s" in loss["note"]
+    assert "no heartbeat for 60 s" in (loss.note or "")
     wait_until(lambda: not Path(f"/proc/{stopped}").exists())
 
 
 def test_an_idle_worker_that_died_is_replaced(
-    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Workers]
 ) -> None:
     """By its heartbeat: no task finds it dead."""
     pool = make()
@@ -406,7 +407,7 @@ def test_an_idle_worker_that_died_is_replaced(
 
 
 def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
-    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Event]
+    make: Any, tmp_path: Path, clock: StoppedClock, lost: list[Workers]
 ) -> None:
     pool, log = make(1), tmp_path / "log"
     pool.submit(task(0, trial=1, hangs_once=True))
@@ -416,7 +417,7 @@ def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
     clock.now += pool_module._CANCEL_TIMEOUT_S + 1
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
-    assert ["did not stop its task within 60 s" in loss["note"] for loss in lost] == [True]
+    assert ["did not stop its task within 60 s" in (loss.note or "") for loss in lost] == [True]
 
 
 @pytest.mark.parametrize("how", ["heartbeats", "holds Python", "stopped"])

@@ -23,7 +23,8 @@ from orchestrator.cluster.cluster import alive_nodes, connected
 from orchestrator.cluster.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.cluster.pool import Pool
 from orchestrator.cluster.ray_internals import without_services
-from orchestrator.cluster.tasks import Event, EventSink, PoolError, Task, TaskResult
+from orchestrator.cluster.tasks import PoolError, Task, TaskResult
+from orchestrator.store.events import Event, EventSink, Workers
 from tests.fakes.autoscaling import autoscaling_cluster
 from tests.fakes.ray_starts import start_ray
 from tests.fakes.waiting import HANG_S, wait_until
@@ -255,7 +256,7 @@ def test_timings_wait_for_their_kind_while_others_draw(
     events: list[Event] = []
 
     def lost() -> list[tuple[str, int]]:
-        return [(event["lost"], event["alive"]) for event in events if "lost" in event]
+        return [(e.lost, e.alive) for e in events if isinstance(e, Workers) and e.lost is not None]
 
     pool: Pool = make(Slots(None, 1.0), Placement({}, A10G), events.append, precision="float32")
     wait(pool, 2)
@@ -269,7 +270,7 @@ def test_timings_wait_for_their_kind_while_others_draw(
     assert drawn.output == {"kind": "h100"}
     assert pool._attempts._nodes == {"timing": [timing.node_id]}
     end = time.monotonic() + HANG_S
-    while len(lost()) < 2 or not any("wait for a worker" in event["note"] for event in events):
+    while len(lost()) < 2 or not any("wait for a worker" in (event.note or "") for event in events):
         assert time.monotonic() < end  # Ray takes some seconds to call a node dead
         pool.collect(0.2)
     for _ in range(10):  # it is said once
@@ -278,7 +279,7 @@ def test_timings_wait_for_their_kind_while_others_draw(
         ("on a10g", 1),
         ("a10g", 1),
     ], "worker, node"
-    notes = [event["note"] for event in events]
+    notes = [event.note or "" for event in events]
     assert [note for note in notes if "gpu=a10g" in note] == [
         "timing sessions wait for a worker on gpu=a10g"
     ]

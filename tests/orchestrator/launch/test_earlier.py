@@ -16,7 +16,6 @@ from optuna.trial import FixedTrial
 from orchestrator.cli.launch import _with_earlier
 from orchestrator.front.questions import front_records
 from orchestrator.launch.earlier import Earlier, EarlierSweepError, Source
-from orchestrator.launch.launch import _copies_event as copies_event
 from orchestrator.launch.launch import _take_over as take_over
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.run.search import Search
@@ -203,17 +202,6 @@ def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
     assert copied(earlier, {"hash": "other", "count": IMAGES}) == {}
     shutil.rmtree(earlier.storage.uri)
     assert taken.copies(taken.extend(config), captions) == [], "they cannot be reached"
-
-
-def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
-    """What the time left counts: no trial has more shards to copy than it has."""
-    racing = {"racing": {"rungs": [4, 10]}, "captions": {"source": "scenes", "count": IMAGES}}
-    for more in ({}, racing):
-        config = SweepConfig.from_mapping({**SPACE, "quality": {"shard": IMAGES}, **more})
-        taken = Earlier.read([earlier.storage.uri], config)
-        event = copies_event(taken.extend(config), facts(earlier), taken)
-        assert {*event["copied"].values()} == {3 if more else 1}
-        assert event["shards"] == (4 if more else 2), "and a session of timing"
 
 
 def test_all_trials_that_a_front_was_chosen_from_are_counted(

@@ -14,12 +14,13 @@ import pytest
 
 from benchmarks.simulated import file_launches
 from orchestrator.cluster.placement import Node, Slots
-from orchestrator.cluster.tasks import ClusterLost, Event, PoolError
+from orchestrator.cluster.tasks import ClusterLost, PoolError
 from orchestrator.launch import launch as launch_module
 from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.launch import keep_identity, launch
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.run.trial import Trials
+from orchestrator.store.events import Event, Launch
 from orchestrator.store.files import SWEEP, read_identity
 from orchestrator.store.identity import IdentityError
 from orchestrator.views.follower import Views
@@ -147,8 +148,8 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
     with pytest.raises(PoolError, match="lost its raylet"):
         launch(mock.Mock(), storage, LaunchOptions(), Views(storage, []), events.append, cores=1)
     assert len(started) == clusters
-    assert [event["event"] for event in events] == ["launch"] * clusters
-    assert "raylet" in events[1]["note"]
+    assert [type(event) for event in events] == [Launch] * clusters
+    assert "raylet" in (events[1].note or "")
 
 
 @pytest.mark.parametrize(

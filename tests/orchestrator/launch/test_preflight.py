@@ -24,7 +24,7 @@ from orchestrator.errors import explain
 from orchestrator.launch import preflight as preflight_module
 from orchestrator.launch.launch import worker_spec
 from orchestrator.launch.preflight import preflight
-from orchestrator.run.progress import utc_now
+from orchestrator.store.events import utc_now
 from orchestrator.store.files import Identity
 from orchestrator.store.identity import IdentityError
 from search_spaces.params import ConfigError

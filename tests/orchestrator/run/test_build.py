@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orchestrator.cluster.tasks import SWEEP, Event, SweepError, Task, TaskResult
+from orchestrator.cluster.tasks import SWEEP, SweepError, Task, TaskResult
 from orchestrator.run.build import Build
+from orchestrator.store.events import Event, Phase, Shard
 from workers.data.records import write_shard
 from workers.data.storage import Storage
 
@@ -86,16 +87,8 @@ def test_a_measurement_waits_for_what_it_needs(tmp_path: Path) -> None:
         {"name": "measures/m", "images": 1, "seconds": 2.0, "worker": "w"},
     )
     assert build.seconds == {SWEEP: 2.0, 3: 4.0}
-    assert [event for event in events if event["event"] == "shard"] == [
-        {
-            "event": "shard",
-            "trial": 3,
-            "kind": "quality",
-            "images": 1,
-            "seconds": 2.0,
-            "worker": "w",
-        }
-    ]
+    shards = [event for event in events if isinstance(event, Shard)]
+    assert shards == [Shard(3, "quality", 1, 2.0, "w")]
 
 
 def test_what_the_sweep_waits_for_is_said(tmp_path: Path) -> None:
@@ -103,7 +96,7 @@ def test_what_the_sweep_waits_for_is_said(tmp_path: Path) -> None:
     build, events = make(tmp_path, workers)
     build.want(SWEEP, REFERENCE, POOL)
     build.wait("pool")
-    phases = [event["phase"] for event in events if event["event"] == "phase"]
+    phases = [event.phase for event in events if isinstance(event, Phase)]
     assert phases == ["reading", "reading; predicting", "predicting", ""]
 
 
@@ -234,7 +227,7 @@ def test_a_reference_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert workers.submitted[-1] == REFERENCE.name
     build.collect(0)
     assert workers.submitted[-1] == "measures/m"
-    assert [event["phase"] for event in events if event["event"] == "phase"] == [
+    assert [event.phase for event in events if isinstance(event, Phase)] == [
         "reading",
         "",
         "reading",

@@ -78,7 +78,7 @@ def launched(
         config,
         folder,
         workers,
-        emit=lambda event: notes.extend([event["note"]] if "note" in event else []),
+        emit=lambda event: notes.append(event.note or ""),
     )
     return list(outcome.records), [note for note in notes if note]
 

@@ -17,9 +17,11 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
-from orchestrator.cluster.tasks import Event, Limits, Outcome, SweepError, Task, TaskResult
+from orchestrator.cluster.tasks import Limits, Outcome, SweepError, Task, TaskResult
 from orchestrator.front.plateau import Plateau
 from orchestrator.run.driver import Driver
+from orchestrator.store.events import Event, Shard, TrialStarted
+from orchestrator.store.events import Plateau as PlateauEvent
 from orchestrator.store.files import read_trials, write_trial
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -233,27 +235,17 @@ def test_a_trial_that_starts_says_how_many_shards_it_lacks(tmp_path: Path) -> No
             Storage(str(tmp_path / "cut")).write(name, b"")
     run(config, tmp_path / "cut", InstantWorkers(), emit=events.append)
     run(config, tmp_path / "whole", InstantWorkers(), emit=whole.append)
-    started = {
-        event["trial"]: event["shards"] for event in events if event["event"] == "trial_started"
-    }
-    total = {
-        event["trial"]: event["total_shards"]
-        for event in events
-        if event["event"] == "trial_started"
-    }
-    drawn = Counter(event["trial"] for event in events if event["event"] == "shard")
+    starts = [event for event in events if isinstance(event, TrialStarted)]
+    started = {event.trial: event.shards for event in starts}
+    total = {event.trial: event.total_shards for event in starts}
+    shards = [event for event in events if isinstance(event, Shard)]
+    drawn = Counter(shard.trial for shard in shards)
     assert started == {number: drawn[number] for number in started}
     assert len(set(started.values())) > 1, "the first ones had shards already"
     at_once = Counter(
-        event["trial"]
-        for event in whole
-        if event["event"] == "shard" and event["kind"] == "quality"
+        event.trial for event in whole if isinstance(event, Shard) and event.kind == "quality"
     )
-    timed = Counter(
-        event["trial"]
-        for event in events
-        if event["event"] == "shard" and event["kind"] == "timing"
-    )
+    timed = Counter(shard.trial for shard in shards if shard.kind == "timing")
     assert total == {number: at_once[number] + timed[number] for number in total}
 
 
@@ -476,12 +468,12 @@ def test_a_sweep_says_how_close_its_front_is_to_a_plateau(tmp_path: Path) -> Non
         config = sweep(tmp_path, changes=PLATEAU | {"budget.plateau": share})
         outcome = run(config, tmp_path / ended, InstantWorkers(), emit=events.append)
         assert outcome.stopped_by == ended
-        told = [event for event in events if event["event"] == "plateau"]
-        assert [event["trials"] for event in told[:3]] == [0, 1, 2]
-        assert told[-1]["is_reached"] == (ended == "plateau")
-        assert len({event["text"] for event in told}) > 5
+        told = [event for event in events if isinstance(event, PlateauEvent)]
+        assert [event.trials for event in told[:3]] == [0, 1, 2]
+        assert told[-1].is_reached == (ended == "plateau")
+        assert len({event.text for event in told}) > 5
     plateau = Plateau(1e-9, 4, len(config.enqueue), list(map(Metric, NAMES, DIRECTIONS)))
-    assert told[-1]["added"] == plateau.added(outcome.records), "by all trials, at the end"
+    assert told[-1].added == plateau.added(outcome.records), "by all trials, at the end"
 
 
 def test_a_plateau_lasts_whatever_the_trials_in_flight_find() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from benchmarks.instant import EXPERIMENT, InstantWorkers
-from orchestrator.cluster.tasks import Event, SweepError, Task
+from orchestrator.cluster.tasks import SweepError, Task
 from orchestrator.run.build import Build, Result
 from orchestrator.run.search import Proposal
 from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
+from orchestrator.store.events import Event, TrialStarted
 from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -121,8 +122,8 @@ def test_a_trial_says_how_much_it_lacks(plan: Plan, tmp_path: Path) -> None:
     events: list[Event] = []
     Storage(tmp_path).write(plan.rungs(CHAIN)[0].files[0].name, b"")
     next(make_trials(plan, tmp_path, events).run(proposal()))
-    (event,) = [event for event in events if event["event"] == "trial_started"]
-    assert (event["trial"], event["images"], event["shards"], event["total_shards"]) == (
+    (event,) = [event for event in events if isinstance(event, TrialStarted)]
+    assert (event.trial, event.images, event.shards, event.total_shards) == (
         4,
         40,
         3,

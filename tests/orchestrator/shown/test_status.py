@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from unittest import mock
 
 import pytest
 
-from orchestrator.cluster.tasks import ClusterLost, PoolError, lost_event
+from orchestrator.cluster.tasks import ClusterLost, PoolError
 from orchestrator.shown.status import SweepStatus, sweep_status
-from orchestrator.store.checked_text import append_line
+from orchestrator.store import events
 from orchestrator.store.files import EARLIER, EVENTS, IDENTITY, STORE_ID, NoSweepError
 from orchestrator.store.launches import (
     FAILED,
@@ -50,13 +51,12 @@ def status_of(folder: Path) -> SweepStatus:
     return sweep_status(Storage(folder), Sweep.open(folder))
 
 
-def add_events(folder: Path, *events: dict[str, Any]) -> None:
+def add_events(folder: Path, *given: events.Event) -> None:
     """Events a second apart."""
     folder.mkdir(parents=True, exist_ok=True)
-    for second, event in enumerate(events):
-        append_line(
-            folder / EVENTS, {"at": (START + timedelta(seconds=second)).isoformat(), **event}
-        )
+    for second, event in enumerate(given):
+        at = (START + timedelta(seconds=second)).isoformat()
+        events.append_event(folder / EVENTS, replace(event, at=at))
 
 
 @contextmanager
@@ -82,32 +82,37 @@ def test_events_without_a_whole_line_lack_all_trials(tmp_path: Path) -> None:
 
 def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
-    events: list[dict[str, Any]] = [
-        {"event": "phase", "phase": "loading models"},
-        {"event": "phase", "phase": ""},
-        {"event": "workers", "alive": 2},
-        {"event": "workers", "alive": 0, "note": "no worker is running"},
-    ]
-    for event in events:
-        append_line(tmp_path / "sweep" / EVENTS, {"at": "2026-01-02T03:00:00+00:00", **event})
-    said = status_of(tmp_path / "sweep").events
-    assert [text.removeprefix("03:00:00 ") for text in said[-3:]] == [
-        "phase: loading models",
-        "2 workers",
-        "0 workers: no worker is running",
-    ]
+    add_events(
+        tmp_path / "sweep",
+        events.Phase("loading models"),
+        events.Phase(""),
+        events.Workers(2),
+        events.Workers(0, note="no worker is running"),
+    )
+    assert status_of(tmp_path / "sweep").events == (
+        "03:00:00 phase: loading models",
+        "03:00:02 2 workers",
+        "03:00:03 0 workers: no worker is running",
+    )
 
 
 def test_the_plateau_of_the_latest_launch(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     assert status_of(tmp_path / "sweep").plateau is None
-    said = [{"event": "plateau", "text": text, "added": None} for text in ("1 of 5", "2 of 5")]
-    add_events(tmp_path / "sweep", {"event": "launch"}, {"event": "copies", "copied": {}}, *said)
+    said = [events.Plateau(0.01, 5, trials, None, False, f"{trials} of 5") for trials in (1, 2)]
+    add_events(tmp_path / "sweep", events.Launch(), *said)
     status = status_of(tmp_path / "sweep")
-    assert status.plateau == {"text": "2 of 5", "added": None}
+    assert status.plateau == {
+        "share": 0.01,
+        "patience": 5,
+        "trials": 2,
+        "added": None,
+        "is_reached": False,
+        "text": "2 of 5",
+    }
     assert status.events[-1].endswith("launch"), "it is no news of its own"
     assert "2 of 5" in specfrontier("status", str(tmp_path / "sweep")).out
-    add_events(tmp_path / "sweep", {"event": "launch"})
+    add_events(tmp_path / "sweep", events.Launch())
     assert status_of(tmp_path / "sweep").plateau is None, "its budget may have none"
 
 
@@ -121,17 +126,14 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 def test_images_of_running_trials_count(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     before = status_of(tmp_path / "sweep").images
-    facts = {"at": "2026-01-02T03:00:00+00:00", "event": "shard", "seconds": 1.0, "worker": "w"}
     for trial, kind, images in (
         (1, "quality", 96),
         (2, "quality", 96),
         (2, "timing", 3),
         (2, "quality", 48),
     ):
-        append_line(
-            tmp_path / "sweep" / EVENTS, {**facts, "trial": trial, "kind": kind, "images": images}
-        )
-        append_line(tmp_path / "sweep" / EVENTS, {"at": facts["at"], "event": "launch"})
+        shard = events.Shard(trial, kind, images, 1.0, "w")
+        add_events(tmp_path / "sweep", shard, events.Launch())
     assert before > 0
     assert status_of(tmp_path / "sweep").images == before + 144, "trial 1 has a record"
 
@@ -157,8 +159,8 @@ def test_a_launch_records_how_it_ended(
     def launch(
         sweep: Any, storage: Storage, options: Any, views: Any, emit: Any, *, cores: int
     ) -> Any:
-        emit({"event": "launch"})
-        emit({"event": "phase", "phase": "loading the models"})
+        emit(events.Launch())
+        emit(events.Phase("loading the models"))
         during = json.loads(specfrontier("status", "quickstart", "--json").out)["launch"]
         assert (during["state"], during["phase"]) == (RUNNING, "loading the models")
         assert during["elapsed_s"] >= 0
@@ -186,9 +188,7 @@ def test_a_launch_records_how_it_ended(
 def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
     """The lock tells it from one that runs; `status` needs no right to write."""
     folder = tmp_path / "sweep"
-    add_events(
-        folder, {"event": "launch"}, {"event": "phase", "phase": "starting Ray on this machine"}
-    )
+    add_events(folder, events.Launch(), events.Phase("starting Ray on this machine"))
     with running_driver(folder) as driver:
         (folder / "driver.lock").chmod(0o444)
         alive = find_launch(Storage(folder), now=START + timedelta(seconds=42))
@@ -212,16 +212,16 @@ def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
 
 
 def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> None:
-    folder, end = tmp_path / "sweep", {"event": "end", "state": INTERRUPTED}
-    add_events(folder, {"event": "launch"}, end)
+    folder, end = tmp_path / "sweep", events.End("interrupted")
+    add_events(folder, events.Launch(), end)
     assert find_launch(Storage(folder)).elapsed_s == 1
     assert find_launch(Storage(folder)).text.endswith(
         "; resume with: specfrontier launch SPACE --resume"
     )
     resumed = "specfrontier --plugin mine launch mine.yaml --resume"
-    add_events(folder, {"event": "launch", "resume": resumed}, end)
+    add_events(folder, events.Launch(resume=resumed), end)
     assert find_launch(Storage(folder)).text.endswith(f"; resume with: {resumed}")
-    add_events(folder, {"event": "launch"})
+    add_events(folder, events.Launch())
     assert find_launch(Storage(folder)).state == STOPPED
     with driver_lock(Storage(folder)):
         assert find_launch(Storage(folder)).state == RUNNING
@@ -236,17 +236,16 @@ def test_a_folder_of_something_else_is_no_sweep(tmp_path: Path, file: str) -> No
 
 def test_lost_workers_and_clusters_are_said(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
-    lost = lost_event("worker-1 on node-b", "its process has died", alive=1)
-    again = {
-        "event": "launch",
-        "note": f"{ClusterLost('Ray on this machine lost its raylet')}; starting another",
-    }
+    lost = events.Workers.losing("worker-1 on node-b", "its process has died", alive=1)
+    again = events.Launch(
+        note=f"{ClusterLost('Ray on this machine lost its raylet')}; starting another"
+    )
     add_events(
         folder,
-        {"event": "launch"},
-        {"event": "workers", "alive": 2},
+        events.Launch(),
+        events.Workers(2),
         lost,
-        {"event": "workers", "alive": 1},
+        events.Workers(1),
     )
     write_sweep(folder.with_name("other"), trials=1)
     (folder / IDENTITY).write_bytes((folder.with_name("other") / IDENTITY).read_bytes())
@@ -256,5 +255,5 @@ def test_lost_workers_and_clusters_are_said(tmp_path: Path) -> None:
     assert f"lost      {first}" in specfrontier("status", str(folder)).out
     add_events(folder, again)
     assert "lost its raylet" in status_of(folder).lost[1]
-    add_events(folder, {"event": "launch"})
+    add_events(folder, events.Launch())
     assert status_of(folder).lost == (), "those of an earlier launch"

@@ -23,7 +23,8 @@ from orchestrator.store.files import (
     Identity,
     read_sweep_yaml,
 )
-from orchestrator.store.launches import find_launch, read_events
+from orchestrator.store.launches import find_launch
+from orchestrator.store.progress import read_progress
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
@@ -187,7 +188,7 @@ def test_events_of_others_are_damaged_lines(sweep: Path, tmp_path: Path) -> None
     for line in lines:
         forged = [json.dumps(entry) for _, entry in forgeries(json.loads(line))]
         storage.write(EVENTS, "".join(f"{entry}\n" for entry in forged).encode())
-        log = read_events(storage)
+        log = read_progress(storage)
         assert 0 < log.damaged < len(forged)
         assert isinstance(find_launch(storage, log).text, str)
 
@@ -214,7 +215,7 @@ def test_the_command_that_resumes_a_launch_is_one_of_this_project(
         Storage("sweeps/theirs"),
     )
     storage.write(EVENTS, f"{json.dumps(event)}\n".encode())
-    assert read_events(storage).resume == "specfrontier launch SPACE --resume"
+    assert find_launch(storage).resume == "specfrontier launch SPACE --resume"
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_the_command_that_a_launch_stored_is_kept(resume: str, tmp_path: Path) -
     Storage(tmp_path).write(EVENTS, f"{json.dumps(event)}\n".encode())
     is_quoted_needlessly = "'budget" in resume
     expected = "specfrontier launch SPACE --resume" if is_quoted_needlessly else resume
-    assert read_events(Storage(tmp_path)).resume == expected
+    assert find_launch(Storage(tmp_path)).resume == expected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ from orchestrator.cli.launch import _resume_command
 from orchestrator.front.choices import BEST, default_choices
 from orchestrator.front.front import front_of
 from orchestrator.options import command_line
+from orchestrator.store import events
 from orchestrator.store.files import read_identity, read_trials
+from orchestrator.store.progress import SweepProgress
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.follower import Views
@@ -87,11 +89,16 @@ def write_and_open(folder: Path) -> Sweep:
     return Sweep.open(folder)
 
 
+def notices_of(hook: Webhook, folder: Path) -> Notices:
+    storage, resume = Storage(folder), "specfrontier launch it --resume"
+    return Notices(hook.url, "synthetic", storage, SweepProgress(), resume)
+
+
 def followed(folder: Path, hook: Webhook) -> tuple[Views, Notices]:
     """A sweep's views, which are notices alone, started."""
     write_sweep(folder, trials=12)
     storage = Storage(str(folder))
-    notices = Notices(hook.url, "synthetic", storage, "specfrontier launch it --resume")
+    notices = notices_of(hook, folder)
     views = Views(storage, [notices])
     identity = read_identity(storage)
     assert identity is not None
@@ -101,7 +108,7 @@ def followed(folder: Path, hook: Webhook) -> tuple[Views, Notices]:
 
 def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
     views, notices = followed(tmp_path, webhook)
-    notices.hear({"event": "end", "state": "finished"})
+    notices.progress.update(events.End("finished"))
     assert views.end("finished") == []
     (told,) = webhook.got
     sweep = Sweep.open(tmp_path)
@@ -117,13 +124,13 @@ def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
 
 def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
     views, notices = followed(tmp_path, webhook)
-    notices.hear({"event": "launch"})
-    notices.hear(
-        {"event": "launch", "note": "Ray on this machine lost its raylet; starting another"}
+    notices.progress.update(events.Launch())
+    notices.progress.update(
+        events.Launch(note="Ray on this machine lost its raylet; starting another")
     )
     views.update(read_trials(Storage(str(tmp_path)))[0])
     wait_until(lambda: webhook.got)
-    notices.hear({"event": "end", "state": "failed", "cause": "the store is full"})
+    notices.progress.update(events.End("failed", "the store is full"))
     assert views.end("failed") == []
     lost, failed = webhook.got
     assert (lost["state"], failed["state"]) == ("cluster_lost", "failed")
@@ -133,16 +140,14 @@ def test_a_lost_cluster_and_a_failure(webhook: Webhook, tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_is_lost_while_another_one_is_told(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(
-        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
-    )
+    notices = notices_of(webhook, tmp_path)
     sweep = write_and_open(tmp_path)
-    notices.hear({"event": "launch", "note": "the first"})
+    notices.progress.update(events.Launch(note="the first"))
     webhook.answers.clear()
     told = threading.Thread(target=notices.update, args=(sweep,))
     told.start()
     wait_until(lambda: webhook.got)
-    notices.hear({"event": "launch", "note": "the second"})
+    notices.progress.update(events.Launch(note="the second"))
     webhook.answers.set()
     told.join()
     notices.update(sweep)
@@ -171,11 +176,9 @@ def test_an_answer_that_may_change_is_asked_for_again(
 
 
 def test_a_refused_notice_does_not_keep_the_end_back(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(
-        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
-    )
+    notices = notices_of(webhook, tmp_path)
     sweep = write_and_open(tmp_path)
-    notices.hear({"event": "launch", "note": "lost"})
+    notices.progress.update(events.Launch(note="lost"))
     webhook.status = 413
     notices.update(sweep)
     (note,) = notices.notes
@@ -212,7 +215,7 @@ def test_a_webhook_that_fails_or_hangs_is_named_without_its_path(
     if hangs:
         webhook.answers.clear()
     views, notices = followed(tmp_path, webhook)
-    notices.hear({"event": "launch", "note": "lost"})
+    notices.progress.update(events.Launch(note="lost"))
     for record in read_trials(Storage(str(tmp_path))):
         views.update(record)
     wait_until(lambda: webhook.got)
@@ -228,8 +231,8 @@ def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(
     run.run_locally("--no-mlflow", "--trials", "2", "--notify", webhook.url)
     assert [told["state"] for told in webhook.got] == ["finished"]
     assert webhook.got[0]["trials"]["complete"] == 2
-    events = (run.store / "events.jsonl").read_text()
-    assert "secret" not in events, "the address may be a secret, and is no part of the sweep"
+    log = (run.store / "events.jsonl").read_text()
+    assert "secret" not in log, "the address may be a secret, and is no part of the sweep"
     other = SweepRun(tmp_path / "other", SWEEP)
     arguments = other.arguments("--no-mlflow", "--notify", webhook.url)
     with pytest.MonkeyPatch.context() as patch, local_launches():
@@ -247,8 +250,8 @@ def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(
     webhook: Webhook, tmp_path: Path
 ) -> None:
     write_sweep(tmp_path, trials=2)
-    notices = Notices(webhook.url, "synthetic", Storage(str(tmp_path)), "")
-    notices.hear({"event": "end", "state": "failed", "cause": "other weights"})
+    notices = notices_of(webhook, tmp_path)
+    notices.progress.update(events.End("failed", "other weights"))
     notices.tell_early_failure("failed")
     assert [told["cause"] for told in webhook.got] == ["other weights"]
     views, notices = followed(tmp_path / "other", webhook)
@@ -270,9 +273,7 @@ def test_a_stop_by_plateau_is_named(
 
 def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: Path) -> None:
     webhook.status = 302
-    notices = Notices(
-        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
-    )
+    notices = notices_of(webhook, tmp_path)
     with pytest.raises(HTTPError) as caught:
         notices.end(write_and_open(tmp_path), "finished")
     assert notices.explain(caught.value) == "HTTP 302"
@@ -280,12 +281,8 @@ def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: 
 
 
 def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
-    notices = Notices(
-        webhook.url, "synthetic", Storage(str(tmp_path)), "specfrontier launch it --resume"
-    )
-    notices.hear(
-        {"event": "end", "state": "failed", "cause": "no database at postgresql://me:secret@host/x"}
-    )
+    notices = notices_of(webhook, tmp_path)
+    notices.progress.update(events.End("failed", "no database at postgresql://me:secret@host/x"))
     notices.tell_early_failure("failed")
     assert "secret" not in json.dumps(webhook.got)
     assert "postgresql" in webhook.got[0]["text"]
@@ -298,7 +295,9 @@ def test_a_server_that_speaks_no_http_does_not_hide_the_failure(tmp_path: Path) 
             target=answer_in_another_protocol, args=(server, asked), daemon=True
         ).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
-        Notices(url, "synthetic", Storage(str(tmp_path)), "").tell_early_failure("failed")
+        Notices(url, "synthetic", Storage(tmp_path), SweepProgress(), "").tell_early_failure(
+            "failed"
+        )
         assert asked.wait(HANG_S), "it was told, and what it answered is no error of the launch"
 
 
