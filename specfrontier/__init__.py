@@ -20,7 +20,7 @@ from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError, QueryError
-    from orchestrator.front.front_trial import Trial
+    from orchestrator.front.trial import Trial
     from orchestrator.store.files import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Sweep": "specfrontier.sweep",
-    "Trial": "orchestrator.front.front",
+    "Trial": "orchestrator.front.trial",
     "load_engine": "specfrontier.images",
     "ImageEngine": "specfrontier.images",
     "DrawnImage": "specfrontier.images",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.front.front_trial import Trial
+from orchestrator.front.trial import Trial
 from orchestrator.store.names import describe
 from search_spaces.documents import read_document
 from search_spaces.paths import local_path

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.errors import NoChoiceError, QueryError
-from orchestrator.front.choices import best_within, default_choices
+from orchestrator.front.choice import BEST, KNEE, Choice, Recommendation, recommend
 from orchestrator.front.front import Front, front_of
-from orchestrator.front.front_trial import Trial
 from orchestrator.front.questions import trial_rows
+from orchestrator.front.trial import Trial
 from orchestrator.store import sweep as results
 from orchestrator.store.files import near_path
 from orchestrator.text import clean, counted, html_table, percent
@@ -92,29 +92,31 @@ class Sweep(results.Sweep):
 
     def best(
         self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False
-    ) -> Trial:
+    ) -> Choice:
         """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 *
-        vanilla": by the value that 90 % of draws from its error exceed (see `Front.best`).
+        vanilla": by the value that 90 % of draws from its error exceed (see `recommend`).
 
         lossless: only among settings that leave the distribution of images as it is.
 
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
-        try:
-            return best_within(self._front(x, y), limits, lossless=lossless)
-        except NoChoiceError as error:
-            raise NoChoiceError(f"sweep {self.name}: {error}") from None
+        return self._require(BEST, recommend(self._front(x, y), limits, lossless=lossless))
 
-    def knee(self, x: str | None = None, y: str | None = None) -> Trial:
+    def knee(self, x: str | None = None, y: str | None = None) -> Choice:
         """The trial at the knee of the front.
 
         Raises:
             QueryError: the front has fewer than three trials, or is a line.
         """
-        if (found := self._front(x, y).knee()) is None:
-            raise QueryError(f"sweep {self.name}: the front has no knee")
-        return found
+        return self._require(KNEE, recommend(self._front(x, y)))
+
+    def _require(self, kind: str, found: Recommendation) -> Choice:
+        """The choice of a kind. NoChoiceError: there is none."""
+        try:
+            return found.require(kind)
+        except NoChoiceError as error:
+            raise NoChoiceError(f"sweep {self.name}: {error}") from None
 
     def trial(self, number: int) -> Trial:
         """A finished trial by its number, even if it failed or stopped early.
@@ -212,8 +214,8 @@ class Sweep(results.Sweep):
         return front_of([self])
 
     @cached_property
-    def _recommended(self) -> list[Trial]:
-        return list(default_choices(self._own_front).values())
+    def _recommended(self) -> list[Choice]:
+        return list(recommend(self._own_front).choices.values())
 
     def _front(self, x: str | None, y: str | None, where: Iterable[str] = ()) -> Front:
         return front_of([self], x, y, where=where) if x or y or where else self._own_front

@@ -156,7 +156,7 @@ def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> Set
         CommandError: no such sweep or trial, or the sweep has no default quality bar.
     """
     (sweep,) = q.PriceOptions().open([source])  # the statistics have notes
-    from orchestrator.front.choices import default_limit
+    from orchestrator.front.choice import default_limit
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import session_problems
 

@@ -418,7 +418,8 @@ def _summary(
     """The front and its choices, and where to find report, plot and MLflow runs. plateau: how close
     the front is.
     """
-    from orchestrator.front.choices import default_choices, example_limit
+    from orchestrator.front.answer import Answer
+    from orchestrator.front.choice import example_limit, recommend
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import sweep_notes
     from orchestrator.store.files import FRONT_PLOT, REPORT, command, near_path
@@ -438,9 +439,7 @@ def _summary(
             f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this "
             "machine"
         )
-    front = describe_front(
-        found, found.members, {"warnings": notes}, default_choices(found).values()
-    )
+    front = describe_front(Answer(found, found.members, recommend(found), notes))
     reason = _REASONS.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
     reason += f"; {plateau}" if plateau and outcome.stopped_by != "plateau" else ""
     stopped = [record for record in sweep.records if record.stop is not None]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli import query_options as o
 from orchestrator.cli.text import describe_front, for_output, show
 from orchestrator.errors import WRONG_USAGE, CommandError
-from orchestrator.front.questions import trial_rows
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import (
     CONFIGS,
@@ -24,8 +23,9 @@ from orchestrator.outputs import (
 )
 
 if TYPE_CHECKING:
+    from orchestrator.front.answer import Answer
+    from orchestrator.front.choice import Choice
     from orchestrator.front.front import Front
-    from orchestrator.front.front_trial import Trial
 
 EPILOG = """\b
 Examples:
@@ -106,39 +106,39 @@ def pareto(
     if output.config is not None and not is_chosen:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     size = _read_size(output)
-    from orchestrator.front import choices as c
+    from orchestrator.front.answer import Answer, Hypervolume
+    from orchestrator.front.choice import KNEE, NO_KNEE, recommend
 
     front = for_output(query.front(prices.open(sweeps)), long=output.long, as_json=output.as_json)
     corner = o.read_point(output.reference_point, len(front.metrics))
-    facts = _volume(front, corner) if output.hypervolume and front.candidates else {}
-    facts |= {"stopped": _stopped_trials(front, query.where or ())} if output.stopped else {}
-    limits = wanted.best or ([default] if (default := c.default_limit(front)) else [])
+    recommended = recommend(
+        front, wanted.best, lossless=wanted.lossless and bool(wanted.best), number=wanted.trial
+    )
     chosen = choosing.select(front) if is_chosen else None
-    choices = {c.TRIAL: chosen} if wanted.trial is not None and chosen is not None else {}
-    choices |= c.choose(front, limits, lossless=wanted.lossless and bool(wanted.best))
-    warnings = _warnings(front, query, wanted.best or ())
-    warnings += [c.NO_KNEE] if wanted.knee and choices.get("knee") is None else []
-    facts |= {"warnings": warnings} | c.choices_mapping(choices, limits)
-    rows = front.candidates if output.everything else front.members
-    written = _write_files(front, rows, chosen, output, size)
+    notes = _notes(front, query, wanted.best or ())
+    if wanted.knee and KNEE not in recommended.choices:
+        notes.append(NO_KNEE)
+    answer = Answer(
+        front=front,
+        rows=front.candidates if output.everything else front.members,
+        recommended=recommended,
+        notes=notes,
+        hypervolume=Hypervolume.of(front, corner) if output.hypervolume and front.rows else None,
+        stopped=_stopped_trials(front, query.where or ()) if output.stopped else None,
+    )
+    written = _write_files(answer, chosen, output, size)
     lines = [f"{what}: {file}" for what, file in written.items()]
     if "config" in written and chosen is not None:
         lines[-1] += f" ({_generate_command(chosen, written['config'])})"
-    lines = [*describe_front(front, rows, facts, choices.values()), *lines]
-    show(_to_mapping(front, rows) | facts | {"written": written}, lines, as_json=output.as_json)
-
-
-def _volume(front: Front, corner: list[float] | None) -> dict[str, Any]:
-    """The hypervolume, its error and its reference point."""
-    point = corner or front.reference_point()
-    volume, error = front.hypervolume(point)
-    return {"hypervolume": volume, "hypervolume_error": error, "reference_point": point}
+    facts = answer.to_mapping() | {"written": written}
+    show(facts, [*describe_front(answer), *lines], as_json=output.as_json)
 
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     """The trials that racing stopped and that were not revived; rival, images and chance: see
     `EarlyStop`.
     """
+    from orchestrator.front.questions import trial_rows
     from orchestrator.store.records import STOPPED
 
     found = []
@@ -165,7 +165,7 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def _warnings(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
+def _notes(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     """Filters that match nothing (see `unmatched`), and what to know about the results (see
     `notes`) and limits.
     """
@@ -223,22 +223,6 @@ def _unmeasured(front: Front) -> list[str]:
     return notes
 
 
-def _to_mapping(front: Front, rows: list[Trial]) -> dict[str, Any]:
-    return {
-        "sweeps": {name: sweep.storage.display_name for name, sweep in front.sweeps.items()},
-        "speeds_on": {
-            name: str(sweep.machine) for name, sweep in front.sweeps.items() if sweep.machine
-        },
-        "objectives": [
-            {"metric": metric.name, "direction": metric.direction} for metric in front.metrics
-        ],
-        "trials": front.trials.num_rows,
-        "measured": len(front.candidates),
-        "left_out": dict(front.left_out),
-        "rows": [row.to_mapping() for row in rows],
-    }
-
-
 def _read_size(output: Output) -> tuple[float, float] | None:
     """The size of the plot.
 
@@ -268,16 +252,12 @@ def _read_size(output: Output) -> tuple[float, float] | None:
 
 
 def _write_files(
-    front: Front,
-    rows: list[Trial],
-    chosen: Trial | None,
-    output: Output,
-    size: tuple[float, float] | None,
+    answer: Answer, chosen: Choice | None, output: Output, size: tuple[float, float] | None
 ) -> dict[str, str]:
     """The files that were written, by option."""
-    written = {}
+    front, written = answer.front, dict[str, str]()
     if output.table is not None:
-        written["table"] = write_output(output.table, _table_file(front, rows, output))
+        written["table"] = write_output(output.table, _table_file(answer, output))
     if output.plot is not None:
         from orchestrator.shown.plots import front_plot
 
@@ -288,24 +268,23 @@ def _write_files(
     return written
 
 
-def _table_file(front: Front, rows: list[Trial], output: Output) -> bytes:
+def _table_file(answer: Answer, output: Output) -> bytes:
     from orchestrator.front.compare import require_comparable
     from orchestrator.shown.paper_tables import front_paper_table
 
     ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
     if ending in TABLES:
-        return table_bytes(front.table(rows), ending)
-    sweeps, columns = list(front.sweeps.values()), output.column or ()
+        return table_bytes(answer.front.table(answer.rows), ending)
+    sweeps, columns = list(answer.front.sweeps.values()), output.column or ()
     for name in columns:
         for sweep in sweeps:
             sweep.metric(name)
         require_comparable([sweep.identity for sweep in sweeps], name)
-    return front_paper_table(front, rows, [sweeps[0].metric(name) for name in columns]).write(
-        ending
-    )
+    metrics = [sweeps[0].metric(name) for name in columns]
+    return front_paper_table(answer.front, answer.rows, metrics).write(ending)
 
 
-def _generate_command(chosen: Trial, file: str) -> str:
+def _generate_command(chosen: Choice, file: str) -> str:
     """The command that generates with the config in a file."""
     from orchestrator.store.files import with_plugins
 

@@ -22,8 +22,8 @@ from orchestrator.errors import (
 from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
+    from orchestrator.front.choice import Choice
     from orchestrator.front.front import Front
-    from orchestrator.front.front_trial import Trial
     from orchestrator.store.sweep import Sweep
 
 PLACE = "folder or URI of a sweep, or its name under ./sweeps"
@@ -161,13 +161,18 @@ class TrialOptions:
             )
         return bool(names)
 
-    def select(self, front: Front) -> Trial:
-        """The trial of a front that they choose. Raises the errors of
-        `orchestrator.front.choices.select`.
+    def select(self, front: Front) -> Choice:
+        """The trial of a front that they choose; without any, the best one of all. Raises the errors
+        of `recommend` and `Recommendation.require`.
         """
-        from orchestrator.front.choices import select
+        from orchestrator.front.choice import BEST, KNEE, LOSSLESS, TRIAL, recommend
 
-        return select(front, self.trial, self.best or (), lossless=self.lossless, knee=self.knee)
+        found = recommend(front, self.best or [], lossless=self.lossless, number=self.trial)
+        if self.trial is not None:
+            return found.require(TRIAL)
+        if self.knee:
+            return found.require(KNEE)
+        return found.require(LOSSLESS if self.lossless and not self.best else BEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,33 +178,27 @@ def _read_status(
     sweep: str, *, long: bool, as_json: bool
 ) -> tuple[SweepStatus, dict[str, Any], list[str]]:
     """The status, also as data and as lines of text."""
-    from orchestrator.front.choices import choices_mapping, choose, default_limit
+    from orchestrator.front.choice import NOTHING_RECOMMENDED, recommend
     from orchestrator.front.front import front_of
-    from orchestrator.front.front_trial import Trial
     from orchestrator.shown.status import sweep_status
     from orchestrator.store.files import find_sweep
     from orchestrator.store.launches import is_preparing
     from orchestrator.store.sweep import Sweep
 
-    front, limits, choices = None, list[str](), dict[str, Trial]()
     storage = find_sweep(sweep)
     opened = None if is_preparing(storage) else Sweep.open(storage)
     now = sweep_status(storage, opened)
-    if opened is not None:
-        front = for_output(front_of([opened]), long=long, as_json=as_json)
-        limits = [limit] if (limit := default_limit(front)) else []
-        choices = choose(front, limits)
     facts: dict[str, Any] = asdict(now)
-    facts["front"] = [] if front is None else [member.to_mapping() for member in front.members]
-    facts |= choices_mapping(choices, limits)
     lines = _describe(now)
-    if front is not None and front.candidates:
-        lines += [
-            "",
-            *front_table(front, front.members),
-            "",
-            *choice_lines(front, choices.values()),
-        ]
+    if opened is None:
+        return now, facts | {"front": [], **NOTHING_RECOMMENDED}, lines
+    front = for_output(front_of([opened]), long=long, as_json=as_json)
+    recommended = recommend(front)
+    facts["front"] = [member.to_mapping() for member in front.members]
+    facts |= recommended.to_mapping()
+    if front.candidates:
+        lines += ["", *front_table(front, front.members), ""]
+        lines += choice_lines(recommended.choices.values())
     return now, facts, lines
 
 

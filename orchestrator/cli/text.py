@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from orchestrator.front.answer import Answer
+    from orchestrator.front.choice import Choice
     from orchestrator.front.front import Front
-    from orchestrator.front.front_trial import Trial
+    from orchestrator.front.trial import Candidate
     from orchestrator.store.records import TrialRecord
     from orchestrator.store.sweep import Sweep
 
@@ -142,45 +144,40 @@ def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
     return replace(front, form=Form.FULL if long else Form.OWN if as_json else Form.ABBREVIATED)
 
 
-def describe_front(
-    front: Front,
-    rows: list[Trial],
-    facts: dict[str, Any],
-    choices: Iterable[Trial],
-) -> list[str]:
-    """The front as lines of text. facts: of `pareto`, those that it was asked for."""
+def describe_front(answer: Answer) -> list[str]:
+    """A front, and what it recommends, as lines of text."""
+    front = answer.front
     metrics = " against ".join(
         f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)"
         for m in front.metrics
     )
-    left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
+    machines = [(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine]
+    count, verb = len(front.members), "is" if len(front.members) == 1 else "are"
+    on_front = f"{count} of {counted(len(front.candidates), 'trial')} {verb} on the front"
+    if front.left_out:
+        left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
+        on_front += f" (left out: {left_out})"
     lines = [
         f"{', '.join(front.sweeps)}: {metrics}",
-        *(_describe_machine(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine),
-        (
-            f"{len(front.members)} of {counted(len(front.candidates), 'trial')} "
-            f"{'is' if len(front.members) == 1 else 'are'} on the "
-            f"front{f' (left out: {left_out})' if left_out else ''}"
-        ),
+        *(_describe_machine(name, sweep) for name, sweep in machines),
+        on_front,
     ]
-    if "stopped" in facts:
-        lines += ["", _stopped_table(facts["stopped"], name_sweeps=len(front.sweeps) > 1)]
-    notes = [f"note: {text}" for text in facts.get("warnings", ())]
+    if answer.stopped is not None:
+        lines += ["", _stopped_table(answer.stopped, name_sweeps=len(front.sweeps) > 1)]
+    notes = [f"note: {text}" for text in answer.notes]
     if not front.candidates:
         return [*lines, *notes]
-    lines += ["", *front_table(front, rows), ""]
+    lines += ["", *front_table(front, answer.rows), ""]
     for name, sweep in front.sweeps.items():
         if sweep.baseline is not None:
             whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            lines.append(
-                f"vanilla{whose}: trial {sweep.baseline.number} "
-                f"({_describe_values(front, sweep.baseline)})"
-            )
-    if "hypervolume" in facts:
-        corner = ", ".join(f"{value:.4g}" for value in facts["reference_point"])
-        volume = measured(facts["hypervolume"], facts["hypervolume_error"])
+            values = _describe_values(front, sweep.baseline)
+            lines.append(f"vanilla{whose}: trial {sweep.baseline.number} ({values})")
+    if answer.hypervolume is not None:
+        volume = measured(answer.hypervolume.value, answer.hypervolume.error)
+        corner = ", ".join(f"{value:.4g}" for value in answer.hypervolume.reference_point)
         lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
-    lines += [*notes, *choice_lines(front, choices)]
+    lines += [*notes, *choice_lines(answer.recommended.choices.values())]
     return lines if lines[-1] else lines[:-1]
 
 
@@ -198,7 +195,7 @@ def _describe_machine(name: str, sweep: Sweep) -> str:
     return f"speeds of {name}: on {sweep.machine}{where}"
 
 
-def choice_lines(front: Front, choices: Iterable[Trial]) -> list[str]:
+def choice_lines(choices: Iterable[Choice]) -> list[str]:
     """What a front recommends; a trial that is recommended twice is described once."""
     lines, described = list[str](), set[str]()
     for choice in choices:
@@ -207,7 +204,7 @@ def choice_lines(front: Front, choices: Iterable[Trial]) -> list[str]:
     return lines
 
 
-def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
+def _choice_lines(trial: Choice, known: Container[str]) -> list[str]:
     """A choice: its trial, with each objective against vanilla's. known: trials that are described
     above it.
     """
@@ -216,7 +213,8 @@ def _choice_lines(trial: Trial, known: Container[str]) -> list[str]:
         what = "vanilla itself" if trial.is_vanilla else "see above"
         basis = [] if trial.name in known else [f"  {text}" for text in trial.basis]
         return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}"), *basis]
-    first, off = trial.front.metrics[0], "" if trial.on_front else " (not on the front)"
+    first = trial.metrics_asked[0]
+    off = "" if trial.on_front else " (not on the front)"
     lines = [heading(f"{trial.choice}{sure}"), f"  {trial.heading}{off}"]
     for name in trial.objectives:
         line = f"  {name} {trial.metrics[name]}"
@@ -235,7 +233,7 @@ def _describe_values(front: Front, record: TrialRecord) -> str:
     )
 
 
-def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
+def front_table(front: Front, rows: Sequence[Candidate]) -> list[str]:
     """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are
     columns if there is room, else lines below.
     """
@@ -252,7 +250,7 @@ def front_table(front: Front, rows: Sequence[Trial]) -> list[str]:
     )
 
 
-def _describe_within_error(rows: Sequence[Trial]) -> str:
+def _describe_within_error(rows: Sequence[Candidate]) -> str:
     """Groups of trials of which any two are within error of each other, in the order of the rows,
     until every such pair is in one; after `_MAX_GROUPS` of them, how many pairs are left.
     """

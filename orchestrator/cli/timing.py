@@ -10,7 +10,6 @@ from orchestrator import options as o
 from orchestrator.cli import query_options as q
 from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
-from orchestrator.front.questions import objectives_of
 from orchestrator.options import AsJson, grouped, option
 from orchestrator.store.config_file import SPEEDUP
 from orchestrator.text import counted
@@ -18,6 +17,7 @@ from workers.runtime.process import prefer_threads
 
 if TYPE_CHECKING:
     from orchestrator.cli.session_timer import SessionTimer
+    from orchestrator.front.trial import Trial
     from orchestrator.store.records import TrialRecord
     from orchestrator.store.sweep import Sweep
 
@@ -104,7 +104,7 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
         CommandError: vanilla has not finished, both options are given, or no trial matches.
         QueryError: no such trial, or an invalid filter.
     """
-    from orchestrator.front.choices import decisive_trials
+    from orchestrator.front.choice import recommend
     from orchestrator.front.front import front_of
 
     if choice.trial and choice.where:
@@ -117,10 +117,13 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
             f"sweep {sweep.name}: vanilla has not finished, with which settings are timed", FAILED
         )
     front = front_of([sweep], where=choice.where or (), feasible=not choice.where)
+    trials: Sequence[Trial]
     if choice.trial:
         trials = [front.trial(number) for number in choice.trial]
+    elif choice.where:
+        trials = front.candidates
     else:
-        trials = front.candidates if choice.where else decisive_trials(front)
+        trials = recommend(front).decisive
     if choice.where and not trials:
         raise CommandError(
             f"no measured trial matches --where {' and '.join(choice.where)}", WRONG_USAGE
@@ -152,6 +155,7 @@ def _show_speeds(
     """
     from orchestrator.cli.devices import side_by_side
     from orchestrator.front.front import front_of
+    from orchestrator.front.questions import objectives_of
     from orchestrator.shown.status import session_problems
     from orchestrator.store.files import MLFLOW_PLACE, REPORT, command
     from orchestrator.store.prices import is_priced

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,13 +19,20 @@ from orchestrator.front.compare import (
     require_comparable,
     sampled_hypervolumes,
 )
-from orchestrator.front.front_trial import KNEE, Trial
 from orchestrator.front.joint import JointErrors, directions, standard_error, values_of
-from orchestrator.front.pareto import Floats, front_confidence, knee, knee_confidence, nondominated
+from orchestrator.front.pareto import (
+    Bools,
+    Floats,
+    front_confidence,
+    knee,
+    knee_confidence,
+    nondominated,
+)
 from orchestrator.front.query import passing, require_list
 from orchestrator.front.questions import limit_on, objectives_of
+from orchestrator.front.trial import Candidate, Trial
 from orchestrator.store.names import Form, SettingNames
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED
+from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.metrics.definition import Metric
 
@@ -56,42 +64,82 @@ class Front:
         """The names of the settings."""
         baselines = [sweep.identity.sampling for sweep in self.sweeps.values()]
         if self.form is Form.ABBREVIATED:
-            return SettingNames.across(baselines).alike(trial.config for trial in self.members)
+            members = compress(self._records, self._is_on_front)
+            return SettingNames.across(baselines).alike(
+                record.config for record in members if record.config is not None
+            )
         return SettingNames.across(baselines, self.form)
 
     @cached_property
-    def candidates(self) -> list[Trial]:
+    def _owned(self) -> list[tuple[str, TrialRecord]]:
+        """The records of all trials with the names of their sweeps."""
+        return [(name, record) for name, sweep in self.sweeps.items() for record in sweep.records]
+
+    @cached_property
+    def _records(self) -> list[TrialRecord]:
+        """Those that may be on the front, as `rows` has them."""
+        return [self._owned[row][1] for row in self.rows]
+
+    @cached_property
+    def _joint(self) -> JointErrors:
+        """Their values in the metrics, with the errors that they share."""
+        identities = [self.sweeps[self._owned[row][0]].identity for row in self.rows]
+        return JointErrors.of(self._records, self.metrics, identities)
+
+    @cached_property
+    def _is_on_front(self) -> Bools:
+        """Which of them are on the front [rows]."""
+        return nondominated(self._joint.values, directions(self.metrics))
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """Places in `rows`, by rising first metric."""
+        return [int(place) for place in np.lexsort(self._joint.values.T[::-1])]
+
+    @cached_property
+    def candidates(self) -> list[Candidate]:
         """The trials that may be on the front, by rising first metric, with the front's marks."""
-        owned = [(name, record) for name, sweep in self.sweeps.items() for record in sweep.records]
-        found = [Trial(self, *owned[row], row) for row in self.rows]
-        joint, toward = self._joint(found), directions(self.metrics)
-        on_front, confidence = (
-            nondominated(joint.values, toward),
-            front_confidence(joint.samples(), toward),
-        )
-        order = [int(index) for index in np.lexsort(joint.values.T[::-1])]
-        members = [index for index in order if on_front[index]]
-        within, distinct = dict[int, list[str]](), dict[int, list[str]]()
-        for place, index in enumerate(members):
-            differs = {other: joint.differ(index, other) for other in members}
-            within[index] = [
-                found[other].name
-                for other in members
-                if other != index and not differs[other].any()
+        confidence = front_confidence(self._joint.samples(), directions(self.metrics))
+        names = [self._name(*self._owned[row]) for row in self.rows]
+        members = [place for place in self._order if self._is_on_front[place]]
+        within: dict[int, list[str]] = {}
+        distinct: dict[int, list[str]] = {}
+        for rank, place in enumerate(members):
+            differs = {other: self._joint.differ(place, other) for other in members}
+            within[place] = [
+                names[other] for other in members if other != place and not differs[other].any()
             ]
-            for following in members[place + 1 : place + 2]:
+            for following in members[rank + 1 : rank + 2]:
                 pairs = zip(self.metrics, differs[following], strict=True)
-                distinct[index] = [metric.name for metric, differ in pairs if differ]
+                distinct[place] = [metric.name for metric, differ in pairs if differ]
         return [
-            replace(
-                found[index],
-                on_front=bool(on_front[index]),
-                confidence=float(confidence[index]),
-                distinct_from_next=distinct.get(index),
-                within_error_of=within.get(index),
+            self._candidate(
+                self.rows[place],
+                on_front=bool(self._is_on_front[place]),
+                confidence=float(confidence[place]),
+                distinct_from_next=distinct.get(place),
+                within_error_of=within.get(place),
             )
-            for index in order
+            for place in self._order
         ]
+
+    def _name(self, origin: str, record: TrialRecord) -> str:
+        """A trial's number, after its sweep's name if there are several."""
+        return str(record.number) if len(self.sweeps) == 1 else f"{origin}#{record.number}"
+
+    def _candidate(self, row: int, **marks: Any) -> Candidate:
+        """The trial of a row of the table of all trials. marks: of the front."""
+        origin, record = self._owned[row]
+        return Candidate(
+            sweep=self.sweeps[origin],
+            record=record,
+            metrics_asked=self.metrics,
+            names=self.names,
+            origin=origin,
+            name=self._name(origin, record),
+            row=row,
+            **marks,
+        )
 
     @property
     def infeasible_note(self) -> str:
@@ -103,51 +151,52 @@ class Front:
         )
 
     @cached_property
-    def members(self) -> list[Trial]:
+    def members(self) -> list[Candidate]:
         """The trials on the front."""
         return [trial for trial in self.candidates if trial.on_front]
-
-    def _joint(self, trials: Sequence[Trial]) -> JointErrors:
-        return JointErrors.of(
-            [t.record for t in trials], self.metrics, [t.sweep.identity for t in trials]
-        )
 
     @cached_property
     def joint_errors(self) -> JointErrors:
         """The candidates' values in the metrics, with the errors that they share."""
-        return self._joint(self.candidates)
+        return JointErrors.of(
+            [trial.record for trial in self.candidates],
+            self.metrics,
+            [trial.sweep.identity for trial in self.candidates],
+        )
 
     @cached_property
     def _samples(self) -> Floats:
         return self.joint_errors.samples()
 
     @cached_property
-    def _bounds(self) -> Bounds:
+    def bounds(self) -> Bounds:
         """The candidates' bounds in the first metric."""
         return Bounds.of(self.joint_errors, self._samples, self.metrics[0].direction)
 
     def bound(self, trial: Trial) -> float | None:
-        """See `Trial.bound`."""
+        """The value of the first metric that 90 % of draws exceed, or stay below if it is
+        minimised; None if its error is unknown, or the trial is no candidate.
+        """
         rows = [candidate.row for candidate in self.candidates]
-        bound = self._bounds.values[rows.index(trial.row)] if trial.row in rows else np.nan
+        bound = self.bounds.values[rows.index(trial.row)] if trial.row in rows else np.nan
         return float(bound) if np.isfinite(bound) else None
 
-    def table(self, trials: Sequence[Trial]) -> pyarrow.Table:
+    def table(self, trials: Sequence[Candidate]) -> pyarrow.Table:
         """Trials as rows. Columns: `sweep`, those of `trial_table`, and the front's marks."""
         import pyarrow as pa
 
-        table, texts = (
-            self.trials.take(pa.array([trial.row for trial in trials], pa.int64())),
-            pa.list_(pa.string()),
-        )
-        kinds = {"on_front": pa.bool_(), "confidence": pa.float64(), "distinct_from_next": texts}
-        for name, kind in (kinds | {"within_error_of": texts}).items():
-            table = table.append_column(
-                name, pa.array([getattr(trial, name) for trial in trials], kind)
-            )
+        table = self.trials.take(pa.array([trial.row for trial in trials], pa.int64()))
+        kinds = {
+            "on_front": pa.bool_(),
+            "confidence": pa.float64(),
+            "distinct_from_next": pa.list_(pa.string()),
+            "within_error_of": pa.list_(pa.string()),
+        }
+        for name, kind in kinds.items():
+            table = table.append_column(name, pa.array([getattr(t, name) for t in trials], kind))
         return table
 
-    def trial(self, number: int) -> Trial:
+    def trial(self, number: int) -> Candidate:
         """A finished trial of a front of one sweep, whether or not it may be on the front.
 
         Raises:
@@ -155,73 +204,27 @@ class Front:
             NoChoiceError: no such trial, or its config is invalid.
         """
         if len(self.sweeps) > 1:
-            raise QueryError(
-                f"trial {number}: each of {' and '.join(self.sweeps)} has its own; give one sweep"
-            )
-        if (
-            found := next((trial for trial in self.candidates if trial.number == number), None)
-        ) is not None:
-            return found
-        ((name, sweep),) = self.sweeps.items()
+            places = " and ".join(self.sweeps)
+            raise QueryError(f"trial {number}: each of {places} has its own; give one sweep")
+        for candidate in self.candidates:
+            if candidate.number == number:
+                return candidate
+        (sweep,) = self.sweeps.values()
         for row, record in enumerate(sweep.records):
-            if record.number == number and record.config is None:
-                raise NoChoiceError(
-                    f"sweep {sweep.name}: trial {number} has no config ({record.cause})"
-                )
-            if record.number == number:
-                return Trial(self, name, record, row)
+            if record.number != number:
+                continue
+            if record.config is None:
+                problem = f"trial {number} has no config ({record.cause})"
+                raise NoChoiceError(f"sweep {sweep.name}: {problem}")
+            return self._candidate(row)
         raise NoChoiceError(f"sweep {sweep.name}: no finished trial {number}")
 
-    def best(self, limits: Sequence[str] = (), *, lossless: bool = False) -> Trial | None:
-        """The candidate with the best bound in the first metric among those that meet all limits,
-        or a lossless one within error of it (see `Bounds.best`); `lossless`: among those that are
-        (see `DecodingConfig.is_lossless`).
-
-        Raises:
-            QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
-        """
-        trials, metric = self.candidates, self.metrics[0]
-        # one without candidates may lack vanilla
-        origins = {trial.origin for trial in trials} or self.sweeps
-        tests = {name: [limit_on(self.sweeps[name], text) for text in limits] for name in origins}
-        within = [
-            i
-            for i, trial in enumerate(trials)
-            if all(test(trial.record) for test in tests[trial.origin])
-        ]
-        within = [i for i in within if not lossless or trials[i].is_lossless]
-        if (found := self._bounds.best(within, lambda index: trials[index].is_lossless)) is None:
-            return None
-        heading = metric.best_lossless if lossless else metric.best
-        heading += f" within {' and '.join(limits)}" if limits else ""
-        return replace(
-            trials[found.best],
-            choice=heading,
-            limits=tuple(limits),
-            alternatives=tuple(trials[index] for index in found.alternatives),
-            preferred_to=None if found.preferred_to is None else trials[found.preferred_to],
-        )
-
-    def best_lossless(self) -> Trial | None:
-        """The best lossless candidate; None if it is vanilla, or if the first metric is of quality,
-        in which lossless settings differ by chance alone.
-        """
-        best = self.best(lossless=True) if self.metrics[0].is_of_counts else None
-        return None if best is None or best.is_vanilla else best
-
-    def knee(self) -> Trial | None:
-        """The front's knee (see `pareto.knee`); None if all of its trials are lossless, so that
-        they trade nothing.
-        """
-        if all(member.is_lossless for member in self.members) and not any(
-            m.is_of_counts for m in self.metrics[1:]
-        ):
-            return None
-        found = knee(
-            values_of([member.record for member in self.members], self.metrics),
-            directions(self.metrics),
-        )
-        return None if found is None else replace(self.members[found], choice=KNEE)
+    @cached_property
+    def knee(self) -> Candidate | None:
+        """The trial at the front's knee (see `pareto.knee`)."""
+        values = values_of([member.record for member in self.members], self.metrics)
+        found = knee(values, directions(self.metrics))
+        return None if found is None else self.members[found]
 
     def knee_confidence(self, trial: Trial) -> float:
         """The share of draws from the candidates' errors in which this one is the knee."""

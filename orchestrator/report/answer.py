@@ -8,10 +8,18 @@ import math
 import shlex
 from typing import Any
 
-from orchestrator.front.choices import DEFAULT_FACTORS, default_limit
+from orchestrator.front.choice import (
+    DEFAULT_FACTORS,
+    KNEE,
+    LOSSLESS,
+    Choice,
+    best_within,
+    default_limit,
+    recommend,
+)
 from orchestrator.front.front import Front
-from orchestrator.front.front_trial import Trial
 from orchestrator.front.plateau import plateau_notes
+from orchestrator.front.trial import Trial
 from orchestrator.report.trials import metric_title
 from orchestrator.shown.status import timing_notes
 from orchestrator.store.files import location, read_table, with_plugins
@@ -29,12 +37,13 @@ def answer(front: Front) -> dict[str, Any]:
 
     `bar`: None if y has no quality bar. `gains` has the share of draws in which a chosen trial is
     better than vanilla in the first metric; `better`, `best` and `best_lossless` are words.
-    `basis`: see `Trial.basis`. `warnings`: see `plateau_notes` and `timing_notes`.
+    `basis`: see `Choice.basis`. `warnings`: see `plateau_notes` and `timing_notes`.
     """
     if not front.candidates:
         return {}
     bar, chosen = (None, {}) if front.metrics[1].is_of_counts else _bar(front)
-    knee, lossless = front.knee(), front.best_lossless()
+    choices = recommend(front, []).choices
+    knee, lossless = choices.get(KNEE), choices.get(LOSSLESS)
     chosen |= {trial.name: trial for trial in (knee, lossless) if trial is not None}
     gains = {name: trial.gain_probability for name, trial in chosen.items()}
     return {
@@ -56,24 +65,24 @@ def answer(front: Front) -> dict[str, Any]:
     }
 
 
-def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Trial]]:
+def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Choice]]:
     """The quality bar that a slider moves, and the trials that are the best within it somewhere, by
     name.
 
     The bar is `y <= BAR * vanilla` where there is a default bar, else `y <= BAR`; `>=` for a metric
     that is maximised. `steps` has, for each position of the slider, the trial that `pareto --best`
     finds (None: no trial is within the bar), the share of draws in which it is within the bar
-    (None: unknown), and how it was chosen (see `Trial.basis`).
+    (None: unknown), and how it was chosen (see `Choice.basis`).
     """
     quality, relative = front.metrics[1], default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
-    steps, chosen = [], dict[str, Trial]()
+    steps, chosen = [], dict[str, Choice]()
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         level = slider["low"] + number * slider["step"]
         limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (
             " * vanilla" if relative else ""
         )
-        best = front.best([limit])
+        best = best_within(front, [limit])
         share = None if best is None else best.limit_probability([limit])
         name, basis = (None, []) if best is None else (best.name, best.basis)
         steps.append([name, None if share is None else round(share, 4), basis])
@@ -86,7 +95,7 @@ def _ends(front: Front, relative: bool) -> tuple[float, float]:
     trial in the first metric meets, and the one that this was preferred to. In units of vanilla of
     each trial's own sweep, or of the metric.
     """
-    quality, best = front.metrics[1], front.best()
+    quality, best = front.metrics[1], best_within(front)
 
     def level(trial: Trial) -> float:
         vanilla = trial.sweep.baseline

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from orchestrator.cluster.tasks import SWEEP, ClusterLost, PoolError, SweepError, Task
 from orchestrator.errors import QueryError
-from orchestrator.front.choices import decisive_trials
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.run.build import Build
 from orchestrator.store import events
@@ -165,9 +165,9 @@ def session_of(
 
 
 def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
-    """A config of each shape that decides what is recommended (see `decisive_trials`)."""
+    """A config of each shape that decides what is recommended (see `Recommendation.decisive`)."""
     by_shape: dict[StepShape, DecodingConfig] = {}
-    for trial in decisive_trials(front_of([sweep])):
+    for trial in recommend(front_of([sweep])).decisive:
         by_shape.setdefault(trial.config.shape, trial.config)
     return list(by_shape.values())
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from orchestrator.front.front_trial import Trial
+from orchestrator.front.trial import Trial
 from orchestrator.shown.published_code import published_code
 from orchestrator.text import clean, markdown, markdown_block, markdown_code
 from search_spaces.documents import write_document

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.front.choices import BEST, LOSSLESS, default_choices
+from orchestrator.front.choice import BEST, LOSSLESS, Choice, recommend
 from orchestrator.front.front import Front
-from orchestrator.front.front_trial import Trial
+from orchestrator.front.trial import Trial
 from orchestrator.shown.papers import Replication
 from orchestrator.text import clean, markdown
 from workers.metrics.definition import Metric
@@ -87,7 +87,7 @@ def front_paper_table(
 
     metrics: further columns, each once. A trial without one has a dash there.
     """
-    choices = default_choices(front)
+    choices = recommend(front).choices
     best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
     shown = {trial.name for trial in (*rows, *best.values())}
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
@@ -128,7 +128,7 @@ def replication_table(found: Replication) -> PaperTable:
     return PaperTable(caption, head, rows, 1)
 
 
-def _caption(front: Front, bold: Iterable[Trial], off: Sequence[str]) -> str:
+def _caption(front: Front, bold: Iterable[Choice], off: Sequence[str]) -> str:
     of = [f"{name} ({len(sweep.records)} trials)" for name, sweep in front.sweeps.items()]
     machines = dict.fromkeys(str(sweep.machine) for sweep in front.sweeps.values() if sweep.machine)
     sentences = [f"The front of {' and '.join(of)}", "Values are followed by one standard error"]

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.front.choices import (
+from orchestrator.front.choice import (
     BEST,
     DEFAULT_FACTORS,
+    KNEE,
     LOSSLESS,
-    default_choices,
+    Choice,
     default_limit,
+    recommend,
 )
 from orchestrator.front.front import Front
-from orchestrator.front.front_trial import KNEE, Trial
+from orchestrator.front.trial import Candidate, Trial
 from orchestrator.shown.number_places import mark_radius, place_numbers
 from orchestrator.store.names import VANILLA, family
 from orchestrator.text import clean
@@ -249,11 +251,11 @@ def axis_label(metric: Metric, *, small: bool = False) -> str:
 
 
 def plot_front(
-    plot: Axes, front: Front, title: str = "", choices: Mapping[str, Trial] | None = None
+    plot: Axes, front: Front, title: str = "", choices: Mapping[str, Choice] | None = None
 ) -> None:
     """Draw a front on matplotlib axes. Points off the front are pale, except vanilla. Those on it
     have names, up to a dozen, or numbers if the axes are narrow, and rings mark the choices
-    (default: `default_choices`). With three metrics the front has no line. Fonts, colours and sizes
+    (default: see `recommend`). With three metrics the front has no line. Fonts, colours and sizes
     are those of matplotlib's style, where it sets any.
     """
     candidates, (x, y, *_) = front.candidates, front.metrics
@@ -283,7 +285,7 @@ def plot_front(
                 marker=_MARKERS[look.shape],
                 label=name,
             )
-    found = default_choices(front) if choices is None else choices
+    found = recommend(front).choices if choices is None else choices
     _mark_choices(plot, front, found)
     small = _is_small(plot)
     _style(plot, axis_label(x, small=small), axis_label(y, small=small), title)
@@ -311,7 +313,7 @@ def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
     return values.reshape(-1, 2), errors.reshape(-1, 2)
 
 
-def _write_numbers(plot: Axes, front: Front, named: Sequence[Trial]) -> None:
+def _write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None:
     """Write the trials' names in tables beside their points: of the `named` ones, and of others
     where there is room.
     """
@@ -399,7 +401,7 @@ def _drawn(plot: Axes) -> tuple[Floats, Floats]:
     return found * unit, (np.concatenate(lines) - corner) * unit
 
 
-def _write_names(plot: Axes, points: Floats, named: Sequence[Trial]) -> None:
+def _write_names(plot: Axes, points: Floats, named: Sequence[Candidate]) -> None:
     """Write names in the right margin, each as near to the height of its point as the others allow,
     with a line to it: the first ones, as many as the plot is high.
 
@@ -494,7 +496,7 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
     )  # fmt: skip
 
 
-def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Trial]) -> None:
+def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None:
     """Draw rings around the choices, and a line at the quality bar of a single sweep."""
     vanilla, quality = next(iter(front.sweeps.values())).baseline, front.metrics[1]
     if default_limit(front) and len(front.sweeps) == 1 and vanilla is not None:
@@ -518,12 +520,12 @@ def _ring(plot: Axes, kind: str) -> dict[str, Any]:
     return ring | {"s": ring["s"] * _areas(plot)}
 
 
-def named_trials(front: Front, found: Mapping[str, Trial]) -> list[Trial]:
+def named_trials(front: Front, found: Mapping[str, Choice]) -> list[Candidate]:
     """The candidates to name, the most important first: choices, vanilla, others on the front,
     others with a label.
     """
     vanilla = [trial for trial in front.candidates if trial.is_vanilla]
-    named = {trial.name: trial for trial in [*found.values(), *vanilla]}
+    named: dict[str, Candidate] = {trial.name: trial for trial in [*found.values(), *vanilla]}
     labelled = [trial for trial in front.candidates if trial.record.label.strip()]
     for group in (front.members, labelled):
         others = [trial for trial in group if trial.name not in named]

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.front.choices import DEFAULT_FACTORS, has_default_bar
+from orchestrator.front.choice import DEFAULT_FACTORS, has_default_bar
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.joint import directions, values_of
 from orchestrator.front.pareto import Floats, knee, nondominated
@@ -306,7 +306,7 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
 
     `knee` is the number of a trial. `best/speedup` is the best value of the first objective,
     whatever its error, among the feasible trials within the default bar (see
-    `choices.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
+    `choice.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
     last of its number: what MLflow has it for, it has whole.
     """
     records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)

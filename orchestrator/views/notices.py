@@ -12,7 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from orchestrator.front.choices import choices_mapping, default_choices, default_limit
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.plateau import plateau_notes
 from orchestrator.store.progress import SweepProgress
@@ -113,11 +113,10 @@ class Notices(View[Sweep]):
     def _results(self, sweep: Sweep) -> dict[str, Any]:
         states = [record.state for record in sweep.records]
         front = front_of([sweep])
-        limit = default_limit(front)
         return {
             "trials": {state: states.count(state) for state in (COMPLETE, STOPPED, FAILED)},
             "objectives": [metric.name for metric in front.metrics],
-            "recommended": choices_mapping(default_choices(front), [limit] if limit else []),
+            "recommended": recommend(front).to_mapping(),
         }
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.front.choice import best_within
 from orchestrator.front.front import front_of
 from orchestrator.store.sweep import Sweep
 from tests.browser.report_pages import Open
@@ -33,7 +34,7 @@ def test_the_front_of_both_sweeps(open_page: Open, folder: Path) -> None:
         "all => all.map((point) => point.dataset.trial)"
     )
     assert set(shown) == {member.name for member in front.members}
-    best = front.best(["fid <= 1.2 * vanilla"])
+    best = best_within(front, ["fid <= 1.2 * vanilla"])
     assert best is not None
     page.locator("#bar").evaluate(
         "bar => { bar.value = 1.2; bar.dispatchEvent(new Event('input')); }"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from orchestrator.front.choice import KNEE, LOSSLESS, best_within, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
 from orchestrator.report.page import page_data, render, write_report
@@ -94,7 +95,7 @@ def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Pa
 def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
     page, trial = (
         open_page(folder),
-        front_of([Sweep.open(folder)], "speedup", "fid").best_lossless(),
+        recommend(front_of([Sweep.open(folder)], "speedup", "fid")).choices.get(LOSSLESS),
     )
     assert trial is not None
     assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
@@ -121,7 +122,7 @@ def test_the_command_selects_the_recommended_setting(open_page: Open, folder: Pa
 
 def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
-    knee = front.knee()
+    knee = recommend(front).choices.get(KNEE)
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
     assert (
@@ -162,7 +163,7 @@ def check_every_step(page: Page, front: Front) -> set[str]:
     assert 1 < len(rows) < 155
     for command, name, share, basis in rows:
         limit = command.split("'")[1]
-        best = front.best([limit])
+        best = best_within(front, [limit])
         assert best is not None
         assert (limit, name) == (limit, best.name)
         assert share == pytest.approx(best.limit_probability([limit]), abs=6e-4), limit
@@ -204,7 +205,7 @@ def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: P
     page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)])
     for part in ("#bar", "#fastest", ".bar-line", ".ring.fast"):
         assert page.locator(part).count() == 0
-    knee = front.knee()
+    knee = recommend(front).choices.get(KNEE)
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
     assert page.locator("#card").get_attribute("data-trial") == knee.name

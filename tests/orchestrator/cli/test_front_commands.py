@@ -23,6 +23,7 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
+from orchestrator.front.choice import LOSSLESS, recommend
 from orchestrator.front.front import front_of
 from orchestrator.store.events import TrialStarted
 from orchestrator.store.files import write_trial
@@ -214,7 +215,10 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
 
 
 def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
-    file, trial = tmp_path / "lossless.yaml", front_of([Sweep.open(one)]).best_lossless()
+    file, trial = (
+        tmp_path / "lossless.yaml",
+        recommend(front_of([Sweep.open(one)])).choices.get(LOSSLESS),
+    )
     assert trial is not None
     lines = run(pareto, one).out.splitlines()
     name, speed, quality = lines[lines.index("fastest lossless") + 1 :][:3]

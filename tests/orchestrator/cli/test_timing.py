@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import specfrontier as api
 from orchestrator.cli import session_timer
 from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
-from orchestrator.front.choices import decisive_trials
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.store import prices
 from orchestrator.store.files import (
@@ -181,7 +181,7 @@ def test_sessions_go_on_until_the_costs_are_precise(
     )
     assert ran.code == 0, ran.err
     assert (ran.json["sessions"], ran.json["error"]) == (3, 0.01)
-    decisive = {trial.number for trial in decisive_trials(front_of([Sweep.open(place)]))}
+    decisive = {trial.number for trial in recommend(front_of([Sweep.open(place)])).decisive}
     assert 1 in decisive, "the longest accepted drafts are on the front"
     assert {row["number"] for row in ran.json["rows"]} == {0, *decisive}
 

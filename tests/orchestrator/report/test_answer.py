@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.front.choices import default_limit
+from orchestrator.front.choice import LOSSLESS, best_within, default_limit, recommend
 from orchestrator.front.front import front_of
 from orchestrator.report.answer import _slider, answer
 from orchestrator.store.files import write_trial
@@ -81,7 +81,7 @@ def test_the_slider_reaches_the_setting_that_is_best_without_a_bar(tmp_path: Pat
             **record.metrics, "speedup": Estimate(*speed, 9), "fid": fid,
         }))  # fmt: skip
     front = front_of([Sweep.open(tmp_path)], "speedup", "fid")
-    found, best = answer(front), front.best()
+    found, best = answer(front), best_within(front)
     assert best is not None
     assert best.number != 3
     assert found["bar"]["steps"][-1][0] == best.name
@@ -120,7 +120,7 @@ def test_the_commands_find_the_settings_of_a_page_that_is_priced_elsewhere(tmp_p
     for priced in (own, there):
         words = shlex.split(answer(front_of([priced]))["commands"]["pareto"])
         best = specfrontier(*words[1:], "--lossless", "--json").json["best_lossless"]
-        trial = front_of([priced]).best_lossless()
+        trial = recommend(front_of([priced])).choices.get(LOSSLESS)
         assert trial is not None
         assert (best["number"], best["metrics"]["speedup"]["value"]) == (
             trial.number,

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.instant import EXPERIMENT, make_driver, plausible
 from benchmarks.simulated import write_session
 from orchestrator.cluster.tasks import ClusterLost, Limits, PoolError, Task
-from orchestrator.front.choices import default_choices
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
 from orchestrator.store.files import read_trials
@@ -154,7 +154,7 @@ def test_the_last_session_times_the_front(tmp_path: Path) -> None:
     last = last_session(workers)
     before = timed.sweep.priced([name for name in timed.sessions.values() if name != last.name])
     front = front_of([before])
-    chosen = list(default_choices(front).values())
+    chosen = list(recommend(front).choices.values())
     rivals = [trial for choice in chosen for trial in choice.alternatives or ()]
     shapes = {
         trial.config.shape

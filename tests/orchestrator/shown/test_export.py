@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from orchestrator.front.front import front_of
-from orchestrator.front.front_trial import Trial
+from orchestrator.front.trial import Trial
 from orchestrator.outputs import write_folder
 from orchestrator.shown.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING, export_files
 from specfrontier import DecodingConfig, Sweep, load_engine

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from orchestrator.front.choices import BEST, LOSSLESS, default_choices
+from orchestrator.front.choice import BEST, LOSSLESS, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.outputs import table_bytes
 from orchestrator.shown.paper_tables import Cell, PaperTable, front_paper_table
@@ -42,7 +42,7 @@ def cells(table: PaperTable) -> dict[str, dict[str, Cell]]:
 
 def test_the_front_vanilla_and_what_is_recommended_are_rows(front: Front) -> None:
     rows = cells(front_paper_table(front, front.members))
-    chosen = default_choices(front)
+    chosen = recommend(front).choices
     vanilla = next(trial for trial in front.candidates if trial.is_vanilla)
     expected = {trial.name for trial in (*front.members, vanilla, chosen[BEST], chosen[LOSSLESS])}
     assert rows.keys() == expected
@@ -53,7 +53,7 @@ def test_the_front_vanilla_and_what_is_recommended_are_rows(front: Front) -> Non
 
 
 def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> None:
-    chosen = default_choices(front)
+    chosen = recommend(front).choices
     rows = cells(front_paper_table(front, front.candidates))
     bold = {(name, head) for name, row in rows.items() for head, cell in row.items() if cell.bold}
     assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}

@@ -19,9 +19,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-from orchestrator.front.choices import BEST, LOSSLESS, default_choices
+from orchestrator.front.choice import BEST, KNEE, LOSSLESS, recommend
 from orchestrator.front.front import Front, front_of
-from orchestrator.front.front_trial import KNEE
 from orchestrator.shown.plots import (
     FIGURE_SIZE,
     figure_size,
@@ -80,7 +79,7 @@ def front_with_labels(folder: Path, labels: Iterable[str]) -> Front:
 def test_a_large_front_names_its_choices_and_at_most_a_dozen(front: Front) -> None:
     plot = drawn(front)
     texts = [note.get_text() for note in plot.texts]
-    found = default_choices(front)
+    found = recommend(front).choices
     assert set(found) == {BEST, KNEE, LOSSLESS}
     assert {short_title(choice) for choice in found.values()} <= set(texts)
     assert "vanilla" in texts
@@ -169,7 +168,7 @@ def test_a_line_marks_the_quality_bar_of_a_single_sweep(front: Front, tmp_path: 
     write_sweep(tmp_path, trials=20, seed=1, name="other")
     both = front_of([sweep, Sweep.open(tmp_path)])
     names = drawn(both).get_legend_handles_labels()[1]
-    assert default_choices(both)[BEST].choice in names
+    assert recommend(both).choices[BEST].choice in names
     assert not [name for name in names if "×" in name], "each sweep has its own bar"
 
 

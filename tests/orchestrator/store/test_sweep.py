@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import QueryError
+from orchestrator.front.choice import LOSSLESS, best_within, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import objectives_of
 from orchestrator.shown.plots import front_plot
@@ -202,9 +203,9 @@ def test_the_best_within_limits(sweep: Sweep) -> None:
             for r in fastest
             if r.metrics["drift"].value <= drift and r.metrics["fid"].value <= fid
         ]
-        best = front_of([sweep], "speedup", "fid").best(limits)
+        best = best_within(front_of([sweep], "speedup", "fid"), limits)
         assert (best and best.record) == (within[0] if within else None)
-    found = front_of([sweep], "latency", "fid").best()
+    found = best_within(front_of([sweep], "latency", "fid"))
     assert found is not None
     assert found.record == fastest[0], "the lowest latency"
 
@@ -232,8 +233,8 @@ def test_the_best_of_ties_and_of_unmeasured_trials(
         records.append(
             dataclasses.replace(record, metrics=metrics, state="complete", constraints={})
         )
-    found = front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid").best(
-        ["drift<=1"]
+    found = best_within(
+        front_of([dataclasses.replace(sweep, records=tuple(records))], metric, "fid"), ["drift<=1"]
     )
     allowed = [n for n, (x, y, drift) in enumerate(values) if not math.isnan(x + y) and drift <= 1]
     sign = -1 if metric == "speedup" else 1
@@ -277,12 +278,16 @@ def test_the_best_lossless_setting(sweep: Sweep) -> None:
         key=lambda r: r.metrics["speedup"].value,
     )
     for axis in ("speedup", "latency", "step_compression"):
-        found = front_of([sweep], axis, "fid").best_lossless()
+        found = recommend(front_of([sweep], axis, "fid")).choices.get(LOSSLESS)
         assert found is not None
         assert axis == "step_compression" or found.record == fastest
-    assert front_of([sweep], "fid", "speedup").best_lossless() is None, "there it would be luck"
-    assert front_of([sweep], where=["lossless=false"]).best_lossless() is None
-    assert front_of([sweep], where=["drafter.kind=none"]).best_lossless() is None, "vanilla itself"
+    assert recommend(front_of([sweep], "fid", "speedup")).choices.get(LOSSLESS) is None, (
+        "there it would be luck"
+    )
+    assert recommend(front_of([sweep], where=["lossless=false"])).choices.get(LOSSLESS) is None
+    assert (
+        recommend(front_of([sweep], where=["drafter.kind=none"])).choices.get(LOSSLESS) is None
+    ), "vanilla itself"
 
 
 def test_hypervolume_grows_with_what_is_allowed(sweep: Sweep) -> None:

@@ -19,7 +19,7 @@ from urllib.error import HTTPError
 import pytest
 
 from orchestrator.cli.launch import _resume_command
-from orchestrator.front.choices import BEST, default_choices
+from orchestrator.front.choice import BEST, recommend
 from orchestrator.front.front import front_of
 from orchestrator.options import command_line
 from orchestrator.store import events
@@ -116,7 +116,7 @@ def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
     assert told["sweep"] == "synthetic"
     assert "resume" not in told
     assert sum(told["trials"].values()) == len(sweep.records)
-    best = default_choices(front_of([sweep]))[BEST]
+    best = recommend(front_of([sweep])).choices[BEST]
     assert told["recommended"][BEST]["number"] == best.number
     assert told["recommended"][BEST]["metrics"]["speedup"]["value"] == best["speedup"]
     assert "synthetic" in told["text"]

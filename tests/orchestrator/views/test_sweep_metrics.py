@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.front.choices import default_limit
+from orchestrator.front.choice import KNEE, best_within, default_limit, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
@@ -31,8 +31,8 @@ def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
     assert {name: last[name] for name in ("trials", "failed", "stopped", "front")} == {
         "trials": 12, "failed": 1, "stopped": 1, "front": len(front.members),
     }  # fmt: skip
-    assert last["knee"] == front.knee().record.number  # type: ignore[union-attr]
-    best = front.best(["fid<=1.2*vanilla"])
+    assert last["knee"] == recommend(front).choices.get(KNEE).record.number  # type: ignore[union-attr]
+    best = best_within(front, ["fid<=1.2*vanilla"])
     assert best is not None
     assert last["best/speedup"] == best.record.metrics["speedup"].value
     vanilla = [sweep.records[0].metrics[name].value for name in ("speedup", "fid")]
@@ -87,7 +87,7 @@ def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) ->
         sweep = replace(sweep, records=tuple(records))
     front = front_of([sweep])
     limit = default_limit(front)
-    best = front.best([limit]) if limit else None
+    best = best_within(front, [limit]) if limit else None
     found = sweep_metrics(sweep, 11)[12].get(f"best/{names[0]}")
     assert found == (best and best.record.metrics[names[0]].value)
     assert (best is None) == (names[1] in ("speedup", "drift"))

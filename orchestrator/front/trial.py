@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-from orchestrator.front.bounds import describe_choice
 from orchestrator.front.joint import JointErrors
-from orchestrator.front.query import limit_confidence, limit_notes, limit_samples
+from orchestrator.front.query import limit_confidence, limit_samples
 from orchestrator.store.config_file import MeasuredSpeed, Setting, config_header
 from orchestrator.store.names import SettingNames, title, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import clean, html_table, percent, signed_percent
-from search_spaces.constraints import Constraint
 from search_spaces.documents import write_document
 from search_spaces.params import unknown_key
 from search_spaces.paths import local_path
@@ -26,55 +24,24 @@ from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
 
-KNEE = "knee"  # a choice
 
-
-class ShowingFront(Protocol):
-    """What a trial asks of the front that shows it (see `orchestrator.front.front.Front`)."""
-
-    @property
-    def sweeps(self) -> Mapping[str, Sweep]: ...
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]: ...
-
-    @property
-    def names(self) -> SettingNames: ...
-
-    def bound(self, trial: Trial) -> float | None: ...
-
-    def knee_confidence(self, trial: Trial) -> float: ...
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Trial:
-    """A finished trial of a sweep, and what a front says of it.
+    """A finished trial of a sweep, by the names that a front gives it."""
 
-    front: the front that shows it. origin: its sweep's name there. record: as the sweep stores it.
-    row: its index in the front's table of all trials. confidence: the share of draws from the
-    errors of all trials together in which it is on the front. distinct_from_next: the metrics in
-    which it differs beyond error from the next trial on the front (None for the last trial, and off
-    the front). within_error_of: names of the other trials on the front that are within error of it
-    in every metric (None off the front).
-
-    choice: what it was chosen for, "" if it was not. limits: within which it was the best.
-    alternatives: the other trials within them that are within error of it in the first metric, by
-    falling bound; None if it was not chosen by its bound. preferred_to: the lossy one of these that
-    has the best bound, if this one was preferred as lossless.
-    """
-
-    front: ShowingFront
-    origin: str
+    sweep: Sweep
     record: TrialRecord
+    """As the sweep stores it."""
+    metrics_asked: tuple[Metric, ...]
+    """Those of the front, the first of which is optimised."""
+    names: SettingNames
+    """Names of settings, as the front has them."""
+    origin: str
+    """The name of its sweep among those of the front."""
+    name: str
+    """Its number, after the sweep's name if the front has several sweeps."""
     row: int
-    on_front: bool = False
-    confidence: float = 0.0
-    distinct_from_next: list[str] | None = None
-    within_error_of: list[str] | None = None
-    choice: str = ""
-    limits: tuple[str, ...] = ()
-    alternatives: tuple[Trial, ...] | None = None
-    preferred_to: Trial | None = None
+    """Its index in the front's table of all trials."""
 
     @property
     def number(self) -> int:
@@ -90,10 +57,6 @@ class Trial:
         return self.record.metrics
 
     @property
-    def sweep(self) -> Sweep:
-        return self.front.sweeps[self.origin]
-
-    @property
     def models(self) -> str:
         """The sweep's models, as --models takes them."""
         return self.sweep.models
@@ -104,19 +67,14 @@ class Trial:
         return self.sweep.identity.timing_batch
 
     @property
-    def name(self) -> str:
-        """Its number, after the sweep's name if the front has several sweeps."""
-        return f"{self.origin}#{self.number}" if len(self.front.sweeps) > 1 else str(self.number)
-
-    @property
     def setting(self) -> str:
         """The name of its setting."""
-        return self.front.names.name(self.config)
+        return self.names.name(self.config)
 
     @property
     def description(self) -> str:
         """The name of its setting in full."""
-        return self.front.names.describe(self.config)
+        return self.names.describe(self.config)
 
     @property
     def title(self) -> str:
@@ -129,31 +87,9 @@ class Trial:
         return trial_title(self.name, self.record.label, self.setting)
 
     @property
-    def bound(self) -> float | None:
-        """The value of the front's first metric that 90 % of draws exceed, or stay below if it is
-        minimised; None if its error is unknown, or the trial is no candidate.
-        """
-        return self.front.bound(self)
-
-    @property
-    def basis(self) -> list[str]:
-        """How `Front.best` chose it, and what is within error of it; empty if it was chosen
-        otherwise.
-        """
-        if self.alternatives is None:
-            return []
-        names = [
-            f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives
-        ]
-        other = self.preferred_to
-        return describe_choice(
-            self.front.metrics[0], self.bound, names, None if other is None else other.bound
-        )
-
-    @property
     def objectives(self) -> tuple[str, ...]:
         """The names of the front's metrics that it has."""
-        return tuple(metric.name for metric in self.front.metrics if metric.name in self.metrics)
+        return tuple(metric.name for metric in self.metrics_asked if metric.name in self.metrics)
 
     @property
     def is_vanilla(self) -> bool:
@@ -172,36 +108,16 @@ class Trial:
         """
         return frozenset(
             metric.name
-            for metric in self.front.metrics
+            for metric in self.metrics_asked
             if self.is_lossless and not metric.is_of_counts
         )
-
-    @cached_property
-    def probability(self) -> float | None:
-        """The share of draws in which it is within its limits, or is the knee if it was chosen as
-        such; None where that is certain, or an error unknown. A limit that is relative to vanilla
-        is certain for vanilla.
-        """
-        if self.choice == KNEE:
-            return self.front.knee_confidence(self)
-        relative = all(Constraint.parse(text).relative_to_vanilla for text in self.limits)
-        return (
-            None
-            if relative and (self.is_vanilla or not self.limits)
-            else self.limit_probability(self.limits)
-        )
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What to know about the choice."""
-        return tuple(limit_notes(self.front.metrics, self.limits))
 
     @cached_property
     def gain_probability(self) -> float | None:
         """The share of draws in which its first metric is better than vanilla's in its sweep; None
         for vanilla itself, and where an error is unknown or vanilla lacks the metric.
         """
-        metric, vanilla = self.front.metrics[0], self._vanilla_with(self.front.metrics[0])
+        metric, vanilla = self.metrics_asked[0], self._vanilla_with(self.metrics_asked[0])
         if vanilla is None or any(
             r.metrics[metric.name].known_error is None for r in (self.record, vanilla)
         ):
@@ -217,12 +133,11 @@ class Trial:
         lacks metrics without a value of vanilla that is far enough from 0.
         """
         found: dict[str, tuple[float, float]] = {}
-        for metric in self.front.metrics:
+        for metric in self.metrics_asked:
             vanilla = self._vanilla_with(metric)
             if vanilla is not None and (base := vanilla.metrics[metric.name].value):
-                difference, error, _ = JointErrors.of([self.record, vanilla], [metric]).difference(
-                    0, 1
-                )
+                joint = JointErrors.of([self.record, vanilla], [metric])
+                difference, error, _ = joint.difference(0, 1)
                 value, spread = (100 * float(part[0]) / abs(base) for part in (difference, error))
                 found |= {metric.name: (value, spread)} if math.isfinite(value) else {}
         return found
@@ -253,8 +168,13 @@ class Trial:
     @property
     def header(self) -> str:
         """The comments at the head of the file that `save` writes (see `config_header`)."""
-        names = [metric.name for metric in self.front.metrics]
-        return config_header(self.sweep.identity, self.record, self.choice, names, self.changes)
+        names = [metric.name for metric in self.metrics_asked]
+        return config_header(self.sweep.identity, self.record, self._purpose, names, self.changes)
+
+    @property
+    def _purpose(self) -> str:
+        """What it was chosen for; empty for a trial that was not."""
+        return ""
 
     @property
     def config_text(self) -> str:
@@ -266,7 +186,7 @@ class Trial:
         identity = self.sweep.identity
         return Setting(
             mapping=self.config.to_mapping(),
-            origin=f"{self.choice}: trial {self.number} of {self.sweep.name}",
+            origin=f"{self._purpose}: trial {self.number} of {self.sweep.name}",
             models=self.models,
             batch=self.batch,
             speed=MeasuredSpeed.of(identity, self.record),
@@ -287,6 +207,64 @@ class Trial:
         path.write_text(self.config_text, "utf-8")
         return path
 
+    def __getitem__(self, metric: str) -> float:
+        """A metric's value. Raises KeyError, with the nearest name, for one that was not
+        measured.
+        """
+        if metric not in self.metrics:
+            raise KeyError(
+                f"trial {self.number}, {metric!r}: {unknown_key(metric, self.metrics, 'metric')}"
+            )
+        return self.metrics[metric].value
+
+    def __repr__(self) -> str:
+        values = []
+        for place, name in enumerate(self.objectives):
+            value = f"{name} {self.metrics[name]}"
+            if place and name in self.changes:
+                value += f", against vanilla {self.change(name)}"
+            values.append(value)
+        text = f"Trial {self.number}, {self.title}"
+        text += f" ({'; '.join(values)})" if values else ""
+        for kind, remark in self._remarks():
+            text += f"; note: {remark}" if kind == "note" else f"; {remark}"
+        return clean(text)
+
+    def _repr_html_(self) -> str:
+        rows = [(name, str(self.metrics[name])) for name in self.objectives]
+        changed = [name for name in self.objectives[1:] if name in self.changes]
+        rows += [(f"{name} against vanilla", self.change(name)) for name in changed]
+        rows += self._chances()
+        rows += self._remarks()
+        heading = f"{escape(self._purpose)}: " if self._purpose else ""
+        return f"{heading}<b>Trial {self.number}</b>, {escape(self.title)}{html_table([], rows)}"
+
+    def _chances(self) -> list[tuple[str, str]]:
+        """Rows of a notebook's table: in how many draws what is said of it holds."""
+        if self.gain_probability is None:
+            return []
+        by_chance = " by chance" if self.objectives[0] in self.by_chance else ""
+        return [("better than vanilla", f"in {percent(self.gain_probability)} of draws{by_chance}")]
+
+    def _remarks(self) -> list[tuple[str, str]]:
+        """Rows below these: by kind, a sentence each."""
+        return []
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Candidate(Trial):
+    """A trial that may be on a front, with the front's marks."""
+
+    on_front: bool = False
+    confidence: float = 0.0
+    """The share of draws from the errors of all trials together in which it is on the front."""
+    distinct_from_next: list[str] | None = None
+    """The metrics in which it differs beyond error from the next trial on the front; None for the
+    last one, and off the front."""
+    within_error_of: list[str] | None = None
+    """Names of the other trials on the front that are within error of it in every metric; None off
+    the front."""
+
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
@@ -305,48 +283,3 @@ class Trial:
             "distinct_from_next": self.distinct_from_next,
             "within_error_of": self.within_error_of,
         }
-
-    def __getitem__(self, metric: str) -> float:
-        """A metric's value. Raises KeyError, with the nearest name, for one that was not
-        measured.
-        """
-        if metric not in self.metrics:
-            raise KeyError(
-                f"trial {self.number}, {metric!r}: {unknown_key(metric, self.metrics, 'metric')}"
-            )
-        return self.metrics[metric].value
-
-    def __repr__(self) -> str:
-        values = []
-        for place, name in enumerate(self.objectives):
-            against = (
-                f", against vanilla {self.change(name)}" if place and name in self.changes else ""
-            )
-            values.append(f"{name} {self.metrics[name]}{against}")
-        notes = "".join(
-            f"; {text}" for text in (*self.basis, *(f"note: {note}" for note in self.notes))
-        )
-        return clean(
-            f"Trial {self.number}, {self.title}"
-            + (f" ({'; '.join(values)})" if values else "")
-            + notes
-        )
-
-    def _repr_html_(self) -> str:
-        rows = [(name, str(self.metrics[name])) for name in self.objectives]
-        rows += [
-            (f"{name} against vanilla", self.change(name))
-            for name in self.objectives[1:]
-            if name in self.changes
-        ]
-        chances = {"holds": self.probability, "better than vanilla": self.gain_probability}
-        rows += [
-            (name, f"in {percent(chance)} of draws")
-            for name, chance in chances.items()
-            if chance is not None
-        ]
-        if self.gain_probability is not None and self.objectives[0] in self.by_chance:
-            rows[-1] = rows[-1][0], f"{rows[-1][1]} by chance"
-        rows += [("choice", text) for text in self.basis] + [("note", note) for note in self.notes]
-        heading = f"{escape(self.choice)}: " if self.choice else ""
-        return f"{heading}<b>Trial {self.number}</b>, {escape(self.title)}{html_table([], rows)}"

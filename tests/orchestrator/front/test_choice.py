@@ -12,20 +12,20 @@ import pytest
 
 from orchestrator.cli.text import choice_lines
 from orchestrator.errors import NoChoiceError, QueryError
-from orchestrator.front.choices import (
+from orchestrator.front.choice import (
     BEST,
+    KNEE,
     LOSSLESS,
+    NOTHING_RECOMMENDED,
+    TRIAL,
     best_within,
-    choices_mapping,
-    choose,
-    decisive_trials,
     default_limit,
     example_limit,
-    select,
+    recommend,
 )
 from orchestrator.front.front import Front, front_of
-from orchestrator.front.front_trial import KNEE, Trial
 from orchestrator.front.joint import JointErrors
+from orchestrator.front.trial import Trial
 from orchestrator.store.files import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
@@ -41,21 +41,36 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Front:
     return front_of([Sweep.open(folder)])
 
 
-def test_each_choice_is_what_the_front_says(front: Front) -> None:
+def test_each_kind_of_choice(front: Front) -> None:
     limit = default_limit(front)
     assert limit == "fid <= 1.2 * vanilla"
-    found = choose(front, [limit])
-    expected = {BEST: front.best([limit]), LOSSLESS: front.best_lossless(), KNEE: front.knee()}
-    assert {kind: trial.name for kind, trial in found.items()} == {
-        k: t.name for k, t in expected.items() if t
-    }
-    assert found[BEST].choice == f"fastest within {limit}"
-    assert found[BEST].probability == found[BEST].limit_probability([limit]) is not None
-    assert found[LOSSLESS].probability is None, "by its setting, whatever the errors"
-    assert found[KNEE].probability == front.knee_confidence(found[KNEE])
-    assert BEST not in choose(front), "without a limit"
-    assert choose(front, ["fid<=0"]).keys() == {LOSSLESS, KNEE}
-    assert choose(front, ["fid<=1000"], lossless=True)[BEST].record is found[LOSSLESS].record
+    found = recommend(front)
+    assert found.limits == (limit,)
+    best = best_within(front, [limit])
+    assert best is not None
+    assert found.choices[BEST].record is best.record
+    assert best.choice == f"fastest within {limit}"
+    assert best.probability == best.limit_probability([limit]) is not None
+    assert found.choices[LOSSLESS].probability is None, "by its setting, whatever the errors"
+    knee = found.choices[KNEE]
+    assert front.knee is not None
+    assert knee.record is front.knee.record
+    assert knee.probability == front.knee_confidence(knee)
+    assert TRIAL not in found.choices
+    assert recommend(front, ["fid<=0"]).choices.keys() == {LOSSLESS, KNEE}
+    lossless = recommend(front, ["fid<=1000"], lossless=True).choices[BEST]
+    assert lossless.record is found.choices[LOSSLESS].record
+
+
+def test_a_trial_that_is_asked_for_is_a_choice(front: Front) -> None:
+    """Whatever its values, and whether or not it may be on the front."""
+    (sweep,) = front.sweeps.values()
+    for record in sweep.records:
+        choice = recommend(front, number=record.number).require(TRIAL)
+        assert choice.record is record
+        assert choice.choice == "chosen by number"
+    with pytest.raises(NoChoiceError, match="no finished trial 99"):
+        recommend(front, number=99)
 
 
 def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
@@ -86,7 +101,7 @@ def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
         == 0
     )
     with pytest.raises(NoChoiceError, match="outside"):
-        best_within(front_of([Sweep.open(place)]), [])
+        recommend(front_of([Sweep.open(place)]), []).require(BEST)
     assert "add --from" in error_of("generate", "a ring", "--infeasible", code=2)
 
 
@@ -113,9 +128,10 @@ def test_the_fastest_is_the_one_that_is_surely_fast(front: Front) -> None:
         trial.number for trial in front.candidates if trial.record.label == "vanilla, cooler"
     )
     other = next(trial.number for trial in front.candidates if trial.config.acceptance.is_relaxed)
-    found = with_speeds(
-        front, {lossy: Estimate(2.7, 3.8, 9), other: Estimate(1.435, 0.022, 9)}
-    ).best(["fid <= 100"])
+    found = best_within(
+        with_speeds(front, {lossy: Estimate(2.7, 3.8, 9), other: Estimate(1.435, 0.022, 9)}),
+        ["fid <= 100"],
+    )
     assert found is not None
     assert found.number == other
     assert found.bound == pytest.approx(1.407, abs=0.005)
@@ -133,7 +149,7 @@ def test_a_lossless_setting_is_preferred_within_error(front: Front) -> None:
         trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla
     )
     near = with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.97, 0.05, 9)})
-    found = choices_mapping(choose(near, ["fid <= 100"]), ["fid <= 100"])
+    found = recommend(near, ["fid <= 100"]).to_mapping()
     assert found["best"]["number"] == lossless
     assert (found["best_within_error_of"], found["best_preferred_to"]) == ([str(lossy)], str(lossy))
     assert found["best_bound"] == pytest.approx(1.906, abs=0.01)
@@ -141,12 +157,12 @@ def test_a_lossless_setting_is_preferred_within_error(front: Front) -> None:
         [],
         None,
     )
-    assert [trial.number for trial in decisive_trials(near)] == [lossless, lossy], (
+    assert [trial.number for trial in recommend(near).decisive] == [lossless, lossy], (
         "rivals too, but not vanilla"
     )
-    far = with_speeds(
-        front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)}
-    ).best()
+    far = best_within(
+        with_speeds(front, {lossy: Estimate(2.0, 0.05, 9), lossless: Estimate(1.7, 0.05, 9)})
+    )
     assert far is not None
     assert (far.number, far.alternatives) == (lossy, ())
 
@@ -156,13 +172,13 @@ def test_a_gain_that_is_not_sure_leaves_vanilla(front: Front) -> None:
         trial.number for trial in front.candidates if trial.is_lossless and not trial.is_vanilla
     )
     unsure = with_speeds(front, {number: Estimate(1.1, 0.2, 9)})
-    best = unsure.best()
+    best = best_within(unsure)
     assert best is not None
     assert best.is_vanilla
     assert [trial.number for trial in best.alternatives or ()] == [number]
-    assert unsure.best_lossless() is None
+    assert recommend(unsure).choices.get(LOSSLESS) is None
     with pytest.raises(NoChoiceError, match="faster than vanilla in 90 % of draws"):
-        select(unsure, lossless=True)
+        recommend(unsure).require(LOSSLESS)
 
 
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
@@ -176,7 +192,8 @@ def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
         )
         for record in sweep.records
     )
-    found = choose(front_of([replace(sweep, records=records)]), ["fid <= 1.2 * vanilla"])
+    unknown = front_of([replace(sweep, records=records)])
+    found = recommend(unknown, ["fid <= 1.2 * vanilla"]).choices
     assert found[BEST].probability is None
     assert found[BEST].gain_probability is None
 
@@ -215,19 +232,15 @@ def test_there_is_no_default_bar_on_a_speed_or_on_a_value_that_may_be_negative(
 
 
 def test_as_plain_data(front: Front) -> None:
-    limits = ["fid <= 1.2 * vanilla"]
-    found = choices_mapping(choose(front, limits), limits)
-    assert found["limits"] == limits
-    assert found["best"]["digest"] == choose(front, ["fid <= 1.2 * vanilla"])[BEST].record.digest
+    recommended = recommend(front, ["fid <= 1.2 * vanilla"])
+    found = recommended.to_mapping()
+    assert found["limits"] == ["fid <= 1.2 * vanilla"]
+    assert found["best"]["digest"] == recommended.choices[BEST].record.digest
     assert found["best_change"].keys() == {"speedup", "fid"}
-    assert found["knee_confidence"] == choose(front)[KNEE].probability
+    assert found["knee_confidence"] == recommended.choices[KNEE].probability
     assert found["best_lossless_confidence"] is None
-    assert choices_mapping({}, []) == {
-        "limits": [],
-        "best": None,
-        "best_lossless": None,
-        "knee": None,
-    }
+    nothing = front_of(list(front.sweeps.values()), where=["label=nobody"])
+    assert recommend(nothing).to_mapping() == NOTHING_RECOMMENDED
 
 
 def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
@@ -236,10 +249,10 @@ def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
     assert sweep.baseline is not None
     alone = front_of([sweep], where=["label=vanilla"])
     limit = f"fid <= {sweep.baseline.metrics['fid'].value}"
-    share = choose(alone, [limit])[BEST].probability
+    share = recommend(alone, [limit]).choices[BEST].probability
     assert share == pytest.approx(0.5, abs=0.1)
-    assert choose(alone, [limit, "fid <= vanilla"])[BEST].probability == share
-    assert choose(alone, ["fid <= 1.2 * vanilla"])[BEST].probability is None
+    assert recommend(alone, [limit, "fid <= vanilla"]).choices[BEST].probability == share
+    assert recommend(alone, ["fid <= 1.2 * vanilla"]).choices[BEST].probability is None
 
 
 def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
@@ -263,11 +276,11 @@ def test_a_sweep_without_results_leaves_the_choices_of_the_others(
     limit = default_limit(both)
     assert limit is not None
     assert limit == default_limit(front)
-    assert [choice.record for choice in choose(both, [limit]).values()] == [
-        choice.record for choice in choose(front, [limit]).values()
+    assert [choice.record for choice in recommend(both, [limit]).choices.values()] == [
+        choice.record for choice in recommend(front, [limit]).choices.values()
     ]
     with pytest.raises(QueryError, match="unknown"):
-        front_of([Sweep.open(tmp_path)]).best(["nonsense <= 3"])
+        best_within(front_of([Sweep.open(tmp_path)]), ["nonsense <= 3"])
 
 
 def test_a_front_of_lossless_trials_has_no_knee(
@@ -276,11 +289,11 @@ def test_a_front_of_lossless_trials_has_no_knee(
     """They differ in quality by chance alone, so none is a compromise."""
     sweeps = list(front.sweeps.values())
     fronts = [front_of(sweeps), front_of(sweeps, "speedup", "step_compression")]
-    before = [found.knee() for found in fronts]
+    before = [recommend(found).choices.get(KNEE) for found in fronts]
     assert before[0] is not None
     monkeypatch.setattr(Trial, "is_lossless", property(lambda self: True))
-    assert fronts[0].knee() is None
-    after = fronts[1].knee()
+    assert recommend(fronts[0]).choices.get(KNEE) is None
+    after = recommend(fronts[1]).choices.get(KNEE)
     assert (after is None) == (before[1] is None), "counts differ by more than chance"
 
 
@@ -288,9 +301,6 @@ def test_a_choice_that_the_front_does_not_have_says_so(front: Front) -> None:
     others = [trial for trial in front.candidates if not trial.is_vanilla]
     for on_front in (True, False):
         trial = next(trial for trial in others if trial.on_front == on_front)
-        (line,) = (
-            line
-            for line in choice_lines(front, [replace(trial, choice="chosen")])
-            if trial.title in line
-        )
+        choice = recommend(front, number=trial.number).require(TRIAL)
+        (line,) = (line for line in choice_lines([choice]) if trial.title in line)
         assert ("(not on the front)" in line) == (not on_front)
