@@ -67,6 +67,7 @@ STILL_LONG = (
     "orchestrator.views.study",
 )
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget
+GROWTH_SHARE = 0.005  # of tokens that need no reason: a mended fault, a name in full
 MIN_WORDS = 5  # of a reason
 MAX_COLUMNS = 120  # of the report's assets; ruff checks Python
 
@@ -329,9 +330,12 @@ def test_packages_keep_within_their_budgets() -> None:
         for figure, value in asdict(budget).items()
     }
     assert measured.keys() == limits.keys()
-    assert not {
-        key: (value, limits[key]) for key, value in measured.items() if value > limits[key]
-    }, "over budget"
+    over = {
+        key: (value, limits[key])
+        for key, value in measured.items()
+        if value > limits[key] * (1 + (GROWTH_SHARE if key[1] == "tokens" else 0))
+    }
+    assert not over, "over budget"
     slack = {key: max(MIN_SLACK, SLACK_SHARE * limits[key]) for key in limits}
     assert not {
         key: value for key, value in measured.items() if value < limits[key] - slack[key]
