@@ -75,7 +75,8 @@ def ending_within(timeout_s: float, message: str) -> Iterator[None]:
     with `message`.
     """
     before = _command.timeout_s, _command.message
-    _command.timeout_s, _command.message = timeout_s, message
+    _command.timeout_s = timeout_s
+    _command.message = message
     try:
         yield
     finally:

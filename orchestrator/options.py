@@ -79,10 +79,8 @@ def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        group, declared = (
-            parameter.annotation,
-            {parameter.name: (parameter.annotation, parameter.default)},
-        )
+        group = parameter.annotation
+        declared = {parameter.name: (parameter.annotation, parameter.default)}
         if is_dataclass(group):
             hints = get_type_hints(group, include_extras=True)
             declared = {entry.name: (hints[entry.name], entry) for entry in fields(group)}

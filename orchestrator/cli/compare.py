@@ -126,7 +126,8 @@ def compare(
         )
     opened = prices.open(sweeps)
     if by == _DEVICE:
-        opened, by = [priced for sweep in opened for priced in _on_all_machines(sweep)], None
+        opened = [priced for sweep in opened for priced in _on_all_machines(sweep)]
+        by = None
     from orchestrator.front.compare import compare as compare_fronts
     from orchestrator.front.compare import shared_objectives
 
@@ -184,7 +185,8 @@ def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any],
     by_place: dict[str, list[Front]] = {}
     for sweep in sweeps:
         by_place.setdefault(sweep.storage.display_name, []).append(query.front([sweep]))
-    facts, lines = dict[str, Any](), list[str]()
+    facts = dict[str, Any]()
+    lines = list[str]()
     for place, fronts in by_place.items():
         numbers = {trial.number for front in fronts for trial in front.members}
         numbers |= {
@@ -282,15 +284,14 @@ def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
     """The group of a sweep's trials with this value of the column; of a kind `none`, `no
     neighbourhood`.
     """
-    shown = (
-        "not set"
-        if value is None
-        else f"no {by.rpartition('.')[2]}"
-        if value == "none"
-        else str(value)
-    )
-    if isinstance(value, float):
+    if value is None:
+        shown = "not set"
+    elif value == "none":
+        shown = f"no {by.rpartition('.')[2]}"
+    elif isinstance(value, float):
         shown = f"{value:g}"
+    else:
+        shown = str(value)
     return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
 
 
@@ -377,10 +378,8 @@ def _describe_replication(found: Replication) -> list[str]:
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]
     different, equal = found.with_verdict("differs"), found.with_verdict("agrees")
-    verb, total = (
-        "differs" if len(different) == 1 else "differ",
-        counted(len(different) + len(equal), "figure"),
-    )
+    verb = "differs" if len(different) == 1 else "differ"
+    total = counted(len(different) + len(equal), "figure")
     which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
     lines = [
         f"{found.sweep} next to {found.table}",

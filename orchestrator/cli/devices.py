@@ -28,16 +28,12 @@ def side_by_side(
     """
     sweeps = [sweep for front in fronts for sweep in front.sweeps.values()]
     names = [metric.name for metric in fronts[0].metrics]
-    speeds, others = (
-        [name for name in names if is_priced(name)],
-        [name for name in names if not is_priced(name)],
-    )
+    speeds = [name for name in names if is_priced(name)]
+    others = [name for name in names if not is_priced(name)]
     members = [{trial.number for trial in front.members} for front in fronts]
-    rows, shown, table_names = (
-        list[dict[str, Any]](),
-        dict[int, str](),
-        for_output(fronts[0], long=False).names,
-    )
+    rows = list[dict[str, Any]]()
+    shown = dict[int, str]()
+    table_names = for_output(fronts[0], long=False).names
     for number in sorted(numbers):
         records = [
             next(record for record in sweep.records if record.number == number) for sweep in sweeps

@@ -78,12 +78,14 @@ def doctor(
             from orchestrator.doctor import checkup
 
             findings = checkup.check_models(examined.models, examined.batch)
-            lines, is_ok = checkup.describe_checkup(findings), not findings["problems"]
+            lines = checkup.describe_checkup(findings)
+            is_ok = not findings["problems"]
         else:
             from orchestrator.doctor import machine
 
             findings = machine.examine()
-            lines, is_ok = machine.describe_machine(findings), not findings["problems"]
+            lines = machine.describe_machine(findings)
+            is_ok = not findings["problems"]
     show(findings, lines, as_json=as_json)
     if not is_ok:
         raise typer.Exit(FAILED)

@@ -112,7 +112,8 @@ def sync(
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
 
     done = sync(opened.storage, uri, experiment, say)
-    found, tracking_uri = done.location, public_uri(done.location.uri)
+    found = done.location
+    tracking_uri = public_uri(done.location.uri)
     # of a database: while `ui` serves it
     links = found.links("" if is_server(found.uri) else LOCAL_SERVER)
     facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}

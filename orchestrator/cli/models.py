@@ -72,7 +72,8 @@ def init(
         if path.exists():
             raise ValueError(f"{out}: exists; give another --out")
         path.write_text("\n".join(_lines(kind)), "utf-8")
-    entries, first = ", ".join(kind.on_hub), next(iter(kind.on_hub))
+    entries = ", ".join(kind.on_hub)
+    first = next(iter(kind.on_hub))
     typer.echo(
         f"{out}: {entries}\nfetch the files of one: specfrontier models pull {quote(out)}#{first}"
     )

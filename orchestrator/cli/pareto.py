@@ -172,7 +172,8 @@ def _notes(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     from orchestrator.front.query import limit_notes, unmatched
     from orchestrator.shown.status import sweep_notes, waiting_note
 
-    sweeps, where = front.sweeps.values(), query.where or ()
+    sweeps = front.sweeps.values()
+    where = query.where or ()
     own = [
         f"{sweep.name}, {text}"
         for sweep in sweeps
@@ -255,7 +256,8 @@ def _write_files(
     answer: Answer, chosen: Choice | None, output: Output, size: tuple[float, float] | None
 ) -> dict[str, str]:
     """The files that were written, by option."""
-    front, written = answer.front, dict[str, str]()
+    front = answer.front
+    written = dict[str, str]()
     if output.table is not None:
         written["table"] = write_output(output.table, _table_file(answer, output))
     if output.plot is not None:
@@ -275,7 +277,8 @@ def _table_file(answer: Answer, output: Output) -> bytes:
     ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
     if ending in TABLES:
         return table_bytes(answer.front.table(answer.rows), ending)
-    sweeps, columns = list(answer.front.sweeps.values()), output.column or ()
+    sweeps = list(answer.front.sweeps.values())
+    columns = output.column or ()
     for name in columns:
         for sweep in sweeps:
             sweep.metric(name)

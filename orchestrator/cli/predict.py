@@ -124,7 +124,8 @@ def _write(predicted: PredictedSpace, folder: Path) -> None:
 
 def _describe(predicted: PredictedSpace, folder: Path) -> list[str]:
     """The predicted front as lines of text."""
-    rows, names = [], predicted.names.alike(setting.config for setting in predicted.front)
+    rows = []
+    names = predicted.names.alike(setting.config for setting in predicted.front)
     for setting in predicted.front:
         estimates = [setting.prediction.values[name] for name in _VALUES]
         rows.append([names.name(setting.config), *map(str, estimates)])

@@ -90,7 +90,8 @@ class Query:
         """
         from orchestrator.front.front import front_of
 
-        where, limits = self.where or (), self.subject_to or ()
+        where = self.where or ()
+        limits = self.subject_to or ()
         return front_of(sweeps, self.x, self.y, self.z, where, limits, feasible=not self.infeasible)
 
 

@@ -115,7 +115,8 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
         built = build_reference(folder, extractors, **images, on_progress=_progress)
     with ends_with(FAILED):
         write_reference(storage, name, built)
-    where, width = storage.locate(name), built.features[0].shape[1]
+    where = storage.locate(name)
+    width = built.features[0].shape[1]
     facts = {"file": where, "width": width, **built.facts, "left_out": left_out}
     line = (
         f"{where}: {facts['count']} images of {facts['source']}, {width} features of "

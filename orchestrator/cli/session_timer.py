@@ -76,7 +76,8 @@ class SessionTimer:
                 missing, damaged, or not the sweep's, or a shard of vanilla is missing or damaged
                 (1).
         """
-        identity, device = sweep.identity, pick_device(effort.device)
+        identity = sweep.identity
+        device = pick_device(effort.device)
         if effort.threads and effort.threads != (
             used := this_device(device).threads or effort.threads
         ):
@@ -89,7 +90,8 @@ class SessionTimer:
         ):
             entry = find_models(effort.models, sweep.models)
             with ends_with(FAILED), show_notes():
-                captions, models = sweep.captions(), load_entry(entry, device)
+                captions = sweep.captions()
+                models = load_entry(entry, device)
         if files := Setting({}, weights=identity.models).differing_files(models.hashes):
             verb = "differs" if len(files) == 1 else "differ"
             fix = "restore the originals, or name them with --models"
@@ -135,7 +137,8 @@ class SessionTimer:
         groups = session_groups(settings)
         for group in groups:
             self._plan(group)  # refused before anything is timed
-        begin, longest = time.monotonic(), 0.0
+        begin = time.monotonic()
+        longest = 0.0
         try:
             for group in cycle(groups):
                 spent = time.monotonic() - begin
@@ -206,7 +209,8 @@ class SessionTimer:
 
     def _run_session(self, settings: Sequence[DecodingConfig], left: float) -> None:
         """Time a session and store it. left: seconds until the time is spent."""
-        session, start = self._plan(settings), time.perf_counter()
+        session = self._plan(settings)
+        start = time.perf_counter()
         # each config warms up with one
         batches = len(session.configs) * (1 + session.images // self.batch)
         smaller = f"; try --batch {self.batch // 2}" if self.batch > 1 else ""

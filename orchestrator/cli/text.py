@@ -120,7 +120,8 @@ def heading(text: str) -> Shown:
 def _printed(content: Table | Text) -> Shown:
     from rich.console import Console
 
-    buffer, is_terminal = io.StringIO(), sys.stdout.isatty()
+    buffer = io.StringIO()
+    is_terminal = sys.stdout.isatty()
     width = terminal_width() if is_terminal else _ANY_WIDTH
     Console(file=buffer, force_terminal=is_terminal, width=width, highlight=False).print(content)
     return Shown("\n".join(line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")))
@@ -141,7 +142,9 @@ def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
     """
     from orchestrator.store.names import Form
 
-    return replace(front, form=Form.FULL if long else Form.OWN if as_json else Form.ABBREVIATED)
+    if long:
+        return replace(front, form=Form.FULL)
+    return replace(front, form=Form.OWN if as_json else Form.ABBREVIATED)
 
 
 def describe_front(answer: Answer) -> list[str]:
@@ -152,7 +155,8 @@ def describe_front(answer: Answer) -> list[str]:
         for m in front.metrics
     )
     machines = [(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine]
-    count, verb = len(front.members), "is" if len(front.members) == 1 else "are"
+    count = len(front.members)
+    verb = "is" if len(front.members) == 1 else "are"
     on_front = f"{count} of {counted(len(front.candidates), 'trial')} {verb} on the front"
     if front.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
@@ -197,7 +201,8 @@ def _describe_machine(name: str, sweep: Sweep) -> str:
 
 def choice_lines(choices: Iterable[Choice]) -> list[str]:
     """What a front recommends; a trial that is recommended twice is described once."""
-    lines, described = list[str](), set[str]()
+    lines = list[str]()
+    described = set[str]()
     for choice in choices:
         lines += _choice_lines(choice, described)
         described.add(choice.name)
@@ -237,7 +242,8 @@ def front_table(front: Front, rows: Sequence[Candidate]) -> list[str]:
     """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are
     columns if there is room, else lines below.
     """
-    head, cells = ["trial", "setting", *(metric.name for metric in front.metrics), "front"], []
+    head = ["trial", "setting", *(metric.name for metric in front.metrics), "front"]
+    cells = []
     for row in rows:
         share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
         values = [str(row.metrics[name]) for name in row.objectives]
@@ -295,17 +301,16 @@ def trial_table(
     trials; one that is the setting's name is left out. more: further columns, as name, cells and
     line.
     """
-    lines, labels = (
-        [],
-        ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)],
-    )
+    lines = []
+    labels = ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)]
     named = "labels: " + "; ".join(
         f"{row[0]} {label}" for row, label in zip(cells, labels, strict=True) if label
     )
     for name, column, line in (*more, ("label", labels, named)):
         wider = [[*row, cell] for row, cell in zip(cells, column, strict=True)]
         if any(column) and table_fits([*head, name], wider):
-            head, cells = [*head, name], wider
+            head = [*head, name]
+            cells = wider
         elif any(column):
             lines.append(line)
     return [shown_table(head, cells, right=right), *lines]

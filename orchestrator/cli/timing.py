@@ -160,7 +160,8 @@ def _show_speeds(
     from orchestrator.store.files import MLFLOW_PLACE, REPORT, command
     from orchestrator.store.prices import is_priced
 
-    own, machine = sweep.priced(), timer.machine
+    own = sweep.priced()
+    machine = timer.machine
     goals = objectives_of(sweep)
     if not any(is_priced(metric.name) for metric in goals):
         goals = objectives_of(sweep, SPEEDUP)

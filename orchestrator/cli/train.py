@@ -204,7 +204,8 @@ def _tracked(job: DrafterJob, run: Run, log: Callable[[str], None]) -> Iterator[
     from orchestrator.views.training import TrainingView
     from workers.data.storage import Storage
 
-    journal, storage = job.file("journal.jsonl"), Storage(str(job.out))
+    journal = job.file("journal.jsonl")
+    storage = Storage(str(job.out))
     params = {"models": job.entry.name, "captions": len(job.captions), **asdict(job.recipe)}
     view = TrainingView(journal, resolve_uri(storage, run.tracking_uri), params, resume=run.resume)
     follower: Follower[Path] = Follower(view, lambda: journal)
@@ -296,7 +297,8 @@ def _follow_log(path: Path, log: Callable[[str], None]) -> Iterator[None]:
     stop = threading.Event()
 
     def follow() -> None:
-        rest, stopped = "", False
+        rest = ""
+        stopped = False
         with path.open(encoding="utf-8") as file:
             while not stopped:
                 stopped = stop.wait(_LOG_INTERVAL_S)

@@ -358,7 +358,8 @@ def _authenticate(cluster: ClusterAddress) -> None:
     Raises:
         PoolError: no cluster responds, or it requires a token that the user does not have.
     """
-    mode, is_refused = os.environ.get(_AUTH_MODE), requires_token(cluster)
+    mode = os.environ.get(_AUTH_MODE)
+    is_refused = requires_token(cluster)
     copy = f"copy the head node's {_DEFAULT_TOKEN_PATH} here, or name that file by {_TOKEN_PATH}"
     if mode is None:
         if is_refused and not _has_token():

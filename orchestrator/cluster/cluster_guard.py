@@ -94,7 +94,8 @@ def parent_folder() -> str:
         ValueError: its path is too long for sockets, or there is no such folder, or it is not
             writable.
     """
-    chosen, folder = os.environ.get(_PARENT_VARIABLE), tempfile.gettempdir()
+    chosen = os.environ.get(_PARENT_VARIABLE)
+    folder = tempfile.gettempdir()
     if chosen or len(os.fsencode(folder)) > _MAX_PARENT_LENGTH:
         folder = os.path.abspath(chosen or "/tmp")
     problem = ""

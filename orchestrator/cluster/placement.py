@@ -314,7 +314,8 @@ class WorkerAgreement:
         if problem := _label_problem(facts, labels, "timing.nodes"):
             return problem
         generating = self.first.get(GENERATE, {})
-        timed_on, found = self.stored.get("timing_device"), facts.get("timing_device")
+        timed_on = self.stored.get("timing_device")
+        found = facts.get("timing_device")
         if timed_on not in (None, found):
             return (
                 f"its speeds are those of {timed_on}, not of {found} (to time all of its settings "

@@ -81,7 +81,8 @@ class AwakeClock:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._last = clock, clock()
+        self._clock = clock
+        self._last = clock()
         self.now = 0.0
 
     def advance(self) -> None:
@@ -157,19 +158,24 @@ class PoolWorker:
         self.reply = self.handle.facts.remote()
 
     def run(self, task: Task, now: float) -> None:
-        self.task, self.since, self.is_obsolete = task, now, False
+        self.task = task
+        self.since = now
+        self.is_obsolete = False
         self.reply = self.handle.run.remote(dict(task.payload))
 
     def finish(self, now: float) -> Task | None:
         """End the task; returns it, None if its result is not needed."""
         task = None if self.is_obsolete else self.task
-        self.task, self.is_obsolete, self.since = None, False, now
+        self.task = None
+        self.is_obsolete = False
+        self.since = now
         return task
 
     def abandon(self, now: float) -> None:
         """Cancel the task before its next pass; its result is not needed."""
         if self.task is not None and not self.is_obsolete:
-            self.is_obsolete, self.since = True, now
+            self.is_obsolete = True
+            self.since = now
             # the payload identifies it: a later one goes on
             self.handle.cancel.remote(dict(self.task.payload))
 
@@ -186,7 +192,8 @@ class PoolWorker:
             return f"did not load its models within {_START_TIMEOUT_S:g} s"
         if self._ping is None:
             if now - self._pinged >= _PING_INTERVAL_S:
-                self._ping, self._pinged = self.handle.ping.remote(), now
+                self._ping = self.handle.ping.remote()
+                self._pinged = now
             return None
         if not ray.wait([self._ping], timeout=0)[0]:
             is_silent = self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S
@@ -195,7 +202,8 @@ class PoolWorker:
             ray.get(self._ping)
         except RayError as error:
             return describe_error(error)
-        self._ping, self.since = None, min(self.since, now)
+        self._ping = None
+        self.since = min(self.since, now)
         return None
 
 
@@ -217,15 +225,20 @@ class Pool:
         placement: Placement = ANYWHERE,
         stored: Mapping[str, Any] | None = None,
     ) -> None:
-        self._spec, self._slots, self._placement = dict(spec), slots, placement
-        self._environment, self._emit = dict(environment or {}), emit
+        self._spec = dict(spec)
+        self._slots = slots
+        self._placement = placement
+        self._environment = dict(environment or {})
+        self._emit = emit
         self._facts: Mapping[str, Any] | None = None
         self._workers: list[PoolWorker] = []
         self._waiting: list[Task] = []  # in the order in which they run
-        self._attempts, self._worker_count = Attempts(), itertools.count()
+        self._attempts = Attempts()
+        self._worker_count = itertools.count()
         self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
         self._released = 0  # workers of the requested number that were not needed
-        self._clock, self._monitor = AwakeClock(), ClusterMonitor()
+        self._clock = AwakeClock()
+        self._monitor = ClusterMonitor()
         self._untimed_since: float | None = None  # inf: the user was told
         self._nodes: list[Node] = []
         self._suspects: dict[str, str] = {}  # nodes on which a worker died: machines by Ray's id
@@ -297,8 +310,10 @@ class Pool:
 
     def _take(self, worker: PoolWorker) -> TaskResult | None:
         """Process the reply of a worker, and make the worker idle if it can be used."""
-        reply, worker.reply = worker.reply, None
-        output, cause = None, None
+        reply = worker.reply
+        worker.reply = None
+        output = None
+        cause = None
         try:
             output = ray.get(reply)
         except RayTaskError as error:
@@ -388,7 +403,8 @@ class Pool:
             self._handle_failed_start(worker, problem)
         else:
             assert facts is not None
-            worker.ready, worker.roles = True, roles
+            worker.ready = True
+            worker.roles = roles
             worker.labels, worker.node = facts.get("labels", {}), facts.get("node", "")
             self._failed_starts = 0
             if GENERATE in roles:

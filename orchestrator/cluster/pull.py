@@ -41,9 +41,9 @@ def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
             try:
                 path, problem = ray.get(done)
             except ray.exceptions.RayError as error:
-                path, problem = (
-                    "",
-                    f"the node was lost, or cannot import this project ({type(error).__name__})",
+                path = ""
+                problem = (
+                    f"the node was lost, or cannot import this project ({type(error).__name__})"
                 )
             yield Pulled(node, reference, path, problem)
 

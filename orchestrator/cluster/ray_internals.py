@@ -84,7 +84,9 @@ def forget_authentication() -> None:
 @contextmanager
 def _replaced(name: PrivateName, value: Any) -> Iterator[None]:
     """While the block runs, a private name has this value. Raises MissingName."""
-    before, module, attribute = _private(name), _module(name), name.partition(":")[2]
+    before = _private(name)
+    module = _module(name)
+    attribute = name.partition(":")[2]
     setattr(module, attribute, value)
     try:
         yield
@@ -174,7 +176,8 @@ def have_processes(actors: Sequence[Any]) -> list[bool]:
     """
     with suppress(MissingName):
         if actors and not ray.util.client.ray.is_connected():  # type: ignore[no-untyped-call]
-            identify, query = _private(PrivateName.ACTOR_ID).fget, _private(PrivateName.ACTORS)
+            identify = _private(PrivateName.ACTOR_ID).fget
+            query = _private(PrivateName.ACTORS)
             known = query(job_id=ray.JobID(bytes.fromhex(ray.get_runtime_context().get_job_id())))
             return [known.get(identify(actor).hex(), {}).get("Pid", 0) > 0 for actor in actors]
     return [False] * len(actors)

@@ -142,7 +142,9 @@ class Limits:
             return None
         # what trials in flight find then changes nothing, as in a resumed sweep
         self._on_plateau = self._on_plateau or self.is_plateau()
-        return "plateau" if self._on_plateau else "hours" if self.is_time_spent else None
+        if self._on_plateau:
+            return "plateau"
+        return "hours" if self.is_time_spent else None
 
     @property
     def is_time_spent(self) -> bool:

@@ -167,10 +167,12 @@ def _architecture(
     capabilities = Capabilities.of(models)
     config = preset(_PRESET) if "eagle" in capabilities.drafters else DecodingConfig()
     # two batch sizes show how memory grows
-    needed, other = footprint(models, config, batch, batch), batch + 7
+    needed = footprint(models, config, batch, batch)
+    other = batch + 7
     more = footprint(models, config, other, other)
     if device.type == "cuda":
-        needed, more = needed.with_graphs(), more.with_graphs()
+        needed = needed.with_graphs()
+        more = more.with_graphs()
     nets = sum(metric_bytes(entry).values())
     largest = (
         None
@@ -213,8 +215,8 @@ def available_memory(device: torch.device) -> int | None:
     """Free bytes on a device; None if unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    total, free = memory()
-    return total if free is None else free if total is None else min(total, free)
+    known = [size for size in memory() if size is not None]
+    return min(known, default=None)
 
 
 def describe_checkup(found: Mapping[str, Any]) -> list[str]:

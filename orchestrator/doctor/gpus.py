@@ -26,10 +26,8 @@ class Gpu:
         """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same
         time.
         """
-        moving, computing = (
-            work.moved / (self.bandwidth * BANDWIDTH_SHARE),
-            work.flops / (self.compute * COMPUTE_SHARE),
-        )
+        moving = work.moved / (self.bandwidth * BANDWIDTH_SHARE)
+        computing = work.flops / (self.compute * COMPUTE_SHARE)
         return max(moving, computing, work.kernels * KERNEL_LAUNCH_S)
 
     def seconds_per_image(self, found: Footprint, passes: float, batch: int) -> float:

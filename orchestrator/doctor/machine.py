@@ -76,13 +76,9 @@ def ray_access() -> dict[str, Any]:
     named = os.environ.get("RAY_AUTH_TOKEN_PATH")
     usual = Path.home() / ".ray" / "auth_token"
     file = Path(named).expanduser() if named else usual
-    token = (
-        "RAY_AUTH_TOKEN"
-        if os.environ.get("RAY_AUTH_TOKEN")
-        else str(file)
-        if file.is_file()
-        else None
-    )
+    token = str(file) if file.is_file() else None
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        token = "RAY_AUTH_TOKEN"
     return {"mode": os.environ.get("RAY_AUTH_MODE"), "token": token}
 
 
@@ -172,7 +168,8 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
     """The findings as lines of text."""
     from workers.runtime.memory import format_bytes  # imports torch
 
-    machine, torch = findings["machine"], findings["torch"]
+    machine = findings["machine"]
+    torch = findings["torch"]
     free = f", {format_bytes(machine['free_bytes'])} free" if machine["free_bytes"] else ""
     facts = [
         ("machine", f"{machine['system']}, Python {findings['python']}"),
@@ -226,7 +223,8 @@ def describe_workers(workers: Mapping[str, Any]) -> str:
 
 def describe_ray_access(ray: Mapping[str, Any]) -> str:
     """How this machine authenticates with Ray clusters."""
-    mode, token = ray["mode"], ray["token"]
+    mode = ray["mode"]
+    token = ray["token"]
     if mode == "token":
         return (
             f"joined with the token in {token}"

@@ -43,7 +43,8 @@ class Answer:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data: what `pareto --json` prints."""
-        front, more = self.front, dict[str, Any]()
+        front = self.front
+        more = dict[str, Any]()
         if self.hypervolume is not None:
             more["hypervolume"] = self.hypervolume.value
             more["hypervolume_error"] = self.hypervolume.error

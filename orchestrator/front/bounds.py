@@ -60,7 +60,8 @@ class Bounds:
         not worse than the lossy one's bound. Values decide between equal bounds, and where no error
         is known; then the order of `trials`.
         """
-        costs, bounds = self.sign * self.joint.values[:, 0], self.sign * self.values
+        costs = self.sign * self.joint.values[:, 0]
+        bounds = self.sign * self.values
         ranked = sorted(
             trials,
             key=lambda trial: (np.isnan(bounds[trial]), np.nan_to_num(bounds[trial]), costs[trial]),

@@ -107,7 +107,8 @@ class Recommendation:
         """
         if kind in self.choices:
             return self.choices[kind]
-        front, count = self.front, counted(len(self.front.candidates), "trial")
+        front = self.front
+        count = counted(len(self.front.candidates), "trial")
         if front.infeasible_note:
             raise NoChoiceError(
                 f"{front.infeasible_note}; --infeasible includes them, and --trial N takes any of "
@@ -196,7 +197,8 @@ def best_within(
     Raises:
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
-    trials, metric = front.candidates, front.metrics[0]
+    trials = front.candidates
+    metric = front.metrics[0]
     origins = {trial.origin for trial in trials} or front.sweeps  # no candidates: maybe no vanilla
     tests = {name: [limit_on(front.sweeps[name], text) for text in limits] for name in origins}
     within = [
@@ -211,7 +213,8 @@ def best_within(
         return None
     heading = metric.best_lossless if lossless else metric.best
     heading += f" within {' and '.join(limits)}" if limits else ""
-    best, other = trials[found.best], found.preferred_to
+    best = trials[found.best]
+    other = found.preferred_to
     return _chosen(
         front,
         best,
@@ -262,7 +265,8 @@ def _chosen(front: Front, trial: Candidate, choice: str, **more: Any) -> Choice:
 
 def _mapping_of(kind: str, choice: Choice) -> dict[str, Any]:
     """A choice as plain data, with its kind before the names."""
-    near, other = choice.alternatives, choice.preferred_to
+    near = choice.alternatives
+    other = choice.preferred_to
     changes = {
         name: {
             "percent": value,
@@ -287,7 +291,8 @@ def default_limit(front: Front) -> str | None:
     meaning: without candidates, or with one in whose sweep the metric has none (see
     `has_default_bar`).
     """
-    quality, origins = front.metrics[1], {trial.origin for trial in front.candidates}
+    quality = front.metrics[1]
+    origins = {trial.origin for trial in front.candidates}
     baselines = [front.sweeps[name].baseline for name in origins]
     if not baselines or not all(has_default_bar(vanilla, quality) for vanilla in baselines):
         return None

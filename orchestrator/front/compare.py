@@ -124,7 +124,8 @@ def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
         raise ValueError(
             "no trial was measured in all of these objectives, so there is no reference point"
         )
-    low, high = cost.min(axis=0), cost.max(axis=0)
+    low = cost.min(axis=0)
+    high = cost.max(axis=0)
     size = np.where(high > low, high - low, np.maximum(np.abs(high), 1.0))
     signs = np.array([-1.0 if direction == "maximize" else 1.0 for direction in directions])
     beyond: Floats = (high + _MARGIN * size) * signs
@@ -254,10 +255,8 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
     Raises:
         QueryError: fewer than two.
     """
-    first, names = (
-        identities[0],
-        dict.fromkeys(metric.name for i in identities for metric in i.objectives),
-    )
+    first = identities[0]
+    names = dict.fromkeys(metric.name for i in identities for metric in i.objectives)
     owners = {
         name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)
     }

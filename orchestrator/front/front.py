@@ -252,10 +252,8 @@ class Front:
         """The front's hypervolume up to a reference point, and its standard error: the spread over
         draws from the candidates' errors.
         """
-        toward, values = (
-            directions(self.metrics),
-            values_of([trial.record for trial in self.members], self.metrics),
-        )
+        toward = directions(self.metrics)
+        values = values_of([trial.record for trial in self.members], self.metrics)
         samples = sampled_hypervolumes(self._samples, reference, toward)
         return hypervolume(values, reference, toward), standard_error(samples)
 

@@ -103,10 +103,8 @@ class JointErrors:
                 for block, effect in enumerate(block_effects(entry))
             }
             for noise in entry.noises or _noise_of_shape(record, metric):
-                group, source = (
-                    ("costs", sweeps[i], noise.group),
-                    ("costs", sweeps[i], noise.group, noise.source),
-                )
+                group = ("costs", sweeps[i], noise.group)
+                source = ("costs", sweeps[i], noise.group, noise.source)
                 effects[source] = noise.effect
                 groups.setdefault(group, noise.dof or np.inf)
                 group_of[columns.setdefault(source, len(columns))] = list(groups).index(group)
@@ -140,8 +138,10 @@ class JointErrors:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as
         exact.
         """
-        rng, blocks = np.random.default_rng(seed), self.groups < 0
-        z, flat = rng.standard_normal((count, len(blocks))), self._flat_effects
+        rng = np.random.default_rng(seed)
+        blocks = self.groups < 0
+        z = rng.standard_normal((count, len(blocks)))
+        flat = self._flat_effects
         scales = _student_scale(1 - rng.random((count, len(self.group_dof))), self.group_dof)
         costs = z[:, ~blocks] * scales[:, self.groups[~blocks]]
         by_blocks = (z[:, blocks] @ flat[:, blocks].T).reshape(count, *self.values.shape)
@@ -224,11 +224,9 @@ def degrees_of_freedom(entry: Estimate) -> float:
     """The degrees of freedom of a value's error, from blocks, step costs and the rest (Welch,
     Satterthwaite).
     """
-    blocks, noise, total = (
-        float(np.square(block_effects(entry)).sum()),
-        entry.noise**2,
-        (entry.known_error or 0.0) ** 2,
-    )
+    blocks = float(np.square(block_effects(entry)).sum())
+    noise = entry.noise**2
+    total = (entry.known_error or 0.0) ** 2
     own = max(0.0, total - blocks - noise) if entry.error_dof else 0.0
     parts = (blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)
     spread = sum(part**2 / dof for part, dof in parts if dof > 0)

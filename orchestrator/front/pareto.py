@@ -148,7 +148,8 @@ def _knees(cost: Floats, on_front: Bools) -> NDArray[np.intp]:
     [sets, n], at least one in each set.
     """
     sets, members = np.nonzero(on_front)
-    starts, points = np.flatnonzero(np.diff(sets, prepend=-1)), cost[sets, members]
+    starts = np.flatnonzero(np.diff(sets, prepend=-1))
+    points = cost[sets, members]
     low = np.minimum.reduceat(points, starts)
     span = np.maximum.reduceat(points, starts) - low
     scaled = (points - low[sets]) / np.where(span > 0, span, 1.0)[sets]
@@ -255,7 +256,8 @@ def _dominated_everywhere(samples: Floats, rivals: Floats) -> Bools:
     found = np.zeros(samples.shape[1], dtype=np.bool_)
     if not samples.size or not rivals.size:
         return found
-    best, worst = samples.min(axis=0), rivals.max(axis=0)
+    best = samples.min(axis=0)
+    worst = rivals.max(axis=0)
     rows = max(1, _BLOCK // worst.size)
     for start in range(0, len(best), rows):
         found[start : start + rows] = (

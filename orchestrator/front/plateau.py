@@ -116,7 +116,8 @@ class Plateau:
         before = [index for index, record in enumerate(points) if last and record.number < last[0]]
         if len(last) < self.patience or not before:
             return None
-        joint, toward = JointErrors.of(points, self.objectives), directions(self.objectives)
+        joint = JointErrors.of(points, self.objectives)
+        toward = directions(self.objectives)
         corner = reference_point(joint.values[nondominated(joint.values, toward)], toward)
         samples = joint.samples()
         whole, part = (

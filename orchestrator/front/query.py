@@ -100,9 +100,12 @@ def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
 
 def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
     """A filter's column, and which rows pass it. Raises QueryError (see `passing`)."""
-    flag, match = _FLAG.fullmatch(text), _FILTER.fullmatch(text)
+    flag = _FLAG.fullmatch(text)
+    match = _FILTER.fullmatch(text)
     if flag is not None and flag[2] in _flags(table):
-        name, sign, rest = flag[2], "=", "false" if flag[1] else "true"
+        name = flag[2]
+        sign = "="
+        rest = "false" if flag[1] else "true"
     elif match is not None:
         name, sign, rest = match.groups()
     else:
@@ -132,8 +135,11 @@ def script_patterns(flags: Iterable[str]) -> dict[str, str]:
         word: a word, flag or condition in named groups; values may be missing. bound: of a limit
             relative to vanilla.
     """
-    key, quoted, not_and = r"[^\s=!<>≤≥]+", r"""(?:"[^"]*"|'[^']*')""", r"(?!and(?!\S))"
-    bound, entry = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND), rf"(?:{quoted}|[^\s,]+)?"
+    key = r"[^\s=!<>≤≥]+"
+    quoted = r"""(?:"[^"]*"|'[^']*')"""
+    not_and = r"(?!and(?!\S))"
+    bound = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND)
+    entry = rf"(?:{quoted}|[^\s,]+)?"
     flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)"
     flag += r"(?!\s*[=!<>≤≥])(?!\s+(?:not\s+)?in(?!\S))"
     entries = rf"{not_and}(?:{entry}\s*,\s*{not_and})*{entry}"
@@ -182,8 +188,11 @@ def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[st
     """
     import pyarrow as pa
 
-    is_text, is_bool = pa.types.is_string(column.type), pa.types.is_boolean(column.type)
-    one = "a value" if is_text else "true or false" if is_bool else "a number"
+    is_text = pa.types.is_string(column.type)
+    is_bool = pa.types.is_boolean(column.type)
+    one = "a value" if is_text else "a number"
+    if is_bool:
+        one = "true or false"
     if "" in values and not (is_text and sign in ("=", "==", "!=")):
         raise ValueError(f": {one} is missing after {sign}")
     for value in values:
@@ -214,7 +223,9 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
         ]
     ):
         raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
-    kind = pa.bool_() if is_bool else pa.float64() if is_number else pa.string()
+    kind = pa.float64() if is_number else pa.string()
+    if is_bool:
+        kind = pa.bool_()
     try:
         wanted = pa.array(
             [None if value == _NULL else value for value in values], pa.string()

@@ -117,7 +117,8 @@ class Trial:
         """The share of draws in which its first metric is better than vanilla's in its sweep; None
         for vanilla itself, and where an error is unknown or vanilla lacks the metric.
         """
-        metric, vanilla = self.metrics_asked[0], self._vanilla_with(self.metrics_asked[0])
+        metric = self.metrics_asked[0]
+        vanilla = self._vanilla_with(self.metrics_asked[0])
         if vanilla is None or any(
             r.metrics[metric.name].known_error is None for r in (self.record, vanilla)
         ):

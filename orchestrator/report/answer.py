@@ -74,9 +74,11 @@ def _bar(front: Front) -> tuple[dict[str, Any], dict[str, Choice]]:
     finds (None: no trial is within the bar), the share of draws in which it is within the bar
     (None: unknown), and how it was chosen (see `Choice.basis`).
     """
-    quality, relative = front.metrics[1], default_limit(front) is not None
+    quality = front.metrics[1]
+    relative = default_limit(front) is not None
     slider = _slider(*_ends(front, relative), quality.direction, relative)
-    steps, chosen = [], dict[str, Choice]()
+    steps = []
+    chosen = dict[str, Choice]()
     for number in range(round((slider["high"] - slider["low"]) / slider["step"]) + 1):
         level = slider["low"] + number * slider["step"]
         limit = f"{quality.name} {quality.no_worse} {level:.{slider['places']}f}" + (
@@ -95,7 +97,8 @@ def _ends(front: Front, relative: bool) -> tuple[float, float]:
     trial in the first metric meets, and the one that this was preferred to. In units of vanilla of
     each trial's own sweep, or of the metric.
     """
-    quality, best = front.metrics[1], best_within(front)
+    quality = front.metrics[1]
+    best = best_within(front)
 
     def level(trial: Trial) -> float:
         vanilla = trial.sweep.baseline
@@ -125,7 +128,8 @@ def _slider(low: float, high: float, direction: str, relative: bool) -> dict[str
     start = round(sum(ends) / 2 / step) * step
     places = max(0, -math.floor(math.log10(step) + 1e-9))
     if relative:  # the default bar is within reach; and no constraint multiplies vanilla by 0
-        start, least = zero, zero - math.ceil(zero / step - 1 - 1e-9) * step
+        start = zero
+        least = zero - math.ceil(zero / step - 1 - 1e-9) * step
         ends = [max(min(ends[0], start), least), max(ends[1], start)]
         places = max(places, 2)
     low, high, start, step = (round(number, places) for number in (*ends, start, step))

@@ -149,15 +149,14 @@ def page_data(
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
     """
-    names, axes = _metric_names(sweeps), _axes(sweeps, objectives)
+    names = _metric_names(sweeps)
+    axes = _axes(sweeps, objectives)
     front = front_of(sweeps, *(metric.name for metric in axes)) if len(axes) > 1 else None
     front = front and replace(front, form=Form.ABBREVIATED)  # as `pareto` shows it
     candidates = [] if front is None else front.candidates
     named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
-    trials, members = (
-        page_trials(named),
-        {candidate.name for candidate in candidates if candidate.on_front},
-    )
+    trials = page_trials(named)
+    members = {candidate.name for candidate in candidates if candidate.on_front}
     ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
     shown = [
         trial
@@ -165,10 +164,8 @@ def page_data(
         if trial.rank(members) < OTHERS and trial.record.state == COMPLETE
     ]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
-    keys, confidence = (
-        config_keys(named),
-        {candidate.name: candidate.confidence for candidate in candidates},
-    )
+    keys = config_keys(named)
+    confidence = {candidate.name: candidate.confidence for candidate in candidates}
     settings = sweeps[0].names if front is None else front.names
     entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
@@ -243,7 +240,8 @@ def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]
 
 def _metric_entry(metric: Metric) -> dict[str, Any]:
     """across, up: what the chart's x and y axis say of it."""
-    title, unit = metric_title(metric.name), "×" if metric.unit == "x" else metric.unit
+    title = metric_title(metric.name)
+    unit = "×" if metric.unit == "x" else metric.unit
     is_maximized = metric.direction == "maximize"
     better = "higher is better" if is_maximized else "lower is better"
     name = f"{title} ({unit})" if unit else title
@@ -282,7 +280,8 @@ def _critical_values() -> list[float]:
 
 def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, ...]:
     """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
-    first, measured = sweeps[0], _metric_names(sweeps)
+    first = sweeps[0]
+    measured = _metric_names(sweeps)
     try:
         axes = objectives_of(first, *objectives[:2])[:2]
     except QueryError:

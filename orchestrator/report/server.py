@@ -52,7 +52,8 @@ class ReportServer(ThreadingHTTPServer):
 
     def __init__(self, port: int, version: Callable[[], str], make: Callable[[str], str]) -> None:
         super().__init__((HOST, port), _Handler)
-        self._version, self._make = version, make
+        self._version = version
+        self._make = make
         self._lock = threading.Lock()
         self._page: tuple[str, bytes] = ("", b"")
 

@@ -55,7 +55,9 @@ class PageTrial:
         """
         if self.is_vanilla:
             return 0
-        return 1 if self.id in front else 2 if self.record.label else OTHERS
+        if self.id in front:
+            return 1
+        return 2 if self.record.label else OTHERS
 
     def entry(
         self,
@@ -67,7 +69,8 @@ class PageTrial:
         """Plain data. keys: of `flat`, its config's values. confidence: None if on no front. names:
         of settings.
         """
-        record, twin = self.record, self.record.duplicate_of
+        record = self.record
+        twin = self.record.duplicate_of
         flat = record.config.flat() if record.config else {}
         return {shared: getattr(record, shared) for shared in _SHARED} | {
             "id": self.id,
@@ -93,7 +96,8 @@ def page_trials(sweeps: Mapping[str, Sweep]) -> list[PageTrial]:
     """All trials of the page's sweeps, which are given by name."""
     found = []
     for index, (name, sweep) in enumerate(sweeps.items()):
-        owner, vanilla = name if len(sweeps) > 1 else "", sweep.baseline
+        owner = name if len(sweeps) > 1 else ""
+        vanilla = sweep.baseline
         found += [
             PageTrial(sweep, record, index, owner, record is vanilla) for record in sweep.records
         ]
@@ -144,7 +148,8 @@ def _measured(metric: Metric, record: TrialRecord) -> list[Any]:
     noise that trials of one shape share, and what is shared with no other trial (see
     `JointErrors`); degrees of freedom of both, 0 for many.
     """
-    entry, joint = record.metrics[metric.name], JointErrors.of([record], [metric])
+    entry = record.metrics[metric.name]
+    joint = JointErrors.of([record], [metric])
     own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)

@@ -68,7 +68,9 @@ class Build:
             for name in storage.names(folder)
         }
         self.seconds: defaultdict[int, float] = defaultdict(float)
-        self._storage, self._workers, self._emit = storage, workers, emit
+        self._storage = storage
+        self._workers = workers
+        self._emit = emit
         self._wanted: dict[str, _Wanted] = {}
         self._waiting: dict[str, _Wanted] = {}  # those that are not submitted to the workers
         self._results: list[Result] = []
@@ -105,7 +107,8 @@ class Build:
         """
         if not self._results:
             self._work(timeout)
-        results, self._results = self._results, []
+        results = self._results
+        self._results = []
         return results
 
     def is_wanted(self, name: str) -> bool:
@@ -150,7 +153,8 @@ class Build:
         self._submit_ready()
 
     def _take(self, result: TaskResult) -> None:
-        task, output = result.task, result.output
+        task = result.task
+        output = result.output
         if output is None:
             self._fail(task, result.cause or "failed", permanent=result.permanent)
         elif unusable := output.get("unusable"):

@@ -51,14 +51,13 @@ class Driver:
         check: Callable[[DecodingConfig], None],
         update: Callable[[TrialRecord], object],
     ) -> None:
-        self.storage, self.trials, self.search, self.check, self.update = (
-            storage,
-            trials,
-            search,
-            check,
-            update,
-        )
-        self.sweep, self.racing = trials.plan.sweep, trials.racing
+        self.storage = storage
+        self.trials = trials
+        self.search = search
+        self.check = check
+        self.update = update
+        self.sweep = trials.plan.sweep
+        self.racing = trials.racing
         self._records: list[TrialRecord] = []  # of all trials that were told
         self._plateau = Plateau.of(
             self.sweep.budget.to_mapping(), len(self.sweep.enqueue), self.racing.objectives
@@ -138,14 +137,13 @@ class Driver:
         time.
         """
         trial = self._running.take(len(self._records))
-        number, record = trial.proposal.number, trial.record
+        number = trial.proposal.number
+        record = trial.record
         if record is None:
             assert trial.proposal.config is not None
             first = self._first_trials[trial.proposal.config]
-            record, trial.is_lost = (
-                copy_record(trial.proposal, self._records[first]),
-                first in self._lost,
-            )
+            record = copy_record(trial.proposal, self._records[first])
+            trial.is_lost = first in self._lost
         if trial.is_lost and not self.search.is_stateful:
             self._add_lost(record)
         told = with_constraints(

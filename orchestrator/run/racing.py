@@ -282,7 +282,8 @@ class EarlyStopping:
         The configs of `enqueue` never stop, and a rival must meet the sweep's constraints. If a
         speed is an objective, rivals are those that were timed on the same device.
         """
-        first, racing = len(self.sweep.enqueue), self.sweep.racing
+        first = len(self.sweep.enqueue)
+        racing = self.sweep.racing
         scores = self._scores(metrics, shape)
         if racing is None or number < first or scores is None:
             return None
@@ -491,7 +492,8 @@ def front_probabilities(
         return {}
     expected = [at_full_size(record, records[0]) for record in stopped]
     draws = JointErrors.of([*complete, *expected], objectives).samples(_DRAWS, _SEED)
-    rivals, own = draws[:, : len(complete)], draws[:, len(complete) :]
+    rivals = draws[:, : len(complete)]
+    own = draws[:, len(complete) :]
     shares = np.zeros(len(stopped))
     for device in {record.device for record in stopped}:
         rows = [row for row, record in enumerate(stopped) if record.device == device]

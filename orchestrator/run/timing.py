@@ -97,7 +97,8 @@ class Sessions:
         """The session of a config, next to vanilla or the anchor as well, whose file has this
         name.
         """
-        alone, anchor = self._alone(config), [self._anchor] if self._anchor else []
+        alone = self._alone(config)
+        anchor = [self._anchor] if self._anchor else []
         numbers = range(self._count + _MAX_REPLACED)
         sessions = (
             self._plan([*others, *alone], number) for number in numbers for others in ([], anchor)
@@ -116,7 +117,8 @@ class Sessions:
         """
         if not sessions:
             return ()
-        left, own = [session for session in sessions if session.name not in lost], sessions[-1]
+        left = [session for session in sessions if session.name not in lost]
+        own = sessions[-1]
         self._made = [session for session in self._made if session.name not in lost]
         if own in left:
             return tuple(left)
@@ -221,10 +223,8 @@ def time_front(
     sessions = [session for session in sessions if session.name in build.files]
     if not sessions:
         return ""
-    names, number = (
-        [session.name for session in sessions],
-        1 + max(session.payload["number"] for session in sessions),
-    )
+    names = [session.name for session in sessions]
+    number = 1 + max(session.payload["number"] for session in sessions)
     shapes = {
         record.shape
         for record in sweep.records

@@ -130,7 +130,8 @@ class Plan:
         """The rungs at which a trial is measured, the one with all captions last. No shard crosses
         a rung.
         """
-        quality, ends = self.sweep.quality, self.sweep.racing.rungs if self.sweep.racing else ()
+        quality = self.sweep.quality
+        ends = self.sweep.racing.rungs if self.sweep.racing else ()
         shards = plan_quality(
             config, self.captions, quality.shard, quality.samples, quality.batch, ends
         )
@@ -183,7 +184,10 @@ class Trials:
         emit: events.EventSink,
         earlier: int,
     ) -> None:
-        self.plan, self.build, self.emit, sweep = plan, build, emit, plan.sweep
+        self.plan = plan
+        self.build = build
+        self.emit = emit
+        sweep = plan.sweep
         self.racing = EarlyStopping(sweep, objectives, earlier=earlier)
         self.sessions = Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
@@ -202,11 +206,13 @@ class Trials:
         Raises:
             SweepError: vanilla failed, the baseline of every metric.
         """
-        number, config = proposal.number, proposal.config
+        number = proposal.number
+        config = proposal.config
         assert config is not None, "a trial without a config does not run"
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
-        rungs, stop = self.plan.rungs(config), stopped.stop if stopped else None
+        rungs = self.plan.rungs(config)
+        stop = stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
         history, timed_on = (
@@ -230,7 +236,8 @@ class Trials:
                 self._check_baseline(number, result.cause, result.lost)
                 return record(FAILED, result.cause)
             history |= read_history(result.output, rung.images)
-            metrics, device = history[rung.images], result.output.get("device", "")
+            metrics = history[rung.images]
+            device = result.output.get("device", "")
             timed_on |= {rung.images: device} if device else {}
             problem = self._missing(metrics, result.output)
             if number == BASELINE:
@@ -243,7 +250,8 @@ class Trials:
                     )
                 if stop is None or problem:  # more images may have what these lack
                     continue
-                state, problem = STOPPED, self.racing.reason(stop)
+                state = STOPPED
+                problem = self.racing.reason(stop)
             return record(  # constraints are evaluated later
                 state,
                 problem,
@@ -417,7 +425,9 @@ def revive(
         )
     for stopped in [record for record in records if record.stop and record.duplicate_of is None]:
         replace_record(records, write, stopped)  # completes a step that was cut off
-    sweep, running, failed = trials.plan.sweep, RunningTrials(trials.build), set[int]()
+    sweep = trials.plan.sweep
+    running = RunningTrials(trials.build)
+    failed = set[int]()
     threshold = sweep.racing.revive_above if sweep.racing is not None and may_go_on() else 1.0
     while queue := next_trials(
         records,

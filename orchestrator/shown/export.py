@@ -170,7 +170,8 @@ def _published(trial: Trial) -> list[str]:
 
 def _card(trial: Trial) -> str:
     """A model card as the Hugging Face Hub reads it."""
-    identity, kind = trial.sweep.identity, trial.config.drafter.kind
+    identity = trial.sweep.identity
+    kind = trial.config.drafter.kind
     target = markdown(identity.target)
     key = f"drafters.{kind}"
     file = identity.files.get(key, "")

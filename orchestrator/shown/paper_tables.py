@@ -91,10 +91,8 @@ def front_paper_table(
     best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
     shown = {trial.name for trial in (*rows, *best.values())}
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
-    bold, columns = (
-        {trial.name for trial in best.values()},
-        tuple(dict.fromkeys((*front.metrics, *metrics))),
-    )
+    bold = {trial.name for trial in best.values()}
+    columns = tuple(dict.fromkeys((*front.metrics, *metrics)))
     lines = [
         [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
         for trial in front.candidates

@@ -289,7 +289,8 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
         figures.append(MetricRow(metric, measured, figure.value, figure.printed, z, result))
     if record is None or record.config is None:
         return TableRow(row, None, (), tuple(figures))
-    ours, theirs = record.config.flat(), config.flat()
+    ours = record.config.flat()
+    theirs = config.flat()
     differences = tuple(
         f"{key} {ours.get(key, 'none')} instead of {theirs.get(key, 'none')}"
         for key in dict.fromkeys([*theirs, *ours])
@@ -300,7 +301,9 @@ def _table_row(sweep: Sweep, row: Published, config: DecodingConfig) -> TableRow
 
 def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
     """Differences in setup that affect how far the figures are comparable."""
-    identity, first, captions = sweep.identity, rows[0].row, sweep.identity.captions
+    identity = sweep.identity
+    first = rows[0].row
+    captions = sweep.identity.captions
     ours = [
         identity.target,
         f"{captions.get('count')} captions of {captions.get('source')}",

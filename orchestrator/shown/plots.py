@@ -130,7 +130,8 @@ def figure_size() -> tuple[float, float]:
     """The size in inches of a figure of its own: that of matplotlib's style, if it sets one."""
     from matplotlib import rcParams, rcParamsDefault
 
-    own, default = rcParams["figure.figsize"], rcParamsDefault["figure.figsize"]
+    own = rcParams["figure.figsize"]
+    default = rcParamsDefault["figure.figsize"]
     return FIGURE_SIZE if list(own) == list(default) else (own[0], own[1])
 
 
@@ -258,7 +259,8 @@ def plot_front(
     (default: see `recommend`). With three metrics the front has no line. Fonts, colours and sizes
     are those of matplotlib's style, where it sets any.
     """
-    candidates, (x, y, *_) = front.candidates, front.metrics
+    candidates = front.candidates
+    (x, y, *_) = front.metrics
     values, errors = _points_of(candidates, front)
     on_front = np.array([trial.on_front for trial in candidates], dtype=np.bool_)
     families = [family(trial.config) for trial in candidates]
@@ -333,7 +335,8 @@ def _write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None
     ]
     frames = [text.get_window_extent() for text in texts]
     sizes = np.array([(frame.width, _DIGITS * frame.height) for frame in frames]) * unit
-    corner, values = np.array(plot.bbox.p0), _points_of(trials, front)[0]
+    corner = np.array(plot.bbox.p0)
+    values = _points_of(trials, front)[0]
     points = (plot.transData.transform(values) - corner) * unit
     marks, lines = _drawn(plot)
     centres = place_numbers(
@@ -342,10 +345,8 @@ def _write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None
     for trial, value, offset, point in zip(trials, values, centres - points, points, strict=True):
         if np.isnan(offset).any():
             continue
-        colour, ground = (
-            _ink() if trial.on_front else _styled("text.color", _SOFT),
-            _styled("axes.facecolor", "white"),
-        )
+        colour = _ink() if trial.on_front else _styled("text.color", _SOFT)
+        ground = _styled("axes.facecolor", "white")
         clear = mark_radius(point, marks)
         leader = {
             "arrowstyle": "-",
@@ -378,10 +379,8 @@ def _drawn(plot: Axes) -> tuple[Floats, Floats]:
     from matplotlib.path import Path
 
     figure: Any = plot.get_figure(root=True)
-    marks, paths = (
-        [np.empty((0, 3))],
-        [line.get_transform().transform(line.get_xydata()) for line in plot.lines],
-    )
+    marks = [np.empty((0, 3))]
+    paths = [line.get_transform().transform(line.get_xydata()) for line in plot.lines]
     for drawn in plot.collections:
         if isinstance(drawn, PathCollection):
             places = drawn.get_offset_transform().transform(np.asarray(drawn.get_offsets()))
@@ -389,7 +388,9 @@ def _drawn(plot: Axes) -> tuple[Floats, Floats]:
             marks.append(np.column_stack([places, radii]))
         elif isinstance(drawn, LineCollection):
             paths += [drawn.get_transform().transform(segment) for segment in drawn.get_segments()]
-    corner, unit, lines = np.array(plot.bbox.p0), 72 / figure.dpi, [np.empty((0, 2))]
+    corner = np.array(plot.bbox.p0)
+    unit = 72 / figure.dpi
+    lines = [np.empty((0, 2))]
     for path in paths:  # its part within the plot, without gaps
         seen: Any = Path(path).cleaned(remove_nans=True, clip=plot.bbox.extents)
         for begin, end, kind in zip(seen.vertices, seen.vertices[1:], seen.codes[1:], strict=False):
@@ -488,7 +489,8 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
         * (_SIZE if strong else _PALE_SIZE)
         * _areas(plot)
     )
-    ground, colour = _styled("axes.facecolor", "white"), _colour(look)
+    ground = _styled("axes.facecolor", "white")
+    colour = _colour(look)
     face, edge = (colour, ground) if strong else (ground, colour)
     plot.scatter(
         x, y, s=size, marker=_MARKERS[look.shape], facecolors=face, edgecolors=edge, linewidths=0.8,
@@ -498,7 +500,8 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
 
 def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None:
     """Draw rings around the choices, and a line at the quality bar of a single sweep."""
-    vanilla, quality = next(iter(front.sweeps.values())).baseline, front.metrics[1]
+    vanilla = next(iter(front.sweeps.values())).baseline
+    quality = front.metrics[1]
     if default_limit(front) and len(front.sweeps) == 1 and vanilla is not None:
         factor = DEFAULT_FACTORS[quality.direction]
         level = factor * vanilla.metrics[quality.name].value

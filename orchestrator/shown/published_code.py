@@ -62,7 +62,8 @@ def published_code(config: DecodingConfig, target: str) -> list[PublishedCode]:
 
     target: its name, such as `llamagen-t2i-XL-256`.
     """
-    rule, drafter = config.acceptance.neighbourhood.kind, config.drafter.kind
+    rule = config.acceptance.neighbourhood.kind
+    drafter = config.drafter.kind
     found = []
     if config.is_vanilla or drafter == "eagle":
         found.append(_code("jadohu/LANTERN", config, target, _lantern_lacks, _lantern))
@@ -89,7 +90,8 @@ def _code(
 
 
 def _common_lacks(config: DecodingConfig) -> Iterator[str]:
-    rule, sampling = config.acceptance, config.sampling
+    rule = config.acceptance
+    sampling = config.sampling
     if rule.schedule != EXACT.schedule:
         yield f"it has no schedule of relaxation, here {rule.schedule.kind}"
     if rule.verification != EXACT.verification:
@@ -108,11 +110,9 @@ def _model_argument(target: str) -> str | None:
 
 
 def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
-    rule, shape, sampling = (
-        config.acceptance.neighbourhood,
-        config.policy.to_mapping(),
-        config.sampling,
-    )
+    rule = config.acceptance.neighbourhood
+    shape = config.policy.to_mapping()
+    sampling = config.sampling
     is_lumina = target.startswith("lumina")
     if _model_argument(target) is None:
         yield f"it has no target {target}"
@@ -144,7 +144,9 @@ def _lantern_lacks(config: DecodingConfig, target: str) -> Iterator[str]:
 
 
 def _lantern(config: DecodingConfig, target: str) -> str:
-    rule, sampling, tree = config.acceptance.neighbourhood, config.sampling, config.policy
+    rule = config.acceptance.neighbourhood
+    sampling = config.sampling
+    tree = config.policy
     words = [
         "python main.py generate_images",
         f"--model {_model_argument(target)} --model_path MODEL",
@@ -188,7 +190,8 @@ def _eagle(config: DecodingConfig, target: str) -> str:
 
 
 def _window_lacks(config: DecodingConfig) -> Iterator[str]:
-    drafter, sampling = config.drafter.to_mapping(), config.sampling
+    drafter = config.drafter.to_mapping()
+    sampling = config.sampling
     yield from _common_lacks(config)
     if config.policy.kind != "chain":
         yield f"its window is a chain, here {config.policy.kind}"
@@ -225,11 +228,9 @@ def _sjd(config: DecodingConfig, target: str) -> str:
 
 
 def _window(config: DecodingConfig, script: str, guidance: str) -> str:
-    drafter, tree, sampling = (
-        config.drafter.to_mapping(),
-        config.policy.to_mapping(),
-        config.sampling,
-    )
+    drafter = config.drafter.to_mapping()
+    tree = config.policy.to_mapping()
+    sampling = config.sampling
     values: dict[str, Any] = {  # its window counts the token in front of the drafts
         "max_num_new_tokens": tree["length"] + 1,
         "multi_token_init_scheme": repr(_SJD_INITIALISATIONS[drafter["initialisation"]]),

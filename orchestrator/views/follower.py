@@ -111,7 +111,8 @@ class Follower(Generic[Source]):
             return None
         is_short = self.problem is not None or how == "interrupted"
         timeout_s = self.view.short_timeout_s if is_short else self.view.end_timeout_s
-        self._how, self._deadline = how, time.monotonic() + timeout_s
+        self._how = how
+        self._deadline = time.monotonic() + timeout_s
         self._ending.set()
         self._news.set()
         self._thread.join(timeout_s)
@@ -133,7 +134,8 @@ class Follower(Generic[Source]):
         try:
             while not self.view.is_abandoned:
                 self._news.clear()
-                is_last, begin = self._ending.is_set(), time.monotonic()
+                is_last = self._ending.is_set()
+                begin = time.monotonic()
                 if self._try(is_last):
                     if is_last:
                         return
@@ -180,7 +182,8 @@ class Views:
         views: Sequence[View[Sweep]],
         note: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self._storage, self._note = storage, note
+        self._storage = storage
+        self._note = note
         self._followers = [
             Follower(view, partial(self._read_sweep, is_priced=view.is_priced)) for view in views
         ]
@@ -195,11 +198,9 @@ class Views:
     def start(self, identity: Identity, records: Iterable[TrialRecord] = ()) -> None:
         """Begin with the sweep's identity and the records that the store has. Returns at once."""
         with self._lock:
-            self._identity, self._records, self._sweep = (
-                identity,
-                {record.number: record for record in records},
-                None,
-            )
+            self._identity = identity
+            self._records = {record.number: record for record in records}
+            self._sweep = None
         self._notify()
 
     def update(self, record: TrialRecord) -> None:
@@ -241,7 +242,8 @@ class Views:
             if self._sweep is None:
                 assert self._identity is not None, "update before start"
                 records = tuple(record for _, record in sorted(self._records.items()))
-                self._sweep, self._priced = Sweep(self._storage, self._identity, records), None
+                self._sweep = Sweep(self._storage, self._identity, records)
+                self._priced = None
             if not (self._is_ended and is_priced):
                 return self._sweep
             self._priced = self._priced or self._sweep.priced()

@@ -107,7 +107,8 @@ class MlflowView(View[Sweep]):
         self.uri = self._place.uri
         self.logged = 0
         self.location: MlflowLocation | None = None  # after an update
-        self._storage, self._is_running = storage, is_running
+        self._storage = storage
+        self._is_running = is_running
         self._resources = ExitStack()
         self._is_open = self._is_moved = False
         self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
@@ -122,7 +123,8 @@ class MlflowView(View[Sweep]):
                 if self._is_running:
                     self._place.write(self._storage, source.identity.name)
                 self.notes += replace_damaged_database(self._storage, self.uri)
-                self._is_open, self._resources = True, resources.pop_all()
+                self._is_open = True
+                self._resources = resources.pop_all()
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
         self._trial_runs = None  # until everything succeeds
         # fails on a server that lost its runs, before any is created
@@ -187,7 +189,8 @@ class MlflowView(View[Sweep]):
         name = self._place.experiment_of(sweep.identity.name)
         self._experiment_id = ensure_experiment(self._client, self.uri, name)
         experiment = self._client.get_experiment(self._experiment_id)
-        artifacts, self._views = experiment.artifact_location, dict(experiment.tags)
+        artifacts = experiment.artifact_location
+        self._views = dict(experiment.tags)
         self._is_moved = was_moved(self.uri, artifacts)
         if self._is_moved:
             self.notes.append(
@@ -202,10 +205,8 @@ class MlflowView(View[Sweep]):
                 self._client.update_run(self._parent, status="RUNNING")
         else:
             identity = sweep.identity
-            tags, started = (
-                runs.sweep_tags(identity) | {runs.KIND: "sweep"},
-                runs.milliseconds(identity.started),
-            )
+            tags = runs.sweep_tags(identity) | {runs.KIND: "sweep"}
+            started = runs.milliseconds(identity.started)
             self._parent = self._client.create_run(
                 self._experiment_id, started, tags, identity.name
             ).info.run_id
@@ -239,8 +240,10 @@ class MlflowView(View[Sweep]):
         """Create the run of a trial, or complete it. Logging an equal value twice has no effect."""
         from mlflow.entities import Param
 
-        identity, (started, finished) = sweep.identity, runs.span(record, sweep.identity)
-        tags, is_new = runs.trial_tags(record, identity) | marks, run is None
+        identity = sweep.identity
+        (started, finished) = runs.span(record, sweep.identity)
+        tags = runs.trial_tags(record, identity) | marks
+        is_new = run is None
         if run is None:
             kept = {key: value for key, value in tags.items() if value}
             created = self._client.create_run(
@@ -446,7 +449,8 @@ def _find_runs(
     """
     parents: list[Run] = []
     groups: dict[int, list[Run]] = {}
-    condition, token = f"tags.{runs.SWEEP_ID} = '{runs.sweep_id(sweep.identity)}'", None
+    condition = f"tags.{runs.SWEEP_ID} = '{runs.sweep_id(sweep.identity)}'"
+    token = None
     while True:
         page = client.search_runs([experiment_id], condition, max_results=_PAGE, page_token=token)
         for run in page:
@@ -479,7 +483,8 @@ def _find_ending(sweep: Sweep) -> Ending:
         LAUNCH_FAILED: "failed",
         INTERRUPTED: "interrupted",
     }
-    state, planned = find_launch(sweep.storage).state, store.planned_trials(sweep.storage)
+    state = find_launch(sweep.storage).state
+    planned = store.planned_trials(sweep.storage)
     is_partial = state == KILLED or (planned is not None and len(sweep.records) < planned)
     return endings.get(state, "interrupted" if is_partial else "finished")
 

@@ -134,7 +134,8 @@ def was_moved(uri: str, artifacts: str) -> bool:
     """Whether a local database was moved or copied after an experiment had got this folder for its
     artifacts.
     """
-    folder, other = artifact_folder(uri), Path(artifacts).parent
+    folder = artifact_folder(uri)
+    other = Path(artifacts).parent
     return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
 
 

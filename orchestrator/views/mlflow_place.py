@@ -54,10 +54,8 @@ class TrackingPlace:
             TrackingError: credentials would be sent to a server that only the sweep's folder names:
                 somebody else may have made it.
         """
-        variable, name = (
-            expand_home(os.environ.get(URI_VARIABLE, "")),
-            os.environ.get(_EXPERIMENT_VARIABLE, ""),
-        )
+        variable = expand_home(os.environ.get(URI_VARIABLE, ""))
+        name = os.environ.get(_EXPERIMENT_VARIABLE, "")
         stored_uri, stored_name, problem = _read(storage)
         remembered = variable or default_uri(storage) if stored_uri is None else stored_uri
         used = expand_home(uri) if uri else remembered

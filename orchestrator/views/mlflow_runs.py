@@ -256,7 +256,8 @@ def by_batch(
     has_changed = {split_batch(metric.key)[0] for metric in changed}
     found: list[Metric] = []
     for name in AT_BATCH if record.state == COMPLETE else ():
-        key, values = BY_BATCH + name, record.by_batch(name, first)
+        key = BY_BATCH + name
+        values = record.by_batch(name, first)
         if len(values) > 1 and (name in has_changed or key not in shown):
             found += [Metric(key, entry.value, moment, size) for size, entry in values.items()]
     return found
@@ -309,13 +310,15 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
     `choice.default_limit`). Hypervolumes have the reference point of `reference`. `trials` is the
     last of its number: what MLflow has it for, it has whole.
     """
-    records, values = sweep.records, values_of(sweep.records, sweep.identity.objectives)
+    records = sweep.records
+    values = values_of(sweep.records, sweep.identity.objectives)
     usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(
         values
     ).all(axis=1)
     found = {}
     for count in range(since + 1, len(records) + 1):
-        states, rows = [record.state for record in records[:count]], np.flatnonzero(usable[:count])
+        states = [record.state for record in records[:count]]
+        rows = np.flatnonzero(usable[:count])
         metrics = {"failed": states.count(FAILED), "stopped": states.count(STOPPED)}
         found[count] = metrics | _front_metrics(sweep, rows, values[rows]) | {"trials": count}
     return found
@@ -325,7 +328,8 @@ def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict
     """The metrics of the front of some trials. rows: their places among the records. values: their
     objectives.
     """
-    objectives, vanilla = sweep.identity.objectives, sweep.baseline
+    objectives = sweep.identity.objectives
+    vanilla = sweep.baseline
     toward = directions(objectives)
     front = (
         np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)

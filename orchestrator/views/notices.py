@@ -33,13 +33,15 @@ class Notices(View[Sweep]):
     what the front recommends; how to resume.
     """
 
-    end_timeout_s, short_timeout_s = 10.0, _TIMEOUT_S
+    end_timeout_s = 10.0
+    short_timeout_s = _TIMEOUT_S
 
     def __init__(
         self, url: str, name: str, storage: Storage, progress: SweepProgress, resume: str
     ) -> None:
         super().__init__()
-        self._url, self._resume = url, resume
+        self._url = url
+        self._resume = resume
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
         self.progress = progress
         self._told = 0  # clusters that were lost

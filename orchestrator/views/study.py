@@ -90,7 +90,10 @@ class StudyView(View[Sweep]):
         is_own: bool = False,
     ) -> None:
         super().__init__()
-        self._config, self._url, self._reports, self._is_own = config, url, reports, is_own
+        self._config = config
+        self._url = url
+        self._reports = reports
+        self._is_own = is_own
         self._journal = None if "://" in url else local_path(url)
         self._study: Study | None = None
         self._short: Mapping[str, str] = {}
@@ -108,7 +111,8 @@ class StudyView(View[Sweep]):
                 self._study = self._open(source)
                 self._known = self._known_trials(self._study)
             # unknown until all is written: a failed call may have written
-            known, self._known = self._known, None
+            known = self._known
+            self._known = None
             for record in self.in_turn(source.records, known):
                 if self.is_abandoned:  # another launch may be adding trials already
                     return
@@ -154,7 +158,8 @@ class StudyView(View[Sweep]):
 
     def _load_or_create(self, sweep: Sweep) -> Study:
         """The study in the storage; a new one gets the sweep's id and its metrics' names."""
-        identity, name = sweep.identity, self._config.name
+        identity = sweep.identity
+        name = self._config.name
         directions = [metric.direction for metric in identity.objectives]
         storage = open_storage(self._url)
         check_owner(storage, self._url, name, directions, identity.id)
@@ -235,7 +240,8 @@ class StudyView(View[Sweep]):
             constraints=None if values is None else {**finished.constraints, **stopped},
         )
         if times := _times(record):
-            trial.datetime_start, trial.datetime_complete = times[0], times[-1]
+            trial.datetime_start = times[0]
+            trial.datetime_complete = times[-1]
         return trial
 
     def _distributions(self, record: TrialRecord) -> Mapping[str, BaseDistribution]:
@@ -259,10 +265,8 @@ class StudyView(View[Sweep]):
             metric.name for metric in sweep.identity.objectives if metric.name in record.metrics
         ]
         values = ", ".join(f"{name} {record.metrics[name].value:.6g}" for name in names)
-        key, text = (
-            f"revived {record.number}",
-            f"{record.state} at {record.images} images: {values}",
-        )
+        key = f"revived {record.number}"
+        text = f"{record.state} at {record.images} images: {values}"
         if study.user_attrs.get(key) != text:
             study.set_user_attr(key, text)
 
@@ -285,7 +289,8 @@ def short_names(names: Iterable[str]) -> Mapping[str, str]:
     The last key of a parameter, followed by the branch that it belongs to if another parameter has
     the same key, by all of its branches, or by these with their choices; else the name itself.
     """
-    left, found = list(names), dict[str, str]()
+    left = list(names)
+    found = dict[str, str]()
     for depth, choices in ((0, False), (1, False), (None, False), (None, True)):
         shorter = {name: _shorten_name(name, depth, choices) for name in left}
         counts = Counter(shorter.values())
@@ -402,7 +407,8 @@ def check_owner(
     except KeyError:
         return
     attributes = storage.get_study_user_attrs(study)
-    owner, trials = attributes.get(SWEEP), storage.get_n_trials(study)
+    owner = attributes.get(SWEEP)
+    trials = storage.get_n_trials(study)
     if owner is not None and owner == sweep_id:
         return
     found = [direction.name.lower() for direction in storage.get_study_directions(study)]

@@ -57,7 +57,8 @@ def replace_damaged(storage: Storage) -> list[str]:
     """Write the tables and the plot again if one of them is damaged, and set a damaged report
     aside; returns a sentence about each damaged file.
     """
-    place, notes = storage.display_name, []
+    place = storage.display_name
+    notes = []
     for name in filter(storage.exists, (TRIAL_TABLE, FRONT_TABLE)):
         try:
             read_table(storage, name, [], fix="rewritten from the trials' records")

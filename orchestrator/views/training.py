@@ -31,7 +31,9 @@ class TrainingView(View[Path]):
 
     def __init__(self, journal: Path, uri: str, params: Mapping[str, Any], *, resume: bool) -> None:
         super().__init__()
-        self._journal, self._uri, self._params = journal, uri, params
+        self._journal = journal
+        self._uri = uri
+        self._params = params
         # run and lines sent
         self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))
         self._client: MlflowClient | None = None
@@ -89,10 +91,12 @@ class TrainingView(View[Path]):
             )
             found = client.search_runs([experiment_id], f"attributes.run_id = '{before['run']}'")
             if found:
-                self._run_id, self._sent = before["run"], before["sent"]
+                self._run_id = before["run"]
+                self._sent = before["sent"]
                 client.update_run(self._run_id, status="RUNNING")
             else:  # a new training, or a server that does not have its run
-                self._run_id, self._sent = self._create_run(client, experiment_id), 0
+                self._run_id = self._create_run(client, experiment_id)
+                self._sent = 0
                 self._write_run_file()
             self._client = client
         return self._client

@@ -28,7 +28,8 @@ _BEST_SHARE = 0.25
 
 def analysis(subject: Subject) -> dict[str, Any]:
     """The importances of a single sweep, and the hypervolumes of all."""
-    sweeps, front = list(subject.sweeps.values()), subject.front
+    sweeps = list(subject.sweeps.values())
+    front = subject.front
     return {
         "importances": importances(sweeps[0], subject.axes) if len(sweeps) == 1 else {},
         "hypervolumes": hypervolumes(front) if front is not None and front.candidates else [],
@@ -107,10 +108,12 @@ def hypervolumes(front: Front) -> list[dict[str, Any]]:
     """The hypervolume of each sweep's front after each of its trials, in the order in which they
     finished, up to the reference point of all: `name`, `images` spent and `volume`.
     """
-    reference, metrics = front.reference_point(), front.metrics
+    reference = front.reference_point()
+    metrics = front.metrics
     found = []
     for name, sweep in front.sweeps.items():
-        images, rows = 0, []
+        images = 0
+        rows = []
         curve: dict[str, Any] = {"name": name, "images": [], "volume": []}
         candidates = {trial.number for trial in front.candidates if trial.origin == name}
         for record in sorted(sweep.records, key=lambda record: (record.finished, record.number)):

@@ -53,7 +53,8 @@ def images(subject: Subject) -> dict[str, Any]:
             sheets: {key: data
         URI}; empty if no trial has any.
     """
-    trials, note = subject.trials, subject.note
+    trials = subject.trials
+    note = subject.note
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
     count = min((len(rows) for _, rows in found), default=0)
@@ -229,7 +230,8 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the
     sweep's images.
     """
-    side, grid = trial.sweep.identity.image_size, _stored_grid(trial)
+    side = trial.sweep.identity.image_size
+    grid = _stored_grid(trial)
     if side is None or not isinstance(grid, Image.Image):
         return []
     corners = [
@@ -242,7 +244,8 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
 
 def _stored_grid(trial: PageTrial) -> Image.Image | str | None:
     """The image grid that a trial wrote; None if it is missing, a sentence if it is damaged."""
-    name, storage = f"{IMAGE_GRIDS}/{trial.record.digest}.png", trial.sweep.storage
+    name = f"{IMAGE_GRIDS}/{trial.record.digest}.png"
+    storage = trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
         return None
     data = storage.read(name)
