@@ -13,23 +13,23 @@ from search_spaces.trees import Chain, TreePolicy
 
 
 class DrafterChoice(Params):
-    """The model, or the procedure, that proposes tokens.
-
-    implementation: "module:Class" of a `workers.decoding.drafter.Drafter`, or without weights of a
-    `workers.decoding.drafting.Drafting`; imported when it is needed. Empty if nothing is drafted.
-    has_weights: a target needs a weight file for it. has_drafts: it proposes tokens, so it needs a
-    tree, and an acceptance rule decides about them. keeps_window: without weights, it keeps sampled
-    drafts from pass to pass, so replay records chains of several lengths (see
-    `workers.replay.windows`). Replay cannot describe other drafters without weights, nor windows
-    that branch. goes_on_unverified: it can draft behind tokens that no pass has verified (see
-    `CachedDrafter.look_ahead`).
-    """
+    """The model, or the procedure, that proposes tokens."""
 
     __slots__ = ()
+    # "module:Class" of a `workers.decoding.drafter.Drafter`, or without weights of a
+    # `workers.decoding.drafting.Drafting`; imported when it is needed. Empty if nothing is drafted.
     implementation: ClassVar[str]
+    # "module:Class" of the `workers.decoding.state.Batch` whose captions it drafts for.
+    batch_class: ClassVar[str] = "workers.decoding.state:Batch"
+    # A target needs a weight file for it.
     has_weights: ClassVar[bool] = True
+    # It proposes tokens, so it needs a tree, and an acceptance rule decides about them.
     has_drafts: ClassVar[bool] = True
+    # Without weights, it keeps sampled drafts from pass to pass, so replay records chains of
+    # several lengths (see `workers.replay.windows`). Replay cannot describe other drafters without
+    # weights, nor windows that branch.
     keeps_window: ClassVar[bool] = False
+    # It can draft behind tokens that no pass has verified (see `CachedDrafter.look_ahead`).
     goes_on_unverified: ClassVar[bool] = False
 
     def is_exact(self, levels: int) -> bool:
@@ -194,6 +194,7 @@ class Jacobi(DrafterChoice):
             raise ConfigError(("tree", "children"), problem)
 
 
+_ROWS_BATCH = "workers.decoding.rows:RowsBatch"
 _Lag = Annotated[
     int, "tokens of an image row after which the next row begins", Range(1), Symbol("w")
 ]
@@ -208,6 +209,7 @@ class Rows(DrafterChoice):
 
     kind: ClassVar[str] = "rows"
     implementation: ClassVar[str] = ""
+    batch_class: ClassVar[str] = _ROWS_BATCH
     has_weights: ClassVar[bool] = False
     has_drafts: ClassVar[bool] = False
     lag: _Lag = 8
@@ -225,13 +227,14 @@ class JacobiRows(Jacobi):
 
     lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a
     row follows the target's probs in its context (`corrected`), or nothing, as published: a
-    rejected draft is drawn anew and tested again. probs: `published` is PJD's under `reuse`, the
+    rejected draft is sampled anew and tested again. probs: `published` is PJD's under `reuse`, the
     old probs where a draft stays.
     """
 
     kind: ClassVar[str] = "jacobi_rows"
     short: ClassVar[str] = "jacrows"
     implementation: ClassVar[str] = "workers.decoding.jacobi_rows:RowWindows"
+    batch_class: ClassVar[str] = _ROWS_BATCH
     keeps_window: ClassVar[bool] = False
     leading: ClassVar[tuple[str, ...]] = ("lag", "redraw", "probs", "lower")
     lag: _Lag = 8

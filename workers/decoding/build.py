@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,12 +86,14 @@ def resolve_for_target(
     return config
 
 
-def build_drafting(config: DecodingConfig, target: Target, drafter: Drafter | None) -> Drafting:
+def build_drafting(
+    config: DecodingConfig, target: Target, drafter: Drafter | None
+) -> Drafting[Any]:
     """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree
     policy's; inside of another one if some drafts are not verified.
     """
     choice = config.drafter if config.drafter.implementation and drafter is None else config.policy
-    drafting: Drafting = load_object(choice.implementation)(config, target, drafter)
+    drafting: Drafting[Any] = load_object(choice.implementation)(config, target, drafter)
     around = config.acceptance.verification.implementation
     return load_object(around)(config, target, drafting) if around else drafting
 

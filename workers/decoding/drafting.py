@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,14 +19,16 @@ from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape
 from workers.models.target import Prompt, Target
 
+AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
-class Drafting(ABC):
+
+class Drafting(ABC, Generic[AnyBatch]):
     """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it, `verified_levels` what of
     it is verified.
 
     A tree policy names its subclass by the attribute `implementation`; the engine makes it with the
     config (its sampling resolved), the target and the loaded drafter (None for methods without
-    weights).
+    weights). `AnyBatch` is the class of batch that the drafter's declaration names.
     """
 
     max_levels: int
@@ -38,7 +40,7 @@ class Drafting(ABC):
         self.sampling = config.sampling
 
     @property
-    def parts(self) -> tuple[Drafting, ...]:
+    def parts(self) -> tuple[Drafting[Any], ...]:
         """Itself, and the drafting that it is built around."""
         return (self,)
 
@@ -46,23 +48,23 @@ class Drafting(ABC):
     def verified_levels(self) -> int:
         return self.max_levels
 
-    def plan(self, batch: Batch) -> tuple[int, ...]:
+    def plan(self, batch: AnyBatch) -> tuple[int, ...]:
         """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that
         may change its shapes from pass to pass.
         """
         return ()
 
     @abstractmethod
-    def draft(self, batch: Batch) -> DraftTree:
+    def draft(self, batch: AnyBatch) -> DraftTree:
         """The tree below each row's root."""
 
     def accept(
-        self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: Batch
+        self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: AnyBatch
     ) -> AcceptResult:
         """Decide a pass; logits [B, N+1, V] are the target's. All drafts are verified here."""
         return acceptor(tree, logits, batch)
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: AnyBatch) -> None:
         """Allocate what `batch` needs, and add the tensors that passes replace to `batch.buffers`,
         which removes the rows of finished captions. Called before the first caption is admitted.
         """
@@ -78,13 +80,18 @@ class Drafting(ABC):
         """New captions at batch indices [n] (see `Drafter.admit`)."""
 
     def commit(
-        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+        self,
+        batch: AnyBatch,
+        tree: DraftTree,
+        result: AcceptResult,
+        logits: Tensor,
+        features: Tensor,
     ) -> None:
         """The outcome of the pass, with the target's guided logits [B, N+1, V] and its features [R,
         W, D] along the accepted path.
         """
 
-    def next_bounds(self, batch: Batch) -> Tensor | None:
+    def next_bounds(self, batch: AnyBatch) -> Tensor | None:
         """Integers [n] that the host must know before the next `plan`; None: nothing. The engine
         reads them after a pass, with the counts, and gives them to `set_bounds`.
         """
@@ -100,7 +107,7 @@ class Drafting(ABC):
         return {(): 1.0}
 
 
-class VanillaDrafting(Drafting):
+class VanillaDrafting(Drafting[Batch]):
     """Vanilla AR decoding: nothing is drafted; the target's pass has one query, the root."""
 
     max_levels = max_nodes = 0
@@ -118,7 +125,7 @@ class VanillaDrafting(Drafting):
         return DraftTree(none, exists, self._shape, zeros, counts=zeros)
 
 
-class TreeDrafting(Drafting):
+class TreeDrafting(Drafting[Batch]):
     """Drafting with a drafter that expands nodes on demand."""
 
     expanded: int  # nodes that the drafter expands below the root, over all levels of a pass

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.neighbourhoods import NeighbourTables
+from search_spaces.plugins import load_object
 from search_spaces.trial import DecodingConfig
 from workers.decoding import graphs
 from workers.decoding.accept import Acceptor, AcceptResult
@@ -25,7 +26,6 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.prefill import Prefill
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
-from workers.decoding.rows import RowsBatch
 from workers.decoding.sampling import stream_count, to_probs
 from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import PassCounts, Result, StatisticsRecorder
@@ -162,7 +162,7 @@ class Engine:
     @property
     def uses_graphs(self) -> bool:
         """Whether passes are CUDA graphs."""
-        return self.new_capture is not None and graphs.RoundGraphs.failure is None
+        return self.new_capture is not None and graphs.PassGraphs.failure is None
 
     def keep(self, batch: Batch) -> None:
         """Keep a batch whose run has ended, with its graphs, for the next run; only if it is
@@ -322,13 +322,13 @@ class Engine:
         columns = aligned(
             target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach
         )
-        lag = self.config.drafter.row_lag
-        new_batch = Batch if lag is None else partial(RowsBatch, grid=target.grid, lag=lag)
-        batch = new_batch(
+        batch_class: type[Batch] = load_object(self.config.drafter.batch_class)
+        batch = batch_class.of(
+            self.config.drafter,
+            target.grid,
             size,
             cfg=self.sampling.cfg,
             prompt_len=target.prompt_len,
-            image_len=self.image_len,
             reach=reach,
             cache=target.transformer.new_cache(stream_count(self.sampling.cfg) * size, columns),
             row_ends=row_ends,

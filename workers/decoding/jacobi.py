@@ -21,16 +21,15 @@ from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
-from workers.decoding.drafting import Drafting
+from workers.decoding.drafting import AnyBatch, Drafting
 from workers.decoding.redraws import REDRAWS, Redraw
 from workers.decoding.rng import Purpose
 from workers.decoding.sampling import largest_index, to_probs
-from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, gather_rows, row_starts
 from workers.models.target import Prompt, Target
 
 
-class JacobiWindow(Drafting):
+class JacobiWindow(Drafting[AnyBatch]):
     """N drafts, one for each level; the published window size counts the root too, so N is one
     less. They are the first path of the tree, which is all of it in a chain.
 
@@ -71,7 +70,7 @@ class JacobiWindow(Drafting):
             None if self._shape.is_chain else _Branches.of(tree, self._vocab_size, device)
         )
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: AnyBatch) -> None:
         size, codes = batch.size, self._vocab_size if self._sampled else 0
         self.tokens = torch.zeros(
             size, self.max_levels, dtype=torch.int64, device=batch.keys.device
@@ -90,7 +89,7 @@ class JacobiWindow(Drafting):
     ) -> None:
         self.known = self.known.index_fill(0, indices, 0)
 
-    def draft(self, batch: Batch) -> DraftTree:
+    def draft(self, batch: AnyBatch) -> DraftTree:
         new = self._nodes >= self.known[:, None]
         tokens = torch.where(new, self._new_tokens(batch), self.tokens)
         if self._sampled and self._params.initialisation == "uniform":
@@ -115,7 +114,7 @@ class JacobiWindow(Drafting):
         )
 
     def _branch(
-        self, branches: _Branches, batch: Batch, tokens: Tensor, exists: Tensor
+        self, branches: _Branches, batch: AnyBatch, tokens: Tensor, exists: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and existence [B, nodes] of all nodes, from those [B, N] of the first path."""
         levels, width = branches.levels, branches.width
@@ -135,7 +134,7 @@ class JacobiWindow(Drafting):
         tokens = torch.cat([tokens, others.flatten(1)], 1).index_select(1, columns)
         return tokens, torch.cat([exists, possible.flatten(1)], 1).index_select(1, columns)
 
-    def _new_tokens(self, batch: Batch) -> Tensor:
+    def _new_tokens(self, batch: AnyBatch) -> Tensor:
         """Tokens [B, N|1] for new positions."""
         if self._params.initialisation in ("uniform", "random"):
             positions = batch.token_positions[:, : self.max_levels]
@@ -155,7 +154,12 @@ class JacobiWindow(Drafting):
         return (rng.bits(keys, positions, purpose, slots) >> 1 & 0x7FFFFFFFFFFF) % self._vocab_size
 
     def commit(
-        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+        self,
+        batch: AnyBatch,
+        tree: DraftTree,
+        result: AcceptResult,
+        logits: Tensor,
+        features: Tensor,
     ) -> None:
         """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs
         of the token after it.
@@ -182,7 +186,7 @@ class JacobiWindow(Drafting):
         tokens = (
             tree.tokens if branches is None else tree.tokens.index_select(1, branches.first_path)
         )
-        draft = Redraw(
+        window = Redraw(
             self._params,
             batch.rng,
             target=target,
@@ -192,10 +196,10 @@ class JacobiWindow(Drafting):
             probs=old_probs,
             drafted=self._may_stay(depths, batch, tree, result),
         )
-        self.tokens, self.probs = self._redraw(draft)
+        self.tokens, self.probs = self._redraw(window)
 
     def _may_stay(
-        self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult
+        self, depths: Tensor, batch: AnyBatch, tree: DraftTree, result: AcceptResult
     ) -> Tensor:
         """[B, N] whether a new level has an old draft, below the old slots `depths` [B, N], that a
         redraw may keep.

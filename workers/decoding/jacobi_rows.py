@@ -3,7 +3,7 @@
 A row's window ends with the row, and before the token that has no upper neighbour yet. Each row is
 verified by itself: accepted drafts, then the residual's token. So a row follows the target's probs
 in the context that its pass saw. PJD's code corrects only the uppermost incomplete row. In the rows
-below it, a rejected draft is drawn anew and tested again in the next pass, and no token follows
+below it, a rejected draft is sampled anew and tested again in the next pass, and no token follows
 accepted drafts (`lower: redrawn`).
 """
 
@@ -19,23 +19,22 @@ from workers.decoding.drafter import Drafter
 from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.redraws import Redraw
 from workers.decoding.rows import RowsBatch
-from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.target import Prompt, Target
 
 
-def reuse_as_pjd(draft: Redraw) -> tuple[Tensor, Tensor]:
+def reuse_as_pjd(window: Redraw) -> tuple[Tensor, Tensor]:
     """`redraws.reuse` with the probs of PJD's code: the old ones where a draft stays, else the
     target's.
     """
-    q, p, threshold = draft.target, draft.probs, draft.params.threshold
+    q, p, threshold = window.target, window.probs, window.params.threshold
     assert threshold is not None
-    stays = draft.drafted & (draft.of_drafts(q) > draft.of_drafts(p) * threshold)
-    tokens = torch.where(stays, draft.tokens, draft.sample(q))
+    stays = window.drafted & (window.of_drafts(q) > window.of_drafts(p) * threshold)
+    tokens = torch.where(stays, window.tokens, window.sample(q))
     return tokens, torch.where(stays[..., None], p, q)
 
 
-class RowWindows(JacobiWindow):
+class RowWindows(JacobiWindow[RowsBatch]):
     """The windows of a batch's wavefronts. A wavefront's window is emptied in every pass in which
     the wavefront is not open, so that it is new when a row begins; `admit` empties all of a new
     image.
@@ -50,9 +49,8 @@ class RowWindows(JacobiWindow):
         if config.drafter.redraw == "reuse" and config.drafter.probs == "published":
             self._redraw = reuse_as_pjd
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: RowsBatch) -> None:
         super().prepare(batch)
-        assert isinstance(batch, RowsBatch)
         self._wavefronts = batch.wavefronts
 
     def admit(
@@ -70,8 +68,7 @@ class RowWindows(JacobiWindow):
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
         return is_lower.long() if self._redraws_lower else torch.zeros_like(batch.own)
 
-    def draft(self, batch: Batch) -> DraftTree:
-        assert isinstance(batch, RowsBatch)
+    def draft(self, batch: RowsBatch) -> DraftTree:
         tree = super().draft(batch)
         # the upper neighbour of the last token that the pass may emit has been emitted before
         drafts = (batch.above - batch.own - 1 + self._emits_no_token(batch)) * batch.is_open
@@ -80,12 +77,11 @@ class RowWindows(JacobiWindow):
         return tree
 
     def _may_stay(
-        self, depths: Tensor, batch: Batch, tree: DraftTree, result: AcceptResult
+        self, depths: Tensor, batch: RowsBatch, tree: DraftTree, result: AcceptResult
     ) -> Tensor:
         may_stay = super()._may_stay(depths, batch, tree, result)
         if not self._redraws_lower:
             return may_stay
-        assert isinstance(batch, RowsBatch)
         # where no token follows the accepted drafts, the window begins with the one that was
         # rejected
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
@@ -93,9 +89,13 @@ class RowWindows(JacobiWindow):
         return may_stay & (depths >= (result.num_emitted + is_rejected)[:, None])
 
     def commit(
-        self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
+        self,
+        batch: RowsBatch,
+        tree: DraftTree,
+        result: AcceptResult,
+        logits: Tensor,
+        features: Tensor,
     ) -> None:
-        assert isinstance(batch, RowsBatch)
         withheld = self._emits_no_token(batch)
         result.num_accepted = result.num_accepted - withheld  # the window slides by what is emitted
         result.num_emitted = result.num_emitted - withheld

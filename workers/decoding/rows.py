@@ -24,12 +24,13 @@ Sources: ZipAR (arXiv 2412.04062) with the authors' code for LlamaGen and Lumina
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from search_spaces.drafters import DrafterChoice
 from workers.decoding.rng import CounterRNG, Generate, Purpose
 from workers.decoding.row_ends import RowEndPass
 from workers.decoding.sampling import stream_rows
@@ -99,6 +100,11 @@ class RowsBatch(Batch):
     above: Tensor  # [F * B] tokens emitted of the row above
     own: Tensor  # [F * B] tokens emitted of the row
     is_open: Tensor  # [F * B] whether a pass emits tokens: the row has begun and is not complete
+
+    @classmethod
+    def of(cls, choice: DrafterChoice, grid: Grid, size: int, **arguments: Any) -> Self:
+        assert choice.row_lag is not None
+        return cls(size, grid=grid, lag=choice.row_lag, image_len=grid.tokens, **arguments)
 
     def __init__(self, size: int, *, grid: Grid, lag: int, **arguments: Any) -> None:
         self.grid, self.lag = grid, min(lag, grid.cols)

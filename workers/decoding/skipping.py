@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,14 +58,14 @@ class SkippedTree(DraftTree):
     ahead: Batch
 
 
-class SkippingDrafting(Drafting):
+class SkippingDrafting(Drafting[Batch]):
     """Drafts with `inner`, and a second tree below tokens that are not verified, in the rounds that
     the rule skips.
     """
 
     capturable = True
 
-    def __init__(self, config: DecodingConfig, target: Target, inner: Drafting) -> None:
+    def __init__(self, config: DecodingConfig, target: Target, inner: Drafting[Any]) -> None:
         self.inner, self.drafter = _able(config, inner)
         super().__init__(config, target, self.drafter)
         self.depth = self.inner.max_levels
@@ -75,7 +76,7 @@ class SkippingDrafting(Drafting):
         self._may_skip = True
 
     @property
-    def parts(self) -> tuple[Drafting, ...]:
+    def parts(self) -> tuple[Drafting[Any], ...]:
         return (self, *self.inner.parts)
 
     @property
@@ -287,7 +288,7 @@ class SkippingDrafting(Drafting):
         return {(1,): 1 - shortest, (0,): shortest}
 
 
-def _able(config: DecodingConfig, inner: Drafting) -> tuple[TreeDrafting, CachedDrafter]:
+def _able(config: DecodingConfig, inner: Drafting[Any]) -> tuple[TreeDrafting, CachedDrafter]:
     """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config
     says.
     """

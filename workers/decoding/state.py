@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from workers.decoding.graphs import Capture, RoundGraphs
+from search_spaces.drafters import DrafterChoice
+from workers.decoding.graphs import Capture, PassGraphs
 from workers.decoding.rng import CounterRNG
 from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.row_ends import RowEndPass, RowEnds
@@ -22,12 +24,13 @@ from workers.decoding.sampling import (
 from workers.decoding.tree import TreeShape
 from workers.models.cache import KVCache
 from workers.models.masks import AttentionMask
+from workers.models.target import Grid
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One image to draw: a caption, its id and a sample index. The id and the sample index seed its
-    random numbers.
+    """One image to generate: a caption, its id and a sample index. The id and the sample index seed
+    its random numbers.
     """
 
     caption_id: int
@@ -69,6 +72,13 @@ class Batch:
     token_positions: Tensor
     columns: Tensor
     rope_positions: Tensor
+
+    @classmethod
+    def of(cls, choice: DrafterChoice, grid: Grid, size: int, **arguments: Any) -> Self:
+        """A batch for the drafter of that declaration, which names this class, and for images of
+        `grid`; `arguments` are the others of `Batch`.
+        """
+        return cls(size, image_len=grid.tokens, **arguments)
 
     def __init__(
         self,
@@ -113,7 +123,7 @@ class Batch:
         self._columns = (self._offsets + (self.image_column - 1)).expand(self.streams, 1, -1)
         self._update_positions()
         self.buffers = RowBuffers(size, fixed=self.static)
-        self.graphs = RoundGraphs(capture, self.buffers) if capture else None
+        self.graphs = PassGraphs(capture, self.buffers) if capture else None
         self.buffers.add_cache(cache)
         self.buffers.add(self.rng, "keys")
         self.buffers.add(self.attention_mask, "padding")

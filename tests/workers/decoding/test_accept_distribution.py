@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import pytest
@@ -144,7 +144,7 @@ def test_a_round_emits_the_enumerated_distribution(
 class WithHoles:
     """A drafting whose trees lack some nodes, with all that is below them."""
 
-    def __init__(self, drafting: Drafting, missing: tuple[int, ...]) -> None:
+    def __init__(self, drafting: Drafting[Any], missing: tuple[int, ...]) -> None:
         self.drafting = drafting
         self.missing = torch.tensor([path[: len(missing)] == missing for path in PATHS])
 
@@ -164,7 +164,7 @@ def test_children_behind_a_missing_one_are_tested(name: str, missing: tuple[int,
     fast, plain = replace(fast, resampling="optimal"), replace(plain, resampling="optimal")
     config = DecodingConfig(Eagle(), Static(paths=PATHS, children="top"), fast, Sampling())
     engine = tabular.TabularEngine(config, *tables(), LEVELS + 2, lookup=LOOKUP)
-    engine.drafting = cast(Drafting, WithHoles(engine.drafting, missing))
+    engine.drafting = cast(Drafting[Any], WithHoles(engine.drafting, missing))
     counts, expected = count_rounds(engine), np.zeros((CODES + 1) ** (LEVELS + 2))
     for first in range(CODES):
         q_after, p_after = probs_after(first, Sampling())

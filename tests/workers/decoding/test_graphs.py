@@ -19,7 +19,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes import tape
 from tests.fakes.toys import BASE, toy_drafter, toy_target
 from workers.decoding.engine import Engine
-from workers.decoding.graphs import RoundGraphs, are_supported
+from workers.decoding.graphs import PassGraphs, are_supported
 from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.state import Batch, Request
 from workers.loading.models import Models
@@ -79,7 +79,7 @@ def test_a_round_that_cannot_be_captured_runs_eagerly(
     """Whichever capture fails, after it has assigned what it could: the tokens are the same, and
     the log says why.
     """
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     tape.without_shortcuts(monkeypatch)
     target, config = (
         toy_target(),
@@ -112,7 +112,7 @@ def test_a_round_that_cannot_be_captured_runs_eagerly(
         Engine(target, config, toy_drafter("eagle", target), batch_size=2)
     )
     assert calls == failing
-    assert "not permitted" in str(RoundGraphs.failure)
+    assert "not permitted" in str(PassGraphs.failure)
     assert "not permitted" in caplog.text
     assert not engine.uses_graphs
     assert not are_supported(torch.device("cuda"))
@@ -213,7 +213,7 @@ def test_engines_that_take_turns_keep_their_graphs(monkeypatch: pytest.MonkeyPat
 
 def test_after_a_failed_capture_no_setting_has_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise settings would be timed against a vanilla of another kind."""
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     tape.without_shortcuts(monkeypatch)
     target, replays = toy_target(), 0
     replay = tape.Tape.replay
@@ -230,7 +230,7 @@ def test_after_a_failed_capture_no_setting_has_graphs(monkeypatch: pytest.Monkey
         [result.tokens.tolist() for result in engine.run([Request(0, "abc")])] for _ in range(2)
     ]
     assert replays > 0
-    monkeypatch.setattr(RoundGraphs, "failure", "another engine's pass could not be captured")
+    monkeypatch.setattr(PassGraphs, "failure", "another engine's pass could not be captured")
     before = replays
     found.append([result.tokens.tolist() for result in engine.run([Request(0, "abc")])])
     assert replays == before

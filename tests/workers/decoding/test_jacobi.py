@@ -37,12 +37,12 @@ FIRST = torch.tensor([3, 9, 20])
 
 def opened(
     initialisation: Start, redraw: Redraw, sampling: Sampling, policy: TreePolicy = CHAIN
-) -> tuple[JacobiWindow, Batch]:
+) -> tuple[JacobiWindow[Batch], Batch]:
     """A window over three captions that have their first tokens."""
     target = toy_target()
     batch = open_batch(target, 2)
     config = DecodingConfig(Jacobi(initialisation, redraw), policy, sampling=sampling)
-    window = JacobiWindow(config, target, None)
+    window = JacobiWindow[Batch](config, target, None)
     all_rows = torch.arange(SIZE)
     window.prepare(batch)
     batch.admit(all_rows, all_rows + 5, FIRST, torch.ones(2 * SIZE, 5, dtype=torch.bool))
@@ -51,7 +51,7 @@ def opened(
 
 
 def commit(
-    window: JacobiWindow, batch: Batch, accepted: Tensor, last: Tensor, logits: Tensor
+    window: JacobiWindow[Batch], batch: Batch, accepted: Tensor, last: Tensor, logits: Tensor
 ) -> None:
     """A round that accepts so many drafts of each row's window, then emits `last`."""
     tree = window.draft(batch)
