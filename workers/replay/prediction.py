@@ -54,7 +54,7 @@ class Prediction:
         return cls({name: Estimate(float(name == LENGTH), 0.0, images) for name in QUANTITIES})
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """Steps that a setting took on so many images. block [S]: of each step's caption."""
 
@@ -70,12 +70,16 @@ class Recording:
         """The outcomes of a rule. tree: one that the recorded trees contain, to which the rule is
         applied instead.
         """
-        if rule.neighbourhood.reads_ranking and self.steps.ranking is None:
-            self.steps = self.steps.ranked()
-        kept, levels = (
-            (None, None) if tree is None else subtree(self.steps, self.config.policy, tree)
-        )
-        return step_outcomes(self.steps, rule, tables, kept=kept, levels=levels)
+        steps = self._ranked_steps if rule.neighbourhood.reads_ranking else self.steps
+        if tree is None:
+            return step_outcomes(steps, rule, tables)
+        kept, levels = subtree(steps, self.config.policy, tree)
+        return step_outcomes(steps, rule, tables, kept=kept, levels=levels)
+
+    @cached_property
+    def _ranked_steps(self) -> RecordedSteps:
+        """The steps with their ranking, which is computed once if they lack it."""
+        return self.steps if self.steps.ranking is not None else self.steps.ranked()
 
     @cached_property
     def own_speed(self) -> float:
