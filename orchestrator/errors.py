@@ -22,6 +22,12 @@ class QueryError(ValueError):
     """A question about sweeps that cannot be read, or that names something unknown."""
 
 
+class StudyError(ValueError):
+    """The study cannot be opened, belongs to another sweep, or the sampler cannot search the space.
+    The message names the fix.
+    """
+
+
 class NoChoiceError(QueryError):
     """No trial is what was asked for."""
 

@@ -23,10 +23,10 @@ from optuna.samplers import BaseGASampler, BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from orchestrator.errors import StudyError
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.replay.sampler import ERRORS, SETTING, SettingsPool
 from orchestrator.store.records import TrialRecord
-from orchestrator.views.study import StudyError, objective_values
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_object
 from search_spaces.samplers import GRID, SAMPLERS, PoolOptions
@@ -216,7 +216,7 @@ class Search:
             trial.set_user_attr(SETTING, record.digest)
         else:
             trial = self._ask(-1, index, params)[0]
-            self._told += [trial.params] if objective_values(record, objectives) else []
+            self._told += [trial.params] if record.finite_values(objectives) else []
         self._finish(trial, record, objectives)
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ class Search:
             self._finish(trial, record, objectives)
 
     def _finish(self, trial: Trial, record: TrialRecord, objectives: Sequence[str]) -> None:
-        values = objective_values(record, objectives)
+        values = record.finite_values(objectives)
         if values is None:
             self._study.tell(trial, state=TrialState.FAIL)
             return

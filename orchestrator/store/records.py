@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from sys import intern
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from search_spaces.constraints import check_metric, split_batch
-from search_spaces.params import (
-    at,
-    expect_list,
-    expect_mapping,
-    field_types,
-    fit_entries,
-    fit_type,
-)
+from search_spaces.params import at, expect_list, expect_mapping
+from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.trial import DecodingConfig, Sampling, flat_types
 from workers.data.checked_json import check_time, dump_checked, load_checked
 from workers.metrics.estimate import BLOCKS, Estimate
@@ -104,6 +99,15 @@ class TrialRecord:
     def device(self) -> str:
         """The device of its metrics of speed; "" if it has none, or if its record does not say."""
         return self.timed_on.get(self.images, "")
+
+    def finite_values(self, metrics: Sequence[str]) -> list[float] | None:
+        """The values of these metrics; None unless the trial has all of them, finite, and did not
+        fail (Optuna would accept an infinite value as a result).
+        """
+        if self.state == FAILED or any(name not in self.metrics for name in metrics):
+            return None
+        values = [self.metrics[name].value for name in metrics]
+        return values if all(math.isfinite(value) for value in values) else None
 
     @property
     def feasible(self) -> bool:

@@ -7,7 +7,6 @@ at all. A user attribute says which trial of the sweep it is. Trials that others
 from __future__ import annotations
 
 import json
-import math
 import re
 import threading
 import warnings
@@ -26,6 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
+from orchestrator.errors import StudyError
 from orchestrator.store.databases import (
     OPTUNA,
     engine_options,
@@ -34,7 +34,7 @@ from orchestrator.store.databases import (
     sole_creator,
 )
 from orchestrator.store.files import STUDY
-from orchestrator.store.records import FAILED, STOPPED, TrialRecord
+from orchestrator.store.records import STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, without_credentials
 from orchestrator.views.follower import View
@@ -229,7 +229,7 @@ class StudyView(View[Sweep]):
         }
         if finished.cause:
             attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
-        values = objective_values(reported, [metric.name for metric in sweep.identity.objectives])
+        values = reported.finite_values([metric.name for metric in sweep.identity.objectives])
         stopped = {_STOPPED_EARLY: 1.0} if finished.state == STOPPED else {}
         trial = create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
@@ -269,18 +269,6 @@ class StudyView(View[Sweep]):
         text = f"{record.state} at {record.images} images: {values}"
         if study.user_attrs.get(key) != text:
             study.set_user_attr(key, text)
-
-
-def objective_values(record: TrialRecord, objectives: Sequence[str]) -> list[float] | None:
-    """The values of the objectives; None unless all are finite (Optuna would accept an infinite one
-    as a result).
-    """
-    if record.state == FAILED:
-        return None
-    values = [
-        record.metrics[name].value if name in record.metrics else math.nan for name in objectives
-    ]
-    return values if all(math.isfinite(value) for value in values) else None
 
 
 def short_names(names: Iterable[str]) -> Mapping[str, str]:
@@ -329,10 +317,6 @@ def _facts(trial: FrozenTrial) -> tuple[object, ...]:
         trial.values,
         {key: value for key, value in trial.user_attrs.items() if key != TRIAL},
     )
-
-
-class StudyError(ValueError):
-    """The study cannot be opened or belongs to another sweep; the message names the fix."""
 
 
 def default_journal(storage: Storage, name: str) -> Path:

@@ -13,10 +13,10 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import StudyError
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow
 from orchestrator.views.mlflow_runs import MlflowLocation
-from orchestrator.views.study import StudyError
 from tests.fakes.studies import named_config, study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.waiting import HANG_S

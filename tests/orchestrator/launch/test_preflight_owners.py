@@ -16,10 +16,11 @@ import pytest
 from optuna.study import Study
 from optuna.trial import TrialState
 
+from orchestrator.errors import StudyError
 from orchestrator.launch.preflight import check_owners
 from orchestrator.store.files import Identity, write_identity
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.study import StudyError, StudyView, open_storage, own_trials
+from orchestrator.views.study import StudyView, open_storage, own_trials
 from tests.fakes.mlflow_processes import open_studies_together
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import named_config, plain_record, study_identity, study_view

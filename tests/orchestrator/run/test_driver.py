@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
 from orchestrator.cluster.tasks import Limits, Outcome, SweepError, Task, TaskResult
+from orchestrator.errors import StudyError
 from orchestrator.front.plateau import Plateau
 from orchestrator.run.driver import Driver
 from orchestrator.store.events import Event, Shard, TrialStarted
@@ -26,7 +27,7 @@ from orchestrator.store.files import read_trials, write_trial
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
-from orchestrator.views.study import StudyError, open_storage, short_names
+from orchestrator.views.study import open_storage, short_names
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import Budget

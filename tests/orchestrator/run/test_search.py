@@ -16,6 +16,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from benchmarks.instant import plausible
+from orchestrator.errors import StudyError
 from orchestrator.front.pareto import nondominated
 from orchestrator.replay.predict import random_settings
 from orchestrator.replay.sampler import SettingsPool
@@ -23,9 +24,7 @@ from orchestrator.run.search import Proposal, Search
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import TrialRecord
 from orchestrator.views.study import (
-    StudyError,
     check_study,
-    objective_values,
     open_storage,
     own_trials,
     short_names,
@@ -304,10 +303,9 @@ def test_only_finite_values_are_told(metrics: dict[str, float], values: list[flo
         None,
         metrics={name: Estimate(v, math.inf, 1) for name, v in metrics.items()},
     )
-    assert objective_values(entry, NAMES) == values
-    assert (
-        objective_values(TrialRecord(0, "", "failed", None, metrics=entry.metrics), NAMES) is None
-    )
+    assert entry.finite_values(NAMES) == values
+    failed = TrialRecord(0, "", "failed", None, metrics=entry.metrics)
+    assert failed.finite_values(NAMES) is None
 
 
 @pytest.mark.parametrize("url", ["study.log", "sqlite:///study.db"])

@@ -16,10 +16,11 @@ import pytest
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from orchestrator.errors import StudyError
 from orchestrator.store.databases import sole_creator
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
-from orchestrator.views.study import StudyError, StudyView, check_study, open_storage
+from orchestrator.views.study import StudyView, check_study, open_storage
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import (
     named_config,
